@@ -1,7 +1,9 @@
-"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and actuator, with load on the pipeline.
+"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and
+actuator, with load on the pipeline.
 
-One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is asked for, is a real one that scrapes it. The
-operator's caches are filled by hand, and recorded counts go back into them at once: that is what an API server would do in milliseconds.
+One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is
+asked for, is a real one that scrapes it. The operator's caches are filled by hand, and recorded
+counts go back into them at once: that is what an API server would do in milliseconds.
 """
 
 from __future__ import annotations
@@ -49,11 +51,12 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.compile.render import render
-from triton_pipelines.controllers.autoscaler.actuator import Target, actuate
+from triton_pipelines.controllers.autoscaler.actuator import PodTarget, change_count
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Collector
 from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.prober import ask
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
@@ -68,7 +71,9 @@ DIRECT, PROMETHEUS = "direct", "Prometheus"
 SOURCES = (PROMETHEUS, DIRECT)
 SCRAPE_SECONDS = 5.0
 STABILIZATION_SECONDS = 30
-"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour; the product's default is 180."""
+"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour;
+the product's default is 180.
+"""
 STAND_INS = (
     "Triton runs on the loopback interface instead of in a pod",
     "the benchmark fills the operator's caches; there is no API server",
@@ -123,9 +128,9 @@ class Place:
             ask,
             lambda: dt.datetime.now(dt.UTC),
         )
-        target = Target(POD, control, config_with(self.config), await self.count())
-        outcome = await actuate(self.workload.step, self.graph.model_name, count, [target])
-        if not outcome.proven:
+        target = PodTarget(POD, control, config_with(self.config), await self.count())
+        outcome = await change_count(self.workload.step, self.graph.model_name, count, [target])
+        if not outcome.is_verified:
             raise RuntimeError(
                 f"{self.workload.step} did not get {count} instances: {outcome.reason}"
             )
@@ -137,7 +142,10 @@ class Place:
         return self._client
 
     async def during(self, seconds: float, rate: float) -> Sequence[Second]:
-        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second. Whole seconds."""
+        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second.
+
+        Whole seconds.
+        """
         first, began = len(self.seconds), time.monotonic()
         self.load.rate(rate)
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -186,7 +194,11 @@ class Place:
         )
         answers = self.load.since(self._taken)
         self._taken += len(answers)
-        view = self.scaler.view((SPACE, self.workload.model)) if self.scaler is not None else None
+        view = (
+            self.scaler.handover.view((SPACE, self.workload.model))
+            if self.scaler is not None
+            else None
+        )
         verdict = str(view.decision.verdict) if view is not None else ""
         return replace(with_answers(found, answers), verdict=verdict)
 
@@ -203,7 +215,8 @@ async def place(
 
     Args:
         workload: what is served.
-        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay as they are made.
+        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay
+            as they are made.
         seed: of the load's times.
         rival: runs in place of the operator's loop, until it is cancelled.
     """
@@ -277,7 +290,7 @@ async def _scaler(
 
     def record(key: tuple[str, str]) -> None:
         """The reconcile pass's part: what is intended is recorded."""
-        intent, name = scaler.intent(key), going.pipeline.name
+        intent, name = scaler.handover.intent(key), going.pipeline.name
         if intent is not None:
             store.put(
                 CONFIG_MAPS,
@@ -291,6 +304,7 @@ async def _scaler(
                 ),
             )
 
+    handover = Handover(effective_specs={(SPACE, going.pipeline.name): going})
     scaler = Autoscaler(
         store=store,
         derive=lambda uid, revision: KEY,
@@ -299,7 +313,7 @@ async def _scaler(
         clock=lambda: dt.datetime.now(dt.UTC),
         enqueue=record,
         metrics=ScalingMetrics(CollectorRegistry()),
-        going=lambda _: going,
+        handover=handover,
     )
     return scaler
 

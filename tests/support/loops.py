@@ -31,6 +31,7 @@ from triton_pipelines.controllers.autoscaler import controller as module
 from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
@@ -84,7 +85,7 @@ class FakeTriton:
     async def fault(self, model: str, public: str) -> str:
         return ""
 
-    async def answers(self) -> str:
+    async def inference_error(self) -> str:
         return ""
 
 
@@ -130,6 +131,8 @@ class Loop:
         """A pass's look at the spec, by which the scaling loop goes from then on."""
         wanted = self.resolver.resolve(observed)
         self.resolver.effective_spec(observed, wanted)
+        if (effective := self.resolver.effective(observed.pipeline)) is not None:
+            self.scaler.handover.effective_specs[self.key] = effective
         return wanted
 
     def live_config_map(self) -> dict[str, Any]:
@@ -192,8 +195,8 @@ class Loop:
         """One pass of the real plan, with what scaling hands over."""
         observed = replace(
             self.world.observed(),
-            intent=self.scaler.intent(self.key),
-            view=self.scaler.view(self.key),
+            intent=self.scaler.handover.intent(self.key),
+            view=self.scaler.handover.view(self.key),
         )
         context = Context(self.world.options, control_key, remembering=self.resolver.resolve)
         decided = plan(observed, context, self.world.now, self.resolve(observed))
@@ -221,9 +224,9 @@ class Loop:
 
     async def settle(self) -> None:
         """What is under way ends; then the pass that tells of it."""
-        watched = self.scaler._watched[self.key]
-        if watched.action is not None:
-            await asyncio.wait_for(watched.action, 10)
+        state = self.scaler._states[self.key]
+        if state.action is not None:
+            await asyncio.wait_for(state.action, 10)
             self.reconcile()
 
     def status(self) -> dict[str, Any]:
@@ -252,6 +255,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         clock=lambda: world.now,
         enqueue=lambda key: dues.append(world.now),
         metrics=ScalingMetrics(CollectorRegistry()),
+        handover=Handover(),
         intent_seconds=0.2,
         pace=PACE,
     )
@@ -264,7 +268,6 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         dues,
         passed=world.document["metadata"]["generation"],
     )
-    scaler.going = loop.resolver.effective
     loop.resolve(world.observed())
     return loop
 

@@ -20,7 +20,7 @@ from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.app import composition
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
-from triton_pipelines.app.operator_metrics import Metrics
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Reconcile, Services
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
@@ -29,7 +29,7 @@ from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
-from triton_pipelines.controllers.slo_latency import LatencyWatch
+from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
 DEADLINE_SECONDS = 60.0
 """For what takes a second or two, on a machine that is busy with other things."""
@@ -130,13 +130,13 @@ class Running:
     """A running operator, with what it counted."""
 
     config: OperatorConfig
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     prober: Prober = healthy
     services: Services | None = None
     scaler: Autoscaler | None = None
-    watch: LatencyWatch | None = None
+    watch: SloLatencyMonitor | None = None
 
     @property
     def store(self) -> Store:
@@ -147,12 +147,11 @@ class Running:
     def build(self, services: Services) -> Reconcile:
         """The product's own wiring but for the prober, since no Triton runs here."""
         self.services = services
-        reconcile = composition.build_reconcile(services)
-        reconciler: Any = reconcile.__self__  # type: ignore[attr-defined]
-        reconciler.prober = self.prober
-        self.scaler = reconciler.intent.__self__
-        self.watch = reconciler.latencies.__self__
-        return reconcile
+        parts = composition.build_parts(services)
+        parts.reconciler.prober = self.prober
+        self.scaler = parts.autoscaler
+        self.watch = parts.latency_monitor
+        return composition.start(parts, services)
 
     def samples(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
         """Samples of one metric, by sorted labels."""

@@ -14,6 +14,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import (
     RESOURCE_OF_KIND,
     ProbeTarget,
@@ -84,6 +85,7 @@ async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
         good,
         lambda: world.now,
         "test",
+        Handover(),
     )
     with contextlib.suppress(ClusterError):
         await reconciler.reconcile(("nlp", world.name))

@@ -1,4 +1,4 @@
-"""Conditions of the resource, the closed list of their reasons, and what each reason means for waiting and retrying.
+"""Conditions of the resource and the closed list of their reasons.
 
 Shape and meaning follow kstatus (``Ready`` plus abnormal-true ``Reconciling`` and ``Stalled``), so that kubectl wait, Helm, Flux and
 Argo CD work unchanged.
@@ -162,7 +162,8 @@ def merge(
 ) -> list[dict[str, Any]]:
     """The conditions to write: ``lastTransitionTime`` moves only with the status value.
 
-    ``previous`` is ``status.conditions`` as observed, ``now`` an RFC 3339 time. Abnormal-true conditions that are not true are left out.
+    ``previous`` is ``status.conditions`` as observed, ``now`` an RFC 3339 time. Abnormal-true
+    conditions that are not true are left out.
     """
     before = {condition.get("type"): condition for condition in previous}
     result = []

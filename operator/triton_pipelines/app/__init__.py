@@ -1,0 +1,1 @@
+"""The operator process: configuration, start-up, logging and its own metrics."""

@@ -1,9 +1,19 @@
-"""The reconciler and the scaling loop on the operator's services: what they stand on, and how errors of passes back off."""
+"""Composition root: build the operator's parts, connect them and start the background tasks.
+
+Every part receives the same :class:`~triton_pipelines.controllers.handover.Handover`, which is
+built first, publishes to it and reads from it::
+
+    pipeline controller  -- effective specs, resize rejections -->  autoscaler, monitors
+    autoscaler           -- intents, views ---------------------->  pipeline controller
+    SLO latency monitor  -- latencies --------------------------->  pipeline controller
+    monitoring objects   -- findings ---------------------------->  pipeline controller
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,87 +27,118 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.work_queue import BUG, Backoff
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
-from triton_pipelines.controllers.current_specs import Specs
-from triton_pipelines.controllers.monitoring_objects import Monitors
+from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.prober import ask
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
-from triton_pipelines.controllers.slo_latency import LatencyWatch
+from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
-# An inference after a change of counts (seconds): a pod with a long queue is busy, and need not prove itself behind it.
-PROOF_SECONDS: Final = 3.0
+# Deadline (seconds) of the test inference after a change of counts. A pod with a long queue is
+# busy, and its test inference need not wait behind that queue.
+VERIFY_INFERENCE_SECONDS: Final = 3.0
 
 
-def build_reconcile(services: Services) -> Reconcile:
-    """The reconcile function of a running operator; its scaling loop runs beside it."""
+@dataclass(frozen=True, slots=True)
+class OperatorParts:
+    """The parts of a running operator."""
 
-    def key_of(uid: str, revision: str) -> str:
-        return derive(services.control_key, uid, revision)
+    handover: Handover
+    """What the parts publish for each other."""
+    reconciler: Reconciler
+    """Pipeline controller: the only writer of objects and status."""
+    autoscaler: Autoscaler
+    """Decides instance counts, pods and CPU; runs in the background."""
+    direct_reader: DirectReader
+    """Reads metrics from the pods; used if no Prometheus connection is configured."""
+    prometheus_collectors: dict[str, PrometheusCollector]
+    """Reads metrics from Prometheus, by name of the connection."""
+    latency_monitor: SloLatencyMonitor
+    """Measures latencies for the SLO guard; runs in the background."""
+    monitoring_objects: MonitoringObjects
+    """Applies PodMonitors and PrometheusRules; runs in the background."""
 
-    def clock() -> dt.datetime:
-        return dt.datetime.now(dt.UTC)
 
-    direct, specs = DirectReader(), Specs()
-    asked = {
-        name: PrometheusCollector(connection)
-        for name, connection in services.config.connections.items()
+def build_parts(services: Services) -> OperatorParts:
+    """Build the operator's parts on its services; nothing runs yet."""
+    config, store, enqueue = services.config, services.store, services.enqueue
+    handover = Handover()
+    direct_reader = DirectReader()
+    prometheus_collectors = {
+        name: PrometheusCollector(connection) for name, connection in config.connections.items()
     }
+    derive_key = partial(derive, services.control_key)
     autoscaler = Autoscaler(
-        store=services.store,
-        derive=key_of,
-        prober=partial(ask, deadline_s=PROOF_SECONDS),
-        collectors={"": direct, **asked},
-        clock=clock,
-        enqueue=services.enqueue,
+        store=store,
+        derive=derive_key,
+        prober=partial(ask, deadline_s=VERIFY_INFERENCE_SECONDS),
+        collectors={"": direct_reader, **prometheus_collectors},
+        clock=_utc_now,
+        enqueue=enqueue,
         metrics=ScalingMetrics(services.metrics.registry),
+        handover=handover,
     )
+    latency_monitor = SloLatencyMonitor(
+        store=store, reader=LatencyReader(), clock=_utc_now, enqueue=enqueue, handover=handover
+    )
+    monitoring_objects = MonitoringObjects(
+        client=services.client,
+        store=store,
+        scopes=config.scopes,
+        labels=config.monitoring_labels,
+        automatic=frozenset(config.monitoring_auto),
+        enqueue=enqueue,
+        handover=handover,
+    )
+    reconciler = Reconciler(
+        client=services.client,
+        store=store,
+        options=config.render_options,
+        derive=derive_key,
+        prober=ask,
+        clock=_utc_now,
+        instance=config.instance,
+        handover=handover,
+        max_concurrent_rollouts=config.max_concurrent_rollouts,
+    )
+    return OperatorParts(
+        handover,
+        reconciler,
+        autoscaler,
+        direct_reader,
+        prometheus_collectors,
+        latency_monitor,
+        monitoring_objects,
+    )
+
+
+def start(parts: OperatorParts, services: Services) -> Reconcile:
+    """Start what runs in the background; return the function that reconciles one pipeline."""
 
     async def scale() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(direct)
-            for collector in asked.values():
+            await stack.enter_async_context(parts.direct_reader)
+            for collector in parts.prometheus_collectors.values():
                 await stack.enter_async_context(collector)
-            await autoscaler.run()
+            await parts.autoscaler.run()
 
-    services.beside("scaling", scale)
-    latency = LatencyWatch(
-        store=services.store,
-        reader=LatencyReader(),
-        clock=clock,
-        enqueue=services.enqueue,
-        specs=specs,
-    )
-    services.beside("latency", latency.run)
-    config = services.config
-    automatic = frozenset(config.monitoring_auto)
-    monitors = Monitors(
-        services.client,
-        services.store,
-        config.scopes,
-        config.monitoring_labels,
-        automatic,
-        services.enqueue,
-        specs=specs,
-    )
-    services.beside("monitoring", monitors.run)
-    reconciler = Reconciler(
-        client=services.client,
-        store=services.store,
-        options=services.config.render_options,
-        derive=key_of,
-        prober=ask,
-        clock=clock,
-        instance=services.config.instance,
-        max_concurrent_rollouts=services.config.max_concurrent_rollouts,
-        intent=autoscaler.intent,
-        view=autoscaler.view,
-        latencies=latency.latencies,
-        monitoring=monitors.findings,
-    )
-    autoscaler.refusals = reconciler.refusals
-    autoscaler.going = specs.going = reconciler.resolver.effective
-    return reconciler.reconcile
+    services.run_in_background("scaling", scale)
+    services.run_in_background("latency", parts.latency_monitor.run)
+    services.run_in_background("monitoring", parts.monitoring_objects.run)
+    return parts.reconciler.reconcile
+
+
+def build_reconcile(services: Services) -> Reconcile:
+    """Build the operator's parts and start them."""
+    return start(build_parts(services), services)
 
 
 def classify(error: BaseException) -> Backoff:
-    """Errors of the API server are tried again soon; anything else is a defect of ours and waits longer."""
+    """Return the back-off after an error of a reconcile.
+
+    An error of the API server is retried soon; anything else is a bug and is retried later.
+    """
     return classify_by_retry(error) if isinstance(error, ClusterError) else BUG
+
+
+def _utc_now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)

@@ -1,4 +1,4 @@
-"""Everything that can be set about the operator itself, checked once at start."""
+"""Options of the operator, validated once at start-up."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from triton_pipelines.loader.uris import SourceMap
 
 ENV_PREFIX: Final = "TRITONPIPE_"
 DEFAULT_IMAGE: Final = "default"
-# What a pipeline's spec.observability can have made.
+# Objects that a pipeline's spec.observability can ask for.
 MONITORING: Final = ("podMonitor", "prometheusRule")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-class ConfigError(ValueError):
-    """An option of the operator is wrong; the message names each option and what it wants."""
+class OperatorConfigError(ValueError):
+    """An option of the operator is invalid; the message names each option and what it accepts."""
 
 
 def _split(value: Any) -> Any:
-    """``a,b`` from an environment variable as a list; blanks and empty parts are dropped."""
+    """Split ``a,b`` from an environment variable; blanks and empty parts are dropped."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 
 
 def _pairs(value: Any) -> Any:
-    """``NAME=VALUE`` items as a mapping."""
+    """Return ``NAME=VALUE`` items as a mapping."""
     parts = _split(value)
     if isinstance(parts, Mapping):
         return dict(parts)
@@ -81,34 +81,46 @@ class OperatorConfig(BaseModel):
     """Options of ``tritonpipe operator``. Durations are seconds.
 
     Attributes:
-        namespaces: namespaces to work in; none means the whole cluster (cluster roles are needed then).
+        namespaces: namespaces to reconcile in; none means the whole cluster (needs cluster roles).
         workers: pipelines reconciled at a time.
-        resync_seconds: every pipeline is looked at again after about this time (± 10 %), event or not.
-        relist_seconds: every watched kind is listed and compared with what the watches told after about this time.
-        kubeconfig, context: where to find the API server outside a cluster; KUBECONFIG and its current context by default.
-        metrics_host, metrics_port: where Prometheus scrapes ``/metrics``; port 0 takes a free one.
-        liveness_host, liveness_port: where the kubelet asks ``/healthz``.
-        operator_namespace: where the operator itself lives: its key's Secret.
-        operator_key_file: the operator key as mounted (optional Secret volume). Its file name is the Secret's data key.
+        resync_seconds: every pipeline is reconciled after about this time (± 10 %), event or not.
+        relist_seconds: every watched kind is listed and compared with the caches after about this
+            time.
+        kubeconfig: kubeconfig outside a cluster; KUBECONFIG by default.
+        context: context of the kubeconfig; its current context by default.
+        metrics_host: address where Prometheus scrapes ``/metrics``.
+        metrics_port: its port; 0 takes a free one.
+        liveness_host: address where the kubelet queries ``/healthz``.
+        liveness_port: its port.
+        operator_namespace: namespace of the operator itself, with its key's Secret.
+        operator_key_file: the operator key as mounted (optional Secret volume). Its file name is
+            the Secret's data key.
         operator_key_secret: name of that Secret.
-        operator_key_wait_seconds: how long to wait for the kubelet to mount a Secret that exists already.
-        images: Triton image per platform family (vllm, tensorrtllm); ``default`` is for all others. What is left out has its default.
+        operator_key_wait_seconds: how long to wait for the kubelet to mount an existing Secret.
+        images: Triton image per platform family (vllm, tensorrtllm); ``default`` is for all others.
+            An omitted family has its default.
         loader_image: image of the init container: the operator's own.
         image_pull_policy: of the images above.
-        source_map: rules ``PREFIX=TARGET`` for air-gapped mirrors, as the loader takes them.
-        substitute_runner: platforms that run on the project's own runner instead of Triton's backend, for servers without it.
-        custom_code: whether pipelines may bring own Python, and containers of their own through podTemplate.
+        source_map: rules ``PREFIX=TARGET`` for air-gapped mirrors, as the loader accepts them.
+        substitute_runner: platforms that run on the CPU fallback backend instead of Triton's
+            backend, for servers without it.
+        custom_code: whether pipelines may use custom Python, and custom containers through
+            podTemplate.
         pod_template: whether pipelines may change their pods with podTemplate.
-        max_concurrent_rollouts: rollouts at a time that no spec change asked for (a new operator release).
-        api_timeout_seconds: for one request to the API server.
-        api_max_in_flight: requests to the API server at a time.
-        shutdown_seconds: given to passes in work at the end; keep it below terminationGracePeriodSeconds.
-        metrics_connections: a YAML file with named Prometheus connections; without it and ``prometheus_url`` pods are read directly.
-        prometheus_url: the one connection ``default``, where a URL is all that it needs.
-        monitoring_labels: labels of the pipelines' PodMonitors and PrometheusRules, for the selectors of the Prometheus that is to see them.
-        monitoring_auto: for which of podMonitor and prometheusRule a pipeline's Auto makes one; none where others do for all pipelines.
+        max_concurrent_rollouts: concurrent rollouts without a spec change (new operator release).
+        api_timeout_seconds: time-out of one request to the API server.
+        api_max_in_flight: concurrent requests to the API server.
+        shutdown_seconds: time for running reconciles at the end; keep it below
+            terminationGracePeriodSeconds.
+        metrics_connections: a YAML file with named Prometheus connections; without it and
+            ``prometheus_url`` pods are read directly.
+        prometheus_url: the only connection, ``default``, if it needs nothing but a URL.
+        monitoring_labels: labels of the pipelines' PodMonitors and PrometheusRules, for the
+            selectors of the Prometheus that is to find them.
+        monitoring_auto: for which of podMonitor and prometheusRule Auto creates an object; none if
+            something else covers all pipelines.
         log_level: debug, info, warning or error.
-        instance: what events name as their reporter: the pod's name.
+        instance: name of the reporter in events: the pod's name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -151,7 +163,8 @@ class OperatorConfig(BaseModel):
         for name in value:
             if not _DNS_LABEL.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no namespace name (patterns are not supported: each namespace needs its own role)"
+                    f"{name!r} is not a namespace name; patterns are not supported, "
+                    "since each namespace needs its own role"
                 )
         return tuple(dict.fromkeys(value))
 
@@ -161,7 +174,7 @@ class OperatorConfig(BaseModel):
         known = {DEFAULT_IMAGE: DEFAULT_SERVER_IMAGE, **DEFAULT_FAMILY_IMAGES}
         if unknown := sorted(value.keys() - known.keys()):
             raise ValueError(
-                f"{', '.join(unknown)}: no family of images; there are {', '.join(known)}"
+                f"{', '.join(unknown)}: unknown image family; known are {', '.join(known)}"
             )
         return MappingProxyType({**known, **value})
 
@@ -170,7 +183,8 @@ class OperatorConfig(BaseModel):
     def _platforms_can_be_substituted(cls, value: frozenset[str]) -> frozenset[str]:
         if unknown := sorted(value - SUBSTITUTABLE):
             raise ValueError(
-                f"{', '.join(unknown)}: the runner does not run such a platform; it runs {', '.join(sorted(SUBSTITUTABLE))}"
+                f"{', '.join(unknown)}: not supported by the CPU fallback backend; "
+                f"supported are {', '.join(sorted(SUBSTITUTABLE))}"
             )
         return value
 
@@ -185,7 +199,7 @@ class OperatorConfig(BaseModel):
     def _objects_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := sorted(set(value) - {*MONITORING, "none"}):
             raise ValueError(
-                f"{', '.join(unknown)}: no such object; there are {', '.join(MONITORING)}, and none"
+                f"{', '.join(unknown)}: unknown object; known are {', '.join(MONITORING)} and none"
             )
         return tuple(one for one in value if one != "none")
 
@@ -200,7 +214,8 @@ class OperatorConfig(BaseModel):
     def _one_way_to_metrics(self) -> OperatorConfig:
         if self.metrics_connections is not None and self.prometheus_url is not None:
             raise ValueError(
-                "metrics_connections and prometheus_url are both given; the URL is short for a file with the connection default alone"
+                "metrics_connections and prometheus_url are both set; set only one, "
+                "since the URL is short for a file with the connection default"
             )
         return self
 
@@ -212,12 +227,12 @@ class OperatorConfig(BaseModel):
 
     @property
     def cluster_wide(self) -> bool:
-        """Whether the operator works in all namespaces."""
+        """Return whether the operator reconciles in all namespaces."""
         return not self.namespaces
 
     @property
     def render_options(self) -> Options:
-        """What of this decides what is rendered."""
+        """Return the options that affect what is rendered."""
         return Options(
             server_image=self.images[DEFAULT_IMAGE],
             loader_image=self.loader_image,
@@ -234,10 +249,10 @@ class OperatorConfig(BaseModel):
 
     @property
     def connections(self) -> Mapping[str, Connection]:
-        """Prometheus connections by name, read from their file now; none: pods are read directly.
+        """Return Prometheus connections by name, read from their file; if none, pods are read.
 
         Raises:
-            ConnectionsError: they are wrong; each line names file and field.
+            ConnectionsError: they are invalid; each line names file and field.
         """
         if self.metrics_connections is not None:
             return load_connections(self.metrics_connections)
@@ -245,19 +260,22 @@ class OperatorConfig(BaseModel):
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
-        """The namespaces to list one by one; ``(None,)`` for all at once."""
+        """Return the namespaces to list one by one; ``(None,)`` for all at once."""
         return self.namespaces or (None,)
 
 
 def load_config(
     options: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
 ) -> OperatorConfig:
-    """Builds the configuration from command-line options and, where an option is absent (None), ``TRITONPIPE_<OPTION>`` variables.
+    """Return the options from the command line and ``TRITONPIPE_<OPTION>`` variables.
+
+    A variable is used if its option is absent (None).
 
     Lists are comma-separated in variables, mappings are lists of ``NAME=VALUE``.
 
     Raises:
-        ConfigError: names every wrong option with its variable, what was given wrong and what is wanted.
+        OperatorConfigError: names each invalid option with its variable, its value and what it
+            accepts.
     """
     given: dict[str, Any] = {}
     for name in OperatorConfig.model_fields:
@@ -268,11 +286,13 @@ def load_config(
     try:
         return OperatorConfig.model_validate(given)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(finding) for finding in error.errors())) from None
+        raise OperatorConfigError(
+            "\n".join(_describe(finding) for finding in error.errors())
+        ) from None
 
 
 def variable_of(option: str) -> str:
-    """The environment variable of an option (``source_map`` → ``TRITONPIPE_SOURCE_MAP``)."""
+    """Return the environment variable of an option (``source_map`` → ``TRITONPIPE_SOURCE_MAP``)."""
     return ENV_PREFIX + option.upper()
 
 

@@ -1,8 +1,9 @@
 """The operator key and the control keys derived from it.
 
-Each revision of each pipeline has a control key of its own for Triton's repository control: an HMAC over the pipeline's UID and the revision
-under one operator key. So nothing has to be stored per pipeline, and the operator needs no right to read Secrets: it creates the Secret of its
-own key once and gets it back as a mounted file.
+Each revision of each pipeline has its own control key for Triton's repository control: an HMAC over
+the pipeline's UID and the revision with the operator key. So nothing is stored per pipeline, and
+the operator needs no right to read Secrets: it creates the Secret of its own key once and reads it
+as a mounted file.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _log = structlog.get_logger(__name__)
 
 
 class ControlKeyError(Exception):
-    """The operator key cannot be had; the message says what to do."""
+    """The operator key is not available; the message says what to do."""
 
 
 def derive(key: bytes, uid: str, revision: str) -> str:
-    """The control key of one revision of one pipeline.
+    """Return the control key of one revision of one pipeline.
 
     Args:
         key: the operator key.
@@ -45,17 +46,19 @@ def derive(key: bytes, uid: str, revision: str) -> str:
     Returns:
         40 hexadecimal characters (HMAC-SHA256, cut).
     """
-    # Neither part can hold a NUL, so no two pairs give the same message.
+    # Neither part can contain a NUL, so no two pairs give the same message.
     return hmac.new(key, f"{uid}\0{revision}".encode(), hashlib.sha256).hexdigest()[
         :_DERIVED_CHARACTERS
     ]
 
 
 def read_key_file(path: Path) -> bytes | None:
-    """The operator key from its file, or None when there is no file (the Secret is not mounted yet) or it is empty.
+    """Return the operator key from its file.
+
+    ``None`` if there is no file (the Secret is not mounted yet) or it is empty.
 
     Raises:
-        ControlKeyError: the file is there but unreadable, or too short to be a key.
+        ControlKeyError: the file is not readable, or too short for a key.
     """
     try:
         key = path.read_bytes().strip()
@@ -81,19 +84,23 @@ async def load_or_create(
     wait_seconds: float,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bytes:
-    """The operator key: from its file, else by creating its Secret, else (it exists) by waiting for the kubelet to mount it.
+    """Return the operator key.
+
+    It is read from its file, else its Secret is created, else (the Secret exists) the function
+    waits until the kubelet mounts it.
 
     The Secret is never read through the API.
 
     Args:
-        client: for the one POST.
+        client: client of the API server.
         path: the mounted file; its name is the data key in the Secret.
-        namespace, secret: of the Secret.
+        namespace: namespace of the Secret.
+        secret: its name.
         wait_seconds: how long to wait for the file once the Secret is known to exist.
-        sleep: waiting, replaced in tests.
+        sleep: waits; replaced in tests.
 
     Raises:
-        ControlKeyError: no key; the message says what to do.
+        ControlKeyError: the key is not available; the message says what to do.
         ClusterError: the Secret could not be created.
     """
     found = read_key_file(path)
@@ -122,8 +129,9 @@ async def load_or_create(
         if found is not None:
             return found
     raise ControlKeyError(
-        f"Secret {namespace}/{secret} exists, but {path} did not appear within {wait_seconds:g} s. Mount the Secret there (an optional Secret "
-        f"volume whose key is {path.name!r}), or delete the Secret: a new key is made and every pipeline's control key changes with it"
+        f"Secret {namespace}/{secret} exists, but {path} did not appear within {wait_seconds:g} s. "
+        f"Mount the Secret there (an optional Secret volume with the key {path.name!r}), or delete "
+        "the Secret: a new key is created, and every pipeline's control key changes with it"
     )
 
 

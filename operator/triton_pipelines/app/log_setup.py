@@ -1,4 +1,7 @@
-"""Logging: one JSON object per line on standard error, Kopf's and the libraries' records included, secrets blacked out."""
+"""Configure logging: one JSON object per line on standard error, with secrets redacted.
+
+Records of Kopf and of libraries are included.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ import structlog
 from triton_pipelines.redaction import MASK, redact_url
 
 REDACTED: Final = MASK
-# Field names whose values never belong into a log. Names such as `key` (a pipeline's key) and `secret` (a Secret's name) are harmless.
+# Names of fields whose values must not be logged. Names such as `key` (a pipeline's key) and
+# `secret` (a Secret's name) are harmless.
 _SECRET_FIELD: Final = re.compile(
-    r"(?i)(token(?!i[sz])|password|passwd|authorization|credential|admin[-_]?key|control[-_]?key|secret[-_]?(access[-_]?)?key)"
+    r"(?i)(token(?!i[sz])|password|passwd|authorization|credential"
+    r"|admin[-_]?key|control[-_]?key|secret[-_]?(access[-_]?)?key)"
 )
 _AUTHORIZATION: Final = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
-# Kopf's watch chatter, a line per probe, and a line or more per request to each pod's metrics every few seconds say nothing about pipelines;
-# bodies of answers, which the Kubernetes client writes where debug is asked for, may be Secrets.
+# Loggers whose debug and info records say nothing about pipelines: Kopf's watches, each probe, and
+# each request to a pod's metrics. At debug level the Kubernetes client also logs bodies of answers,
+# which may be Secrets.
 _QUIET: Final = (
     "kopf.objects",
     "aiohttp.access",
@@ -33,12 +39,12 @@ _QUIET: Final = (
 
 
 def redact_text(text: str) -> str:
-    """Blacks out credentials that stand in running text: user information and queries of URLs, authorization headers."""
+    """Redact credentials in text: user information and queries of URLs, authorization headers."""
     return _AUTHORIZATION.sub(rf"\1 {REDACTED}", redact_url(text))
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """structlog processor: blacks out secret fields and credentials in text, at any depth."""
+    """Redact secret fields and credentials in text, at any depth (a structlog processor)."""
     for name, value in event.items():
         event[name] = _redacted(name, value)
     return event
@@ -57,7 +63,7 @@ def _redacted(name: str, value: Any) -> Any:
 
 
 def configure_logging(level: str, stream: TextIO | None = None) -> None:
-    """Sets up structlog and the standard library's root logger alike.
+    """Configure structlog and the standard library's root logger.
 
     Args:
         level: debug, info, warning or error.

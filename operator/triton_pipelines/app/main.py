@@ -1,10 +1,10 @@
-"""The operator process: credentials, caches, queue, Kopf's watches, probes and metrics under one roof."""
+"""Run the operator process: credentials, caches, queue, Kopf's watches, probes and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -12,34 +12,33 @@ from typing import Any, Final, TypeVar
 import kopf
 import prometheus_client
 import structlog
-from kopf._cogs.structs.references import Insights  # not exported
-from kopf._core.engines import peering  # nor is this; a string to the type checker's eye alone
 
 from triton_pipelines.app import control_key
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.kubernetes_watches import (
+from triton_pipelines.app.operator_metrics import OperatorMetrics
+from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
+from triton_pipelines.cluster.client import Client, ClientOptions
+from triton_pipelines.cluster.errors import ClusterError
+from triton_pipelines.cluster.kopf_internals import Insights, identity
+from triton_pipelines.cluster.login import load_configuration
+from triton_pipelines.cluster.resources import Resource
+from triton_pipelines.cluster.store import Store, relist
+from triton_pipelines.cluster.watches import (
     WATCHED,
-    keep_watched,
+    check_watches,
     kopf_settings,
     register_login,
     register_watches,
     selector_of,
 )
-from triton_pipelines.app.operator_metrics import Metrics
-from triton_pipelines.app.services import Build, Classify, Reconcile, Services
-from triton_pipelines.cluster.client import Client, ClientOptions
-from triton_pipelines.cluster.errors import ClusterError
-from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import Resource
-from triton_pipelines.cluster.store import Store, relist
 from triton_pipelines.cluster.work_queue import TRANSIENT, Backoff, Key, Result, WorkQueue
 
-# The loop's heartbeat, and how far behind it may be before the process counts as dead.
+# Interval of the event loop's heartbeat, and the age at which the process counts as dead.
 HEARTBEAT_SECONDS: Final = 1.0
 STALE_SECONDS: Final = 60.0
-# A pass that outlives the queue's own limit by this much shows that cancelling it does not work.
-PASS_SECONDS: Final = 300.0
-_PASS_MARGIN_SECONDS: Final = 60.0
+# Time limit of one reconcile. One that exceeds it by the margin cannot be cancelled.
+RECONCILE_SECONDS: Final = 300.0
+_RECONCILE_MARGIN_SECONDS: Final = 60.0
 
 T = TypeVar("T")
 _uniform: Final[Callable[[float, float], float]] = random.uniform
@@ -47,7 +46,7 @@ _log = structlog.get_logger(__name__)
 
 
 def classify_by_retry(error: BaseException) -> Backoff:
-    """Back-off where the caller of :func:`run_operator` gives none: every error as transient, with the server's own wait in it."""
+    """Return the default back-off: every error is transient; the server's Retry-After is kept."""
     at_least = error.retry_after or 0.0 if isinstance(error, ClusterError) else 0.0
     return Backoff(TRANSIENT.name, TRANSIENT.initial, TRANSIENT.maximum, at_least)
 
@@ -59,27 +58,28 @@ async def run_operator(
     classify: Classify = classify_by_retry,
     stop: asyncio.Event | None = None,
     ready: asyncio.Event | None = None,
-    metrics: Metrics | None = None,
+    metrics: OperatorMetrics | None = None,
 ) -> None:
-    """Runs the operator until SIGTERM, SIGINT or ``stop``.
+    """Run the operator until SIGTERM, SIGINT or ``stop``.
 
-    Order: credentials and operator key, first listing of every kind into the store, then passes; so a restarted operator never takes a cold
-    cache for an empty cluster.
+    Order: credentials and operator key, then the first list of every kind into the store, then
+    reconciles. So a restarted operator never takes empty caches for an empty cluster.
 
     Args:
         config: options.
-        build: makes the reconcile function of the services.
-        classify: error of a pass → back-off.
+        build: builds the reconcile function on the services.
+        classify: returns the back-off after an error of a reconcile.
         stop: set it to end the operator gracefully.
-        ready: set once every kind is listed and passes begin.
-        metrics: where to count; by default a set of its own.
+        ready: set once every kind is listed and reconciles begin.
+        metrics: the operator's own metrics; by default a new set.
 
     Raises:
-        Exception: a part of the operator died; the process should exit non-zero and be started again.
+        Exception: a part of the operator failed; the process should exit non-zero and be restarted.
     """
-    # One replica runs at a time (Deployment strategy Recreate). Leader election, where wanted, goes round this call: acquire the Lease in a task
-    # started before it, pass `stop`, set it when the Lease is lost.
-    await Operator(config, build, classify, metrics or Metrics()).run(
+    # One replica runs at a time (Deployment strategy Recreate). Leader election, if needed, wraps
+    # this call: acquire the Lease in a task started before it, pass `stop`, and set it when the
+    # Lease is lost.
+    await Operator(config, build, classify, metrics or OperatorMetrics()).run(
         stop or asyncio.Event(), ready or asyncio.Event()
     )
 
@@ -88,7 +88,7 @@ class Operator:
     """One running operator. Use :func:`run_operator`."""
 
     def __init__(
-        self, config: OperatorConfig, build: Build, classify: Classify, metrics: Metrics
+        self, config: OperatorConfig, build: Build, classify: Classify, metrics: OperatorMetrics
     ) -> None:
         self.config = config
         self.metrics = metrics
@@ -103,39 +103,46 @@ class Operator:
         self.queue = WorkQueue(
             self._reconcile,
             workers=config.workers,
-            timeout_seconds=PASS_SECONDS,
+            timeout_seconds=RECONCILE_SECONDS,
             classify=classify,
-            observe=self._observe_pass,
+            observe=self._observe_reconcile,
         )
         self._build = build
-        self._work: Reconcile | None = None
+        self._reconcile_pipeline: Reconcile | None = None
         self._insights = Insights()
-        self._beat = 0.0
-        self._passing = False
+        self._last_heartbeat = 0.0
+        self._is_reconciling = False
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event) -> None:
-        """Runs until ``stop``, a signal, or the death of a part."""
-        self._beat = asyncio.get_running_loop().time()
-        self._expose_figures()
+        """Run until ``stop``, a signal, or the failure of a part."""
+        config = self.config
+        self._last_heartbeat = asyncio.get_running_loop().time()
+        self._register_gauges()
         async with self._metrics_server(), self.client:
             # Our tasks start before Kopf, which cancels at its end whatever was started after it.
-            own = asyncio.create_task(self._run_own(ready), name="operator")
+            own = asyncio.create_task(self._run_tasks(ready), name="operator")
             own.add_done_callback(lambda _: stop.set())
             try:
                 await kopf.operator(
                     registry=self._registry(own),
-                    settings=kopf_settings(self.config),
+                    settings=kopf_settings(
+                        cluster_wide=config.cluster_wide,
+                        request_timeout_seconds=config.api_timeout_seconds,
+                        shutdown_seconds=config.shutdown_seconds,
+                    ),
                     insights=self._insights,
-                    # Its own choice asks for the user's name, which the image's numeric user has not got.
-                    identity=peering.Identity(self.config.instance),
+                    identity=identity(config.instance),
                     standalone=True,
-                    clusterwide=self.config.cluster_wide,
-                    namespaces=self.config.namespaces,
-                    liveness_endpoint=f"http://{self.config.liveness_host}:{self.config.liveness_port}/healthz",
+                    clusterwide=config.cluster_wide,
+                    namespaces=config.namespaces,
+                    liveness_endpoint=(
+                        f"http://{config.liveness_host}:{config.liveness_port}/healthz"
+                    ),
                     stop_flag=stop,
                 )
             except Exception as failed:
-                # Stopped while it was still starting, Kopf fails in ways of its own; what stopped it is the thing to tell.
+                # Kopf raises errors of its own if it is stopped while starting; what stopped it is
+                # the error to report.
                 await self._drain(own)
                 _raise_failure(own, failed)
                 raise
@@ -143,15 +150,15 @@ class Operator:
                 await self._drain(own)
             _raise_failure(own, None)
 
-    # --- our tasks -----------------------------------------------------------------------------------------------------
+    # --- tasks ----------------------------------------------------------------------------------
 
-    async def _run_own(self, ready: asyncio.Event) -> None:
-        """Ends when the queue has been stopped and is empty of work; raises when any part fails."""
+    async def _run_tasks(self, ready: asyncio.Event) -> None:
+        """Start up and reconcile until the queue is stopped; raise if any task fails."""
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._heartbeat(), name="heartbeat")]
-            beside: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = []
-            key = await self._until_answered("operator key", self._control_key)
-            self._work = self._build(
+            running = [group.create_task(self._heartbeat(), name="heartbeat")]
+            background: dict[str, Background] = {}
+            key = await self._retry("operator key", self._control_key)
+            self._reconcile_pipeline = self._build(
                 Services(
                     config=self.config,
                     client=self.client,
@@ -159,28 +166,25 @@ class Operator:
                     metrics=self.metrics,
                     control_key=key,
                     enqueue=self.queue.add,
-                    enqueue_after=self.queue.add_after,
-                    beside=lambda name, work: beside.append((name, work)),
+                    run_in_background=background.__setitem__,
                 )
             )
             for resource in WATCHED:
-                await self._until_answered(
-                    f"list of {resource.plural}", partial(self._relist, resource)
-                )
+                await self._retry(f"list of {resource.plural}", partial(self._relist, resource))
             self.metrics.synced.set(1)
             for pipeline in self.store.pipelines():
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
-            background.append(
-                group.create_task(keep_watched(self._insights, self._listed), name="watches")
-            )
-            background.append(group.create_task(self._resync(), name="resync"))
-            background.append(group.create_task(self._relist_forever(), name="relist"))
-            background += [group.create_task(work(), name=name) for name, work in beside]
-            self._passing = True
+            background |= {
+                "watches": partial(check_watches, self._insights, self._is_served),
+                "resync": self._resync,
+                "relist": self._relist_periodically,
+            }
+            running += [group.create_task(work(), name=name) for name, work in background.items()]
+            self._is_reconciling = True
             ready.set()
             await self.queue.run()
-            for task in background:
+            for task in running:
                 task.cancel()
 
     async def _control_key(self) -> bytes:
@@ -193,8 +197,11 @@ class Operator:
             wait_seconds=config.operator_key_wait_seconds,
         )
 
-    async def _until_answered(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeats a step of the start-up for as long as the API server refuses it: an operator that exits would only be started again."""
+    async def _retry(self, step: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a step of the start-up until the API server accepts it.
+
+        An operator that exits instead would only be restarted.
+        """
         failures = 0
         while True:
             try:
@@ -204,26 +211,26 @@ class Operator:
                 delay = TRANSIENT.delay(failures, _uniform)
                 await _log.awarning(
                     "start-up waits for the API server",
-                    step=what,
+                    step=step,
                     error=str(error),
                     retry_seconds=round(delay, 1),
                 )
                 await asyncio.sleep(delay)
 
     async def _relist(self, resource: Resource) -> set[Key]:
-        told: set[Key] = set()
+        missed: set[Key] = set()
         for namespace in self.config.scopes:
-            told |= await relist(
+            missed |= await relist(
                 self.client,
                 self.store,
                 resource,
                 namespace=namespace,
                 label_selector=selector_of(resource),
             )
-        return told
+        return missed
 
-    async def _listed(self, resource: Resource) -> bool:
-        """Whether the API server serves a kind; where it cannot be asked, nobody knows, and it is asked again."""
+    async def _is_served(self, resource: Resource) -> bool:
+        """Return whether the API server serves a kind; False if it cannot be reached."""
         try:
             await self.client.list(
                 resource, self.config.scopes[0], label_selector=selector_of(resource)
@@ -232,8 +239,8 @@ class Operator:
             return False
         return True
 
-    async def _relist_forever(self) -> None:
-        """Compares lists with the store: Kopf loses deletions over a 410."""
+    async def _relist_periodically(self) -> None:
+        """Compare lists with the store: Kopf misses deletions during a 410."""
         while True:
             await asyncio.sleep(_jittered(self.config.relist_seconds))
             for resource in WATCHED:
@@ -247,7 +254,7 @@ class Operator:
                     self.queue.add(pipeline)
 
     async def _resync(self) -> None:
-        """Makes every pipeline due once per period, spread over it."""
+        """Make every pipeline due once per period, spread over it."""
         while True:
             period = _jittered(self.config.resync_seconds)
             for pipeline in self.store.pipelines():
@@ -259,50 +266,54 @@ class Operator:
         while True:
             due = loop.time() + HEARTBEAT_SECONDS
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._beat = loop.time()
-            self.metrics.loop_lag.observe(max(0.0, self._beat - due))
+            self._last_heartbeat = loop.time()
+            self.metrics.loop_lag.observe(max(0.0, self._last_heartbeat - due))
 
     async def _drain(self, own: asyncio.Task[None]) -> None:
-        """Lets passes in work finish, within the time there is, then ends everything of ours. Raises nothing; safe to call again."""
+        """Let running reconciles finish within the time there is, then end all tasks.
+
+        Raises nothing, and may be called again.
+        """
         self.queue.stop()
-        if not self._passing:
+        if not self._is_reconciling:
             own.cancel()
         _, pending = await asyncio.wait({own}, timeout=self.config.shutdown_seconds)
         if pending:
             await _log.awarning(
-                "passes did not finish in time and are cut off", in_work=self.queue.in_work
+                "reconciles did not finish in time and are cancelled", in_work=self.queue.in_work
             )
             own.cancel()
             await asyncio.wait({own})
 
-    # --- a pass ---------------------------------------------------------------------------------------------------------
+    # --- reconcile ------------------------------------------------------------------------------
 
     async def _reconcile(self, key: Key) -> Result:
-        assert self._work is not None, "passes begin after the build"
+        assert self._reconcile_pipeline is not None, "reconciles begin after the build"
         with structlog.contextvars.bound_contextvars(namespace=key[0], pipeline=key[1]):
-            return await self._work(key)
+            return await self._reconcile_pipeline(key)
 
-    def _observe_pass(
+    def _observe_reconcile(
         self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
     ) -> None:
-        self.metrics.observe_pass(result=outcome, seconds=seconds, waited=waited)
+        self.metrics.observe_reconcile(result=outcome, seconds=seconds, waited=waited)
         if error is not None:
             log = _log.bind(
                 namespace=key[0], pipeline=key[1], result=outcome, failures=self.queue.failures(key)
             )
             if isinstance(error, ClusterError):
-                log.warning("pass failed", error=str(error))
+                log.warning("reconcile failed", error=str(error))
             else:
-                log.error("pass failed", error=str(error), exc_info=error)
+                log.error("reconcile failed", error=str(error), exc_info=error)
 
-    # --- Kopf, probes, metrics ----------------------------------------------------------------------------------------------
+    # --- Kopf, probes, metrics ------------------------------------------------------------------
 
     def _registry(self, own: asyncio.Task[None]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         register_login(registry, self.config.kubeconfig, self.config.context)
         register_watches(registry, self.store, self.queue.add, self.metrics.observe_event)
 
-        # Kopf cancels what was started after it (passes are) some seconds after its own end; its clean-up comes before that.
+        # Some seconds after its end Kopf cancels what was started after it, reconciles included;
+        # its clean-up comes before that.
         async def cleanup(**_: Any) -> None:
             await self._drain(own)
 
@@ -311,24 +322,27 @@ class Operator:
         return registry
 
     async def health(self, **_: Any) -> dict[str, Any]:
-        """Liveness: the loop turns, and passes end. An unreachable API server is no reason to be restarted.
+        """Answer the liveness probe: the event loop runs, and reconciles end.
+
+        An unreachable API server is no reason for a restart.
 
         Raises:
-            kopf.PermanentError: dead (a plain exception would make Kopf hold the answer back for a minute).
+            kopf.PermanentError: the process is dead (after any other exception Kopf would delay
+                the answer by a minute).
         """
-        behind = asyncio.get_running_loop().time() - self._beat
-        if behind > STALE_SECONDS:
-            raise kopf.PermanentError(f"no heartbeat for {behind:.0f} s")
+        age = asyncio.get_running_loop().time() - self._last_heartbeat
+        if age > STALE_SECONDS:
+            raise kopf.PermanentError(f"no heartbeat for {age:.0f} s")
         longest = self.queue.longest_work()
-        if longest > PASS_SECONDS + _PASS_MARGIN_SECONDS:
-            raise kopf.PermanentError(f"a pass has not ended for {longest:.0f} s")
+        if longest > RECONCILE_SECONDS + _RECONCILE_MARGIN_SECONDS:
+            raise kopf.PermanentError(f"a reconcile has been running for {longest:.0f} s")
         return {
-            "heartbeatSeconds": round(behind, 3),
+            "heartbeatSeconds": round(age, 3),
             "inWork": self.queue.in_work,
             "queued": self.queue.depth,
         }
 
-    def _expose_figures(self) -> None:
+    def _register_gauges(self) -> None:
         self.metrics.queue_depth.set_function(lambda: self.queue.depth)
         self.metrics.queue_in_work.set_function(lambda: self.queue.in_work)
         self.metrics.queue_delayed.set_function(lambda: self.queue.delayed)
@@ -357,5 +371,5 @@ def _raise_failure(task: asyncio.Task[None], cause: Exception | None) -> None:
 
 
 def _jittered(seconds: float) -> float:
-    """± 10 %, so that several operators and kinds do not fall into step."""
+    """Return the time ± 10 %, so that several operators and kinds do not synchronize."""
     return _uniform(0.9 * seconds, 1.1 * seconds)

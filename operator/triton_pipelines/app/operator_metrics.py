@@ -13,8 +13,9 @@ from prometheus_client.process_collector import ProcessCollector
 
 from triton_pipelines.cluster.resources import Resource
 
-# Passes take milliseconds from the cache and up to the API's time-out and beyond when it is slow.
-_PASS_BUCKETS: Final = (
+# Reconciles take milliseconds from the caches, and up to the API's time-out and beyond if it is
+# slow.
+_RECONCILE_BUCKETS: Final = (
     0.005,
     0.01,
     0.025,
@@ -34,8 +35,10 @@ _API_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5
 _LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 
 
-class Metrics:
-    """Counters, gauges and histograms in a registry of their own, so that several operators can run in one process (tests).
+class OperatorMetrics:
+    """Counters, gauges and histograms in a registry of their own.
+
+    So several operators can run in one process (tests).
 
     Args:
         clock: seconds, for ages.
@@ -46,20 +49,24 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
         self._clock = clock
-        self.reconciles = self._counter("reconciles", "Finished passes over a pipeline.", "result")
+        self.reconciles = self._counter(
+            "reconciles", "Finished reconciles of a pipeline.", "result"
+        )
         self.reconcile_seconds = self._histogram(
-            "reconcile_duration_seconds", "Duration of a pass.", _PASS_BUCKETS, "result"
+            "reconcile_duration_seconds", "Duration of a reconcile.", _RECONCILE_BUCKETS, "result"
         )
         self.queue_wait_seconds = self._histogram(
-            "queue_wait_seconds", "From being due to being in work.", _PASS_BUCKETS
+            "queue_wait_seconds",
+            "Time from being due to the start of a reconcile.",
+            _RECONCILE_BUCKETS,
         )
-        self.queue_depth = self._gauge("queue_depth", "Pipelines that are due and not in work.")
-        self.queue_in_work = self._gauge("queue_in_work", "Pipelines in work.")
-        self.queue_delayed = self._gauge(
-            "queue_delayed", "Pipelines with a set time for their next pass."
+        self.queue_depth = self._gauge(
+            "queue_depth", "Pipelines that are due and not being reconciled."
         )
+        self.queue_in_work = self._gauge("queue_in_work", "Pipelines being reconciled.")
+        self.queue_delayed = self._gauge("queue_delayed", "Pipelines with a scheduled reconcile.")
         self.queue_longest_work = self._gauge(
-            "queue_longest_work_seconds", "Age of the pass longest in work."
+            "queue_longest_work_seconds", "Age of the longest running reconcile."
         )
         self.api_requests = self._counter(
             "api_requests", "Attempts to the API server.", "verb", "resource", "code"
@@ -71,15 +78,15 @@ class Metrics:
             "verb",
             "resource",
         )
-        self.watch_events = self._counter("watch_events", "Objects told by a watch.", "resource")
+        self.watch_events = self._counter("watch_events", "Watch events.", "resource")
         self.watch_age = self._gauge(
             "watch_age_seconds",
-            "Since the watch last told anything; grows in a quiet cluster too.",
+            "Time since the last watch event; grows in a quiet cluster, too.",
             "resource",
         )
         self.watch_missed = self._counter(
             "watch_missed",
-            "Pipelines whose objects a LIST showed otherwise than the watch.",
+            "Pipelines for which a LIST showed objects that the watch had missed.",
             "resource",
         )
         self.watch_objects = self._gauge("watch_objects", "Objects in the store.", "resource")
@@ -90,12 +97,12 @@ class Metrics:
         self._last_event: dict[str, float] = {}
 
     def observe_api(self, *, verb: str, resource: str, code: str, seconds: float) -> None:
-        """Hook of the Kubernetes client."""
+        """Count one attempt of the Kubernetes client."""
         self.api_requests.labels(verb, resource, code).inc()
         self.api_seconds.labels(verb, resource).observe(seconds)
 
     def observe_event(self, resource: Resource) -> None:
-        """A watch told something; starts the age of that watch."""
+        """Count a watch event and restart the age of that watch."""
         self.watch_events.labels(resource.plural).inc()
         if resource.plural not in self._last_event:
             self.watch_age.labels(resource.plural).set_function(
@@ -103,8 +110,8 @@ class Metrics:
             )
         self._last_event[resource.plural] = self._clock()
 
-    def observe_pass(self, *, result: str, seconds: float, waited: float) -> None:
-        """A pass ended."""
+    def observe_reconcile(self, *, result: str, seconds: float, waited: float) -> None:
+        """Count a finished reconcile."""
         self.reconciles.labels(result).inc()
         self.reconcile_seconds.labels(result).observe(seconds)
         self.queue_wait_seconds.observe(waited)

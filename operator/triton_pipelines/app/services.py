@@ -1,4 +1,4 @@
-"""What the operator's start-up hands to the reconciler."""
+"""What start-up gives the composition root: configuration, connections and the queue."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.operator_metrics import Metrics
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.cluster.work_queue import Backoff, Key, Result, WorkQueue
+from triton_pipelines.cluster.work_queue import Backoff, Key, Result
+
+Background = Callable[[], Coroutine[Any, Any, None]]
+"""Starts a task that runs until the operator ends."""
+Reconcile = Callable[[Key], Awaitable[Result]]
+"""Reconciles one pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything that a pass needs of the outside.
-
-    Attributes:
-        client: the API server, for writes and what is not watched.
-        store: what the watches told. Put in it what a write answered, so that the next pass reads its own writes.
-        control_key: the operator key (``controlkey.derive`` makes each revision's key of it).
-        enqueue, enqueue_after: make another pipeline due.
-        beside: run something (its name, and what makes it) beside the passes for as long as they run; its failure ends the operator.
-    """
+    """What the operator's parts are built on."""
 
     config: OperatorConfig
+    """The operator's options."""
     client: Client
+    """Client of the API server, for writes and for what is not watched."""
     store: Store
-    metrics: Metrics
+    """Caches, kept up to date by watches. Put the answer to a write in it, so that the next
+    reconcile reads its own writes."""
+    metrics: OperatorMetrics
+    """The operator's own metrics."""
     control_key: bytes
+    """The operator key; ``control_key.derive`` derives each revision's key from it."""
     enqueue: Callable[[Key], None]
-    enqueue_after: Callable[[Key, float], None]
-    beside: Callable[[str, Callable[[], Coroutine[Any, Any, None]]], None]
+    """Makes a pipeline due."""
+    run_in_background: Callable[[str, Background], None]
+    """Runs a named task next to the reconciles; if it fails, the operator ends."""
 
 
-Reconcile = Callable[[Key], Awaitable[Result]]
 Build = Callable[[Services], Reconcile]
+"""Builds the reconcile function on the services."""
 Classify = Callable[[BaseException], Backoff]
-
-__all__ = ["Backoff", "Build", "Classify", "Key", "Reconcile", "Result", "Services", "WorkQueue"]
+"""Returns the back-off after an error of a reconcile."""

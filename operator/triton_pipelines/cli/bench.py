@@ -17,10 +17,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from triton_pipelines.api.names import PORT_GRPC
-from triton_pipelines.tools.loadgen.load_spec import Arrivals, LoadError, LoadSpec, Protocol, Target
-from triton_pipelines.tools.loadgen.load_spec import Progress as HowFar
+from triton_pipelines.tools.loadgen import (
+    Arrivals,
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadSpec,
+    LoadTarget,
+    OnSweepProgress,
+    SweepEndedError,
+    sweep,
+)
+from triton_pipelines.tools.loadgen import LoadProgress as HowFar
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.loadgen.sweep import OnRun, SweepEndedError, sweep
 
 from .bench_loads import Requests, concurrencies, made, rates
 from .bench_report import BASELINE, Report, as_csv, as_json, chart, shown
@@ -137,8 +145,8 @@ def bench(
         ),
     ] = True,
     protocol: Annotated[
-        Protocol, typer.Option(help="HTTP with binary tensors, or gRPC.")
-    ] = Protocol.HTTP,
+        InferenceProtocol, typer.Option(help="HTTP with binary tensors, or gRPC.")
+    ] = InferenceProtocol.HTTP,
     grpc: Annotated[
         str | None,
         typer.Option(
@@ -223,11 +231,11 @@ def bench(
         except SweepEndedError as error:  # hours of measuring may lie before it
             ended = error
             pairs, found = [pairs[place] for place in error.measured], list(error.measured.values())
-        except LoadError as error:
+        except LoadGeneratorError as error:
             raise Failure(str(error), EXIT_FAILED) from error
     report = Report(
         model=unquote(place.model),
-        address=place.grpc if protocol is Protocol.GRPC else place.server,
+        address=place.grpc if protocol is InferenceProtocol.GRPC else place.server,
         protocol=protocol,
         source=requests.source,
         rows=requests.rows,
@@ -319,9 +327,9 @@ def _asked(place: Place, timeout: float) -> Model:
     return model
 
 
-def _target(place: Place, protocol: Protocol, requests: Requests) -> Target:
-    url = place.grpc if protocol is Protocol.GRPC else place.server
-    return Target(url, unquote(place.model), requests.arrays, protocol, requests.rows)
+def _target(place: Place, protocol: InferenceProtocol, requests: Requests) -> LoadTarget:
+    url = place.grpc if protocol is InferenceProtocol.GRPC else place.server
+    return LoadTarget(url, unquote(place.model), requests.arrays, protocol, requests.rows)
 
 
 @contextlib.contextmanager
@@ -345,7 +353,7 @@ def _interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[OnRun]:
+def _progress() -> Iterator[OnSweepProgress]:
     """A moving bar on a terminal; else a line for each finished run. Both on standard error."""
     err = Console(stderr=True, highlight=False)
     if not err.is_terminal:

@@ -15,15 +15,15 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-from triton_pipelines.tools.loadgen.texts import (
-    Lengths,
-    Tensor,
+from triton_pipelines.tools.loadgen import (
+    InputValue,
+    TextLengths,
     TextsError,
     batches,
+    generate_texts,
     is_perf_analyzer,
-    lines,
-    perf_analyzer,
-    texts,
+    read_lines,
+    read_perf_analyzer,
 )
 
 from .errors import EXIT_USAGE, Failure
@@ -132,8 +132,8 @@ def made(
         content = _read(file)
         try:
             if is_perf_analyzer(content):
-                return _of_perf_analyzer(model, perf_analyzer(content), rows, file)
-            words, source = lines(content), f"{file} (one text per line)"
+                return _of_perf_analyzer(model, read_perf_analyzer(content), rows, file)
+            words, source = read_lines(content), f"{file} (one text per line)"
         except TextsError as error:
             raise Failure(f"--texts {file}: {error}", EXIT_USAGE) from error
         if not free:
@@ -143,12 +143,12 @@ def made(
             )
     else:
         try:
-            wanted = Lengths.parse(lengths) if lengths is not None else Lengths()
+            wanted = TextLengths.parse(lengths) if lengths is not None else TextLengths()
         except TextsError as error:
             raise Failure(f"--lengths {error}", EXIT_USAGE) from error
         if lengths is not None and not free:
             raise Failure("--lengths: the model has no text input for it", EXIT_USAGE)
-        words = texts(wanted.sample(max(TEXTS, LEAST_REQUESTS * rows), seed), seed)
+        words = generate_texts(wanted.sample(max(TEXTS, LEAST_REQUESTS * rows), seed), seed)
         source = f"lognormal lengths in tokens: {wanted}" if free else "the given inputs"
     groups = batches(words, rows) if free else [[]]
     first = requests(model, groups[0], groups[0] if len(free) > 1 else (), values, files)
@@ -171,7 +171,7 @@ def made(
 
 
 def _of_perf_analyzer(
-    model: Model, entries: Sequence[Mapping[str, Tensor]], rows: int, file: Path
+    model: Model, entries: Sequence[Mapping[str, InputValue]], rows: int, file: Path
 ) -> Requests:
     known = {item.name: item for item in model.inputs}
     if unknown := [name for name in entries[0] if name not in known]:
@@ -211,7 +211,7 @@ def _of_perf_analyzer(
     )
 
 
-def _array(info: Described, tensor: Tensor, batched: bool, place: str) -> Array:
+def _array(info: Described, tensor: InputValue, batched: bool, place: str) -> Array:
     try:
         if info.data_type == BYTES:
             if tensor.raw is not None:

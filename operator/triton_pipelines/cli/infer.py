@@ -14,8 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from triton_pipelines.tools.loadgen.http_client import authorities
-from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER
+from triton_pipelines.tools.loadgen import LENGTH_HEADER, trusted_authorities
 
 from .documents import resource
 from .errors import EXIT_FAILED, EXIT_USAGE, Failure
@@ -171,7 +170,7 @@ def asking(url: str, timeout: float) -> httpx.Client:
     """A client for an address; ``timeout``: seconds."""
     # Proxies of the environment are not for this machine itself; its authorities are for all. Reading these takes longer than many a request.
     proxied = urlsplit(url).hostname not in _LOOPBACK
-    verify = authorities() if proxied or url.startswith("https") else False
+    verify = trusted_authorities() if proxied or url.startswith("https") else False
     return httpx.Client(
         timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
         trust_env=proxied,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from triton_pipelines.app.composition import build_reconcile, classify
-from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config
+from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
 from triton_pipelines.app.log_setup import configure_logging
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
@@ -167,7 +167,7 @@ def operator(
             {key: value for key, value in given.items() if value not in (None, [])}
         )
         _ = config.connections  # what is wrong with them is said before anything runs
-    except (ConfigError, ConnectionsError) as error:
+    except (OperatorConfigError, ConnectionsError) as error:
         raise Failure(str(error), EXIT_USAGE) from error
     configure_logging(config.log_level)
     asyncio.run(_run(config))

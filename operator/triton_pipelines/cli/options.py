@@ -7,7 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from triton_pipelines.app.config import DEFAULT_IMAGE, ConfigError, OperatorConfig, load_config
+from triton_pipelines.app.config import (
+    DEFAULT_IMAGE,
+    OperatorConfig,
+    OperatorConfigError,
+    load_config,
+)
 from triton_pipelines.compile.graph import Options
 
 from .documents import load_yaml, shown
@@ -57,7 +62,7 @@ def operator_options(
             config = load_config(
                 {**given, "images": {**config.images, DEFAULT_IMAGE: server_image}}, environ={}
             )
-    except ConfigError as error:
+    except OperatorConfigError as error:
         raise Failure(
             f"{shown(file)}, or a flag: {error}" if file else str(error), EXIT_USAGE
         ) from error

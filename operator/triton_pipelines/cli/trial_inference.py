@@ -7,7 +7,7 @@ import asyncio
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.tensor_origin import with_maker
+from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.triton.probe import probe
 
 
@@ -25,4 +25,4 @@ def fault_of(pipeline: InferencePipeline, graph: Graph, address: str) -> str | N
     if example is None:
         return None
     result = asyncio.run(probe(address, graph.model_name, None, question_of(example)))
-    return result.inference_error and with_maker(graph, result.inference_error)
+    return result.inference_error and with_tensor_origin(graph, result.inference_error)

@@ -11,10 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -26,22 +25,24 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size
-from triton_pipelines.tools.loadgen.engine import precise_loop
+from triton_pipelines.tools.loadgen import TextLengths, TextsError, precise_event_loop, read_lines
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.loadgen.texts import Lengths, TextsError, lines
-from triton_pipelines.tools.tuner import contract
-from triton_pipelines.tools.tuner.contract import (
+from triton_pipelines.tools.tuner import (
     NotTunableError,
-    Outcome,
-    Report,
-    Settings,
+    PointOutcome,
+    ProgressCallback,
     TuneError,
-    TuneTarget,
-    wall_of,
+    TuningOptions,
+    TuningReport,
+    TuningTarget,
+    chart,
+    patch_yaml,
+    report_document,
+    slo_and_latency_budget,
+    status_of,
+    terminal,
 )
-from triton_pipelines.tools.tuner.plot import chart, terminal
-from triton_pipelines.tools.tuner.run import tune as run
-from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
+from triton_pipelines.tools.tuner import tune as run
 
 from .cluster_tuning import asking, refuse
 from .documents import STANDARD_INPUT, only, resource
@@ -195,7 +196,7 @@ def tune(
         )
     plottable(plot, "--plot")
     writable(report_file, "--report-file")
-    settings = Settings(
+    settings = TuningOptions(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
         slo_ms=slo,
         rate=rate,
@@ -215,7 +216,7 @@ def tune(
         if str(file) != STANDARD_INPUT:
             # Before anything is fetched and started.
             pipeline = resource(file)
-            wall_of(pipeline, settings)
+            slo_and_latency_budget(pipeline, settings)
             _rows_fit(pipeline, rows)
         with signals():
             if server is not None:
@@ -224,7 +225,7 @@ def tune(
                 )
                 pipeline, graph = only(file, options)
                 _rows_fit(pipeline, rows)
-                target = TuneTarget(
+                target = TuningTarget(
                     server, lambda changed: build(changed, options), _key(control_key_file)
                 )
                 report = _run(target, pipeline, graph, settings, left.append)
@@ -232,7 +233,7 @@ def tune(
                 # Triton needs a moment to end; that is no part of a measurement.
                 with local(file, source_map or _from_environment(), mounts=mounts) as running:
                     _rows_fit(running.pipeline, rows)
-                    target = TuneTarget(
+                    target = TuningTarget(
                         running.server.grpc_address,
                         running.rebuild,
                         url=running.server.http_url,
@@ -256,7 +257,7 @@ def tune(
     if output is Output.YAML:
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
     elif output is Output.JSON:
-        typer.echo(json.dumps(_finite(asdict(report)), indent=1, allow_nan=False))
+        typer.echo(json.dumps(report_document(report), indent=1, allow_nan=False))
     else:
         _print(report)
     if report.ended:
@@ -310,18 +311,18 @@ def _from_environment() -> list[str]:
 
 
 def _run(
-    target: TuneTarget,
+    target: TuningTarget,
     pipeline: InferencePipeline,
     graph: Graph,
-    settings: Settings,
+    settings: TuningOptions,
     left: Callable[[str], None],
-) -> Report:
-    with _progress() as tell, asyncio.Runner(loop_factory=precise_loop) as runner:
+) -> TuningReport:
+    with _progress() as tell, asyncio.Runner(loop_factory=precise_event_loop) as runner:
         return runner.run(run(target, pipeline, graph, settings, tell, left))
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[contract.Progress]:
+def _progress() -> Iterator[ProgressCallback]:
     """A bar on a terminal; a line for each stage in a log."""
     if not sys.stderr.isatty():
         said: list[str] = []
@@ -349,7 +350,7 @@ def _texts(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
-        return tuple(lines(file.read_text(encoding="utf-8")))
+        return tuple(read_lines(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, TextsError) as error:
         raise Failure(
             f"--texts: {file} {error if isinstance(error, TextsError) else f'cannot be read: {error}'}",
@@ -357,9 +358,9 @@ def _texts(file: Path | None) -> tuple[str, ...]:
         ) from error
 
 
-def _lengths(text: str | None) -> Lengths | None:
+def _lengths(text: str | None) -> TextLengths | None:
     try:
-        return None if text is None else Lengths.parse(text)
+        return None if text is None else TextLengths.parse(text)
     except TextsError as error:
         raise Failure(f"--lengths: {error}", EXIT_USAGE) from error
 
@@ -382,29 +383,20 @@ def _write(file: Path | None, content: str, option: str) -> None:
         ) from error
 
 
-def _finite(value: Any) -> Any:
-    """The same with null for a time without end, which JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _milliseconds(seconds: float) -> str:
     if seconds <= 0:
         return ""
     return f"{seconds * 1e3:.1f}" if seconds < 3600 else "failed"
 
 
-def _print(report: Report) -> None:
+def _print(report: TuningReport) -> None:
     typer.echo(
-        f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, wall {report.wall * 1e3:g} ms; {report.workload};"
+        f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, latency budget {report.latency_budget * 1e3:g} ms; {report.workload};"
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
-        + (f", {report.late_requests} too late or turned away" if report.late_requests else "")
+        + (f", {report.late_requests} timed out or rejected" if report.late_requests else "")
     )
     table = Table()
-    tried = any(point.knobs.padding.mode for point in report.points)
+    tried = any(point.setting.padding.mode for point in report.points)
     for name in (
         "setting",
         *(("padding",) if tried else ()),
@@ -421,23 +413,23 @@ def _print(report: Report) -> None:
     ):
         table.add_column(name, justify="left" if name in ("setting", "padding", "") else "right")
     for point in (*report.points, *report.ends):
-        knobs = point.knobs
+        setting = point.setting
         table.add_row(
             point.name,
-            *((str(knobs.padding) or "as it is",) if tried else ()),
-            str(knobs.max_batch_size),
-            f"{knobs.queue_delay / 1000:g}",
-            str(knobs.model_instances),
-            str(knobs.tokenizer_instances or "-"),
+            *((str(setting.padding) or "as it is",) if tried else ()),
+            str(setting.max_batch_size),
+            f"{setting.queue_delay / 1000:g}",
+            str(setting.model_instances),
+            str(setting.tokenizer_instances or "-"),
             f"{point.rate:.0f}",
             f"{point.carried:.0f}" if point.measured else "",
             _milliseconds(point.p50),
             _milliseconds(point.p99),
             _milliseconds(point.predicted_p99),
             {
-                Outcome.WITHIN: "within the wall",
-                Outcome.BREAKS: "beyond the wall",
-                Outcome.PREDICTED: "not measured",
+                PointOutcome.WITHIN: "within the latency budget",
+                PointOutcome.BREAKS: "exceeds the latency budget",
+                PointOutcome.PREDICTED: "not measured",
             }[point.outcome],
         )
     figures(table)

@@ -1,1 +1,1 @@
-"""The Kubernetes side: client, resource registry, comparison with the live state and a store fed by watches."""
+"""Access to Kubernetes: client, apply, comparison, caches, watches and work queue."""

@@ -1,4 +1,4 @@
-"""Applying a child object over whatever became of it."""
+"""Apply a child object over its live state, whatever was changed in it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _STRIP_ATTEMPTS: Final = 3
 
 
 async def metadata_of(client: Client, obj: Object) -> Object | None:
-    """What is known of an object of this name without reading it: its metadata alone, ``None`` where there is none.
+    """Return an object's metadata without reading the object; ``None`` if it does not exist.
 
-    An apply of nothing, tried without effect, is answered with the object as it is. For Secrets the client asks for metadata only, so
-    that no right to read them is needed, and nothing of their content comes here.
+    A dry-run apply of nothing is answered with the object as it is. For Secrets the client requests
+    metadata only, so that no right to read them is needed and their content is never received.
     """
     metadata = {key: obj["metadata"][key] for key in ("name", "namespace")}
     nothing = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata}
     seen = await client.apply(nothing, manager=names.MANAGER_LOOK, force=False, dry_run=True)
-    # One that would only now be made has no version yet.
+    # An object that would be created by the apply has no version yet.
     return seen if seen["metadata"].get("resourceVersion") else None
 
 
@@ -35,24 +35,25 @@ async def apply_over(
     *,
     manager: str = names.MANAGER_CHILDREN,
 ) -> Object:
-    """Applies an object; where that is refused because of what others put beside our fields, replaces it and applies again.
+    """Apply an object; if fields of other managers make that invalid, replace it and apply again.
 
-    Apply merges, and some edits by hand make the merge invalid: a port's number changed (ours comes back beside it, with the same name), a
-    volume's kind changed (it gets two). A replacement on exactly the state that was seen mends those. Others' labels and annotations, and a
-    replica count that we do not own, are kept.
+    Apply merges, and some manual edits make the merge invalid: a changed port number (ours is added
+    next to it, with the same name), or a changed kind of a volume (it gets two). Replacing exactly
+    the known state fixes those. Labels and annotations of others, and a replica count that the
+    operator does not own, are kept.
 
     Args:
         client: the client.
-        desired: full set of our fields.
-        live: what is known of the object; None when it is not there.
+        desired: the full set of the operator's fields.
+        live: the known state of the object; None if it does not exist.
         manager: field manager.
 
     Returns:
         The object as it is now.
 
     Raises:
-        Invalid: our own content is refused; the message of the first attempt.
-        Conflict: the live object is newer than ``live``; look again.
+        Invalid: the desired content itself is rejected; the message is that of the first attempt.
+        Conflict: the live object is newer than ``live``; read it again.
     """
     try:
         return await client.apply(desired, manager=manager)
@@ -84,9 +85,9 @@ def _replacement(desired: Object, live: Mapping[str, Any]) -> Object:
 
 
 async def _strip_manager(client: Client, obj: Object, manager: str) -> Object:
-    """Drops a manager's entries from managedFields, or what it co-owns could never be given up by apply.
+    """Drop a manager's entries from managedFields; else apply could never remove what it co-owns.
 
-    Best effort: someone else's writes may come between each time, and then a leftover entry is harmless.
+    Best effort: other writes may come in between each time, and a remaining entry is harmless.
     """
     resource = resource_of(obj)
     for _ in range(_STRIP_ATTEMPTS):
@@ -109,7 +110,7 @@ async def _strip_manager(client: Client, obj: Object, manager: str) -> Object:
                 resource, metadata.get("namespace"), metadata["name"], operations, manager=manager
             )
         except Invalid:
-            # The test did not hold: it changed since.
+            # The test failed: the object changed since.
             obj = await client.get(resource, metadata.get("namespace"), metadata["name"])
         except NotFound:
             break

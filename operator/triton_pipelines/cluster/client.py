@@ -1,7 +1,7 @@
-"""A thin asynchronous client of the API server on raw dicts, over ``kubernetes.aio``'s connection pool.
+"""Thin asynchronous client of the API server on raw dicts, over ``kubernetes.aio``'s connections.
 
-Time-out, concurrency bound, retries and measuring are here and nowhere else. Typed models are not used: parsing 500 Deployments into
-them takes 222 ms, into dicts 17 ms.
+Only this module has time-outs, the limit of concurrent requests, retries and metrics. Typed models
+are not used: parsing 500 Deployments into them takes 222 ms, into dicts 17 ms.
 """
 
 from __future__ import annotations
@@ -36,21 +36,32 @@ Login = Callable[[], Awaitable[Configuration]]
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
 _JSON: Final = "application/json"
-_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # a write's answer else shows the whole Secret
-# JSON is YAML but for one thing: YAML knows no pairs of escapes for what lies beyond U+FFFF, such as an emoji in a label, so that it has to
-# come as it is. With a parameter the generated client sends bytes unchanged; the API server drops it.
+# Otherwise the answer to a write contains the whole Secret.
+_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+# JSON is YAML except that YAML has no surrogate pairs of escapes for characters beyond U+FFFF, such
+# as an emoji in a label: they have to be sent unescaped. With a parameter in the content type, the
+# generated client sends bytes unchanged; the API server drops it.
 _APPLY: Final = "application/apply-patch+yaml; charset=utf-8"
 _JSON_PATCH: Final = "application/json-patch+json"
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _CONNECT_TIMEOUT_SECONDS: Final = 10.0
-# A page of a LIST: client-go's default.
+# Page size of a LIST; client-go's default.
 PAGE_SIZE: Final = 500
 
 
-class Observe(Protocol):
-    """Told of every answered or failed attempt. ``code`` is the HTTP status or ``Timeout`` / ``ConnectionFailed``."""
+class RequestObserver(Protocol):
+    """Called after every attempt of a request."""
 
-    def __call__(self, *, verb: str, resource: str, code: str, seconds: float) -> None: ...
+    def __call__(self, *, verb: str, resource: str, code: str, seconds: float) -> None:
+        """Observe an attempt.
+
+        Args:
+            verb: what was requested.
+            resource: plural of the kind.
+            code: HTTP status, ``Timeout``, ``ConnectFailed`` or ``ConnectionLost``.
+            seconds: its duration.
+        """
+        ...
 
 
 def _observe_nothing(*, verb: str, resource: str, code: str, seconds: float) -> None:
@@ -58,49 +69,47 @@ def _observe_nothing(*, verb: str, resource: str, code: str, seconds: float) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """All objects of a LIST over all its pages, and the resourceVersion at which the list was read."""
+class ObjectList:
+    """All objects of a LIST over all its pages."""
 
     items: list[Object]
+    """The objects."""
     resource_version: str
+    """The resourceVersion at which the list was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Limits of the client.
-
-    Attributes:
-        timeout_seconds: for one attempt, answer read to its end.
-        max_in_flight: requests at a time; the API server's own fairness sheds load above its share.
-        attempts: tries per call in all, for calls that may be repeated.
-        backoff_seconds: first wait; doubles, with full jitter, up to ``max_backoff_seconds``.
-        max_retry_after_seconds: longest ``Retry-After`` that is waited for inside a call; a longer one is handed to the caller.
-    """
+    """Limits of the client."""
 
     timeout_seconds: float = 30.0
+    """Time-out of one attempt, including the answer."""
     max_in_flight: int = 32
+    """Concurrent requests; the API server's own fairness sheds load above its share."""
     attempts: int = 4
+    """Attempts per call, for calls that may be repeated."""
     backoff_seconds: float = 0.2
+    """First wait between two attempts; doubles, with full jitter."""
     max_backoff_seconds: float = 5.0
+    """Longest wait between two attempts."""
     max_retry_after_seconds: float = 10.0
+    """Longest ``Retry-After`` that a call waits for; a longer one is left to the caller."""
 
 
 @dataclass(slots=True)
 class Client:
-    """Client of one API server. Create it inside a running event loop and ``close()`` it.
-
-    Args:
-        login: gives address and credentials; called at the first request and again after a 401.
-        options: limits.
-        observe: measuring hook, called once per attempt.
-        sleep, uniform: waiting and jitter, replaced in tests.
-    """
+    """Client of one API server. Create it inside a running event loop and ``close()`` it."""
 
     login: Login
+    """Returns address and credentials; called at the first request and again after a 401."""
     options: ClientOptions = field(default_factory=ClientOptions)
-    observe: Observe = _observe_nothing
+    """Limits."""
+    observe: RequestObserver = _observe_nothing
+    """Called once per attempt, for metrics."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits between attempts; replaced in tests."""
     uniform: Callable[[float, float], float] = random.uniform
+    """Jitter; replaced in tests."""
     _session: Session | None = field(default=None, init=False)
     _login_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _slots: asyncio.Semaphore = field(init=False)
@@ -115,19 +124,19 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections. A later call opens new ones."""
+        """Close the connections. A later call opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             session.retired = True
             await session.api.close()  # type: ignore[no-untyped-call]
 
-    # --- reading -----------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        """One object.
+        """Return one object.
 
         Raises:
-            NotFound: it is not there.
+            NotFound: it does not exist.
         """
         return await self._call(
             "get", "GET", resource, resource.path(namespace, name), repeatable=True
@@ -140,10 +149,16 @@ class Client:
         *,
         label_selector: str | None = None,
         field_selector: str | None = None,
-    ) -> Listing:
-        """All objects of a kind (in one namespace, or in all), read in pages and returned with ``apiVersion`` and ``kind`` filled in.
+    ) -> ObjectList:
+        """Return all objects of a kind with ``apiVersion`` and ``kind``, read in pages.
 
-        A continue token that runs out between two pages (410) restarts the list once.
+        If the continue token expires between two pages (410), the list is restarted once.
+
+        Args:
+            resource: the kind.
+            namespace: the namespace; ``None`` lists all.
+            label_selector: a label selector.
+            field_selector: a field selector.
         """
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         query = {key: value for key, value in selectors.items() if value}
@@ -154,7 +169,7 @@ class Client:
 
     async def _list_pages(
         self, resource: Resource, namespace: str | None, query: Mapping[str, str]
-    ) -> Listing:
+    ) -> ObjectList:
         items: list[Object] = []
         token = ""
         while True:
@@ -167,16 +182,16 @@ class Client:
                 "list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True
             )
             for item in page.get("items") or ():
-                # Items of a typed list carry neither; everything downstream relies on both.
+                # Items of a typed list have neither; all callers rely on both.
                 item.setdefault("apiVersion", resource.api_version)
                 item.setdefault("kind", resource.kind)
                 items.append(item)
             metadata = page.get("metadata") or {}
             token = metadata.get("continue") or ""
             if not token:
-                return Listing(items, str(metadata.get("resourceVersion", "")))
+                return ObjectList(items, str(metadata.get("resourceVersion", "")))
 
-    # --- writing -----------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------
 
     async def apply(
         self,
@@ -187,13 +202,14 @@ class Client:
         dry_run: bool = False,
         subresource: str | None = None,
     ) -> Object:
-        """Server-side apply of a full set of the manager's fields; creates the object where it is missing.
+        """Apply a full set of the manager's fields; creates the object if it is missing.
 
-        ``metadata.resourceVersion`` in ``obj`` makes the call conditional, ``metadata.uid`` keeps it from creating a second object.
+        ``metadata.resourceVersion`` in ``obj`` makes the call conditional; with ``metadata.uid`` it
+        never creates a second object.
 
         Raises:
             Conflict: a precondition failed, or another manager owns a field and ``force`` is off.
-            Invalid: the API server refuses the content.
+            Invalid: the API server rejects the content.
         """
         resource = resource_of(obj)
         namespace, name = _key(obj)
@@ -214,16 +230,16 @@ class Client:
         )
 
     async def apply_status(self, obj: Object, *, manager: str = names.MANAGER_STATUS) -> Object:
-        """Server-side apply of the ``status`` subresource. With ``metadata.resourceVersion`` it is conditional.
+        """Apply the ``status`` subresource. With ``metadata.resourceVersion`` it is conditional.
 
         Raises:
             Conflict: the object changed since.
-            NotFound: the object is gone (apply never creates through a subresource).
+            NotFound: the object does not exist (apply never creates through a subresource).
         """
         return await self.apply(obj, manager=manager, subresource="status")
 
     async def replace(self, obj: Object, *, manager: str = names.MANAGER_CHILDREN) -> Object:
-        """PUT of a whole object; ``metadata.resourceVersion`` makes it conditional.
+        """Replace a whole object (PUT); ``metadata.resourceVersion`` makes it conditional.
 
         Raises:
             Conflict: the object changed since.
@@ -249,10 +265,12 @@ class Client:
         *,
         manager: str = names.MANAGER_CHILDREN,
     ) -> Object:
-        """JSON patch. Not repeated once it may have reached the server, as its operations name list items by place.
+        """Send a JSON patch. Not repeated once it may have reached the server.
+
+        Its operations name list items by index.
 
         Raises:
-            Invalid: an operation, a ``test`` among them, did not hold.
+            Invalid: an operation failed, such as a ``test``.
         """
         query = {"fieldManager": manager}
         path = resource.path(namespace, name)
@@ -270,11 +288,11 @@ class Client:
     async def resize_pod(
         self, namespace: str, name: str, patch: Object, *, manager: str = names.MANAGER_CHILDREN
     ) -> Object:
-        """Strategic merge patch of a pod through its ``resize`` subresource (Kubernetes 1.33 or newer).
+        """Patch a pod through its ``resize`` subresource (Kubernetes 1.33 or newer).
 
         Raises:
-            NotFound: there is no such pod, or the API server has no such subresource.
-            Invalid: it may not be resized so, as where its QoS class would change.
+            NotFound: the pod does not exist, or the API server has no such subresource.
+            Invalid: it must not be resized so, for example if its QoS class would change.
         """
         path = PODS.path(namespace, name, "resize")
         query = {"fieldManager": manager}
@@ -290,10 +308,13 @@ class Client:
         )
 
     async def create(self, obj: Object) -> Object:
-        """POST. Never repeated once the request may have reached the server; a 429 was not processed and is.
+        """Create an object (POST).
+
+        Never repeated once the request may have reached the server, except after a 429, which was
+        not processed.
 
         Raises:
-            Conflict: ``already_exists`` when there is one of that name.
+            Conflict: with ``already_exists`` if there is an object of that name.
         """
         resource = resource_of(obj)
         namespace = (obj.get("metadata") or {}).get("namespace")
@@ -312,13 +333,13 @@ class Client:
         propagation: Propagation = "Background",
         grace_seconds: int | None = None,
     ) -> bool:
-        """Deletes one object under preconditions.
+        """Delete one object under preconditions.
 
         Returns:
-            False when it was gone already.
+            False if it did not exist.
 
         Raises:
-            Conflict: another object bears the name now (uid), or it changed (resourceVersion).
+            Conflict: another object has the name now (uid), or it changed (resourceVersion).
         """
         body: Object = {
             "apiVersion": "v1",
@@ -343,7 +364,7 @@ class Client:
             return False
         return True
 
-    # --- the one way out ---------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     async def _call(
         self,
@@ -380,11 +401,12 @@ class Client:
                 await self.sleep(delay)
 
     def _delay(self, error: ClusterError, attempt: int, repeatable: bool) -> float | None:
-        """Seconds until the next attempt, or None when the caller has to know."""
-        # A call that timed out took its whole share of time: the caller's own back-off decides, not we.
+        """Return the seconds until the next attempt; None if the error is raised."""
+        # A call that timed out used up its time: the caller's own back-off decides.
         if attempt >= self.options.attempts or error.reason == "Timeout":
             return None
-        # Shed load (429) was not processed, and where no connection came about nothing was sent: both may be said again, creates included.
+        # A 429 was not processed, and without a connection nothing was sent: both may be repeated,
+        # creates included.
         if not (repeatable or isinstance(error, TooMany) or error.reason == "ConnectFailed"):
             return None
         ceiling = min(
@@ -440,7 +462,7 @@ class Client:
         if 200 <= status < 300:
             if not isinstance(parsed, dict):
                 raise Unavailable(
-                    status, "BadAnswer", f"{method} {target}: the answer is no JSON object"
+                    status, "BadAnswer", f"{method} {target}: the answer is not a JSON object"
                 )
             return parsed
         raise from_response(status, reason, parsed, retry_after)
@@ -455,7 +477,7 @@ class Client:
     ) -> tuple[int, str, bytes, str | None]:
         headers["User-Agent"] = names.APP
         await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
-        # `connect` bounds waiting for the pool as well, hence sock_connect.
+        # `connect` also limits the wait for a free connection, hence sock_connect.
         timeout = aiohttp.ClientTimeout(
             total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS
         )
@@ -477,7 +499,7 @@ class Client:
             return self._session
 
     async def _renew(self, stale: Session) -> None:
-        """Reads the credentials anew after a 401 with those of ``stale``; once for all requests that used them."""
+        """Read the credentials again after a 401, once for all requests that used ``stale``."""
         async with self._login_lock:
             if self._session is not stale:
                 return

@@ -1,7 +1,8 @@
-"""Whether a live object already is what we would apply (pure).
+"""Compare a live object with the one that would be applied. No I/O.
 
-Server-side apply writes nothing when nothing changes, but it is a request all the same. These functions answer from the cache: ``covers``
-finds what differs in value, ``owned_extra`` what we applied once and no longer want, ``needs_apply`` both.
+Server-side apply writes nothing if nothing changes, but it is a request nevertheless. These
+functions answer from the caches: ``covers`` finds differing values, ``owned_extra`` fields that
+were applied once and are no longer desired, ``needs_apply`` both.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, Final
 
 from kubernetes.utils.quantity import parse_quantity
 
-# Keys by which a list's items are matched, by the list's field name (from the OpenAPI's x-kubernetes-list-map-keys). `ports` depends on the
-# item (below). A list that is not named here is atomic: as many items, in the same order.
+# Keys by which list items are matched, by the list's field name (from the OpenAPI's
+# x-kubernetes-list-map-keys). `ports` depends on the item (below). Any other list is atomic: the
+# same number of items in the same order.
 MERGE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -31,7 +33,7 @@ MERGE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "conditions": ("type",),
     "ownerReferences": ("uid",),
 }
-# Lists of scalars that are sets: order does not count.
+# Lists of scalars that are sets: their order is irrelevant.
 _SETS: Final = frozenset({"finalizers"})
 _PORT_KEYS: Final = (("containerPort", "protocol"), ("port", "protocol"))
 # Defaults of merge-key fields; an item without the field is matched as if it had it.
@@ -41,11 +43,12 @@ _QUANTITY_MAPS: Final = frozenset(
     {"requests", "limits", "capacity", "allocatable", "hard", "overhead"}
 )
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
-# int-or-string fields where 8000 and "8000" can mean one thing only: a port's name must contain a letter.
+# int-or-string fields where 8000 and "8000" are the same: a port's name must contain a letter.
 _PORT_FIELDS: Final = frozenset({"port", "targetPort", "containerPort", "endPort"})
-# Written by the API server alone.
+# Written only by the API server.
 _SERVER_OWNED: Final = frozenset({"managedFields", "creationTimestamp", "generation", "selfLink"})
-# Empty selectors and sources whose presence says something: an empty podSelector selects all pods, emptyDir is a kind of volume.
+# Selectors and sources that have a meaning even if empty: an empty podSelector selects all pods,
+# and emptyDir is a kind of volume.
 _MEANINGFUL_WHEN_EMPTY: Final = frozenset(
     {"emptyDir", "podSelector", "namespaceSelector", "labelSelector", "selector", "runtimeDefault"}
 )
@@ -53,7 +56,7 @@ _MEANINGFUL_WHEN_EMPTY: Final = frozenset(
 _FREE_MAPS: Final = frozenset(
     {"data", "binaryData", "stringData", "labels", "annotations", "matchLabels", "nodeSelector"}
 )
-# Fields without pointer in the Go types: false and 0 are dropped when stored.
+# Fields that are not pointers in the Go types: false and 0 are dropped when stored.
 _ZERO_IS_ABSENT: Final = frozenset(
     {
         "readOnly",
@@ -77,19 +80,21 @@ ListKeys = Mapping[str, tuple[str, ...]]
 def covers(
     live: Mapping[str, Any] | None, desired: Mapping[str, Any], *, list_keys: ListKeys | None = None
 ) -> list[str]:
-    """The paths at which the live object differs from the desired one.
+    """Return the paths at which the live object differs from the desired one.
 
-    The desired object has to be a subset of the live one: fields, map keys and list items beyond it (server defaults, other managers) are
-    fine. Quantities are compared by value. ``None`` and what is empty equal what is absent, as the API server drops them.
+    The desired object has to be a subset of the live one: additional fields, map keys and list
+    items (server defaults, other managers) are accepted. Quantities are compared by value. ``None``
+    and empty values equal absent ones, as the API server drops them.
 
     Args:
-        live: the raw live object, or None when there is none.
+        live: the raw live object; None if it does not exist.
         desired: what would be applied.
-        list_keys: merge keys of further lists by field name, for custom resources (``{"steps": ("name",)}``).
+        list_keys: merge keys of further lists by field name, for custom resources
+            (``{"steps": ("name",)}``).
 
     Returns:
-        Paths such as ``spec.template.spec.containers[name=triton].image``; empty when an apply would change no value. A missing object is
-        the one path ``""``.
+        Paths such as ``spec.template.spec.containers[name=triton].image``; empty if an apply would
+        change no value. For a missing object the only path is ``""``.
     """
     if live is None:
         return [""]
@@ -106,15 +111,17 @@ def owned_extra(
     *,
     subresource: str = "",
 ) -> list[str]:
-    """Fields that ``manager`` owns through apply in the live object and that the desired one no longer has.
+    """Return fields that a manager owns through apply and that the desired object no longer has.
 
-    Values are not looked at (``covers`` does). An apply would drop these fields or give them up to their other owners.
+    Values are not compared (``covers`` does that). An apply would drop these fields or leave them
+    to their other owners.
 
     Args:
         live: the raw live object with ``metadata.managedFields``.
         desired: what would be applied.
         manager: field manager.
-        subresource: ``"status"`` for fields applied through it; entries of other subresources are not looked at.
+        subresource: ``"status"`` for fields applied through it; entries of other subresources are
+            ignored.
 
     Returns:
         Paths, sorted.
@@ -138,14 +145,17 @@ def needs_apply(
     subresource: str = "",
     list_keys: ListKeys | None = None,
 ) -> list[str]:
-    """Why ``desired`` has to be applied: differing paths, then given-up ones. Empty: the apply can be left out."""
+    """Return why an object has to be applied: differing paths, then those no longer desired.
+
+    Empty if the apply can be omitted. Arguments as in :func:`covers` and :func:`owned_extra`.
+    """
     differing = covers(live, desired, list_keys=list_keys)
     if live is None:
         return differing
     return differing + owned_extra(live, desired, manager, subresource=subresource)
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- values -------------------------------------------------------------------------------------
 
 
 def _is_empty(value: Any) -> bool:
@@ -297,8 +307,9 @@ def _join(shown: str, key: str) -> str:
     return f"{shown}{part}" if not shown or part.startswith("[") else f"{shown}.{part}"
 
 
-# --- ownership --------------------------------------------------------------------------------------------------------
-# fieldsV1: "f:NAME" a field, "k:{…}" a list item by its keys, "v:VALUE" a set's item, "i:N" an item by index, "." the item itself.
+# --- ownership ----------------------------------------------------------------------------------
+# fieldsV1: "f:NAME" is a field, "k:{…}" a list item by its keys, "v:VALUE" a set's item, "i:N" an
+# item by index, "." the item itself.
 
 
 def _walk_owned(fields: Mapping[str, Any], desired: Any, shown: str, found: set[str]) -> None:

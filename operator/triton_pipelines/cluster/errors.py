@@ -1,6 +1,6 @@
-"""What the API server answered when it did not do what was asked, in the few kinds that callers tell apart."""
+"""Errors of the Kubernetes client, as far as callers distinguish them."""
 
-# The kinds bear the API's own words (NotFound, Conflict, Gone), as in client-go's apierrors.
+# Named after the API's reasons (NotFound, Conflict, Gone), as in client-go's apierrors.
 # ruff: noqa: N818
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ class ClusterError(Exception):
     """Base of all errors of the Kubernetes client.
 
     Attributes:
-        status: HTTP status; 0 when no complete answer arrived.
-        reason: the API's machine-readable reason (``AlreadyExists``), or ours (``Timeout``, ``ConnectionFailed``).
-        message: what the API server said, for people.
-        retry_after: seconds that the server asked us to wait, if it did.
-        causes: field-level findings of a 422, in the server's order.
+        status: HTTP status; 0 if no complete answer arrived.
+        reason: the API's machine-readable reason (``AlreadyExists``), or the client's own
+            (``Timeout``, ``ConnectFailed``).
+        message: the API server's message, for people.
+        retry_after: seconds after which the server asked to retry, if it did.
+        causes: the details' causes, in the server's order.
     """
 
     def __init__(
@@ -43,33 +44,45 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One finding of the API server: where and what, and its machine-readable reason where it gives one."""
+    """One cause in the details of an API server's ``Status``."""
 
     field: str
+    """Path of the field."""
     message: str
+    """What is wrong, for people."""
     reason: str = ""
+    """Machine-readable reason, if there is one."""
 
 
 class NotFound(ClusterError):
-    """404: the object, its namespace or its kind is not there."""
+    """404: the object, its namespace or its kind does not exist."""
 
     @property
     def of_an_object(self) -> bool:
-        """Whether the path is served and only the object is not there: the API server names it then."""
+        """Return whether the path is served and only the object is missing.
+
+        The API server names the object in that case.
+        """
         return self.message.endswith("not found") and '"' in self.message
 
 
 class Conflict(ClusterError):
-    """409: it exists already, or a precondition (uid, resourceVersion) or the server's own optimistic lock did not hold."""
+    """409: the object already exists, or a precondition failed.
+
+    Preconditions are uid, resourceVersion and the server's own optimistic lock.
+    """
 
     @property
     def already_exists(self) -> bool:
-        """Whether a create met an object of that name."""
+        """Return whether an object of that name already exists."""
         return self.reason == "AlreadyExists"
 
 
 class Invalid(ClusterError):
-    """400, 422, or an apply that does not fit the schema (500): the server refuses this content; only other content helps. ``message`` is the server's own."""
+    """400, 422, or an apply that does not fit the schema (500): the server rejects this content.
+
+    Only other content helps. ``message`` is the server's own.
+    """
 
 
 class Unauthorized(ClusterError):
@@ -77,7 +90,14 @@ class Unauthorized(ClusterError):
 
 
 class Forbidden(ClusterError):
-    """403: RBAC or admission refuses; the message names the missing right or the policy."""
+    """403: rejected by RBAC or admission; the message names the missing right or the policy."""
+
+
+class NamespaceTerminating(Forbidden):
+    """403 with the cause ``NamespaceTerminating``: the namespace is being deleted.
+
+    Nothing can be created in it, and retrying does not help: everything in it is deleted, too.
+    """
 
 
 class Gone(ClusterError):
@@ -85,11 +105,11 @@ class Gone(ClusterError):
 
 
 class TooMany(ClusterError):
-    """429: the server sheds load, or (evictions) a disruption budget holds; ``retry_after`` when it said how long."""
+    """429: the server sheds load, or a disruption budget rejects an eviction."""
 
 
 class Unavailable(ClusterError):
-    """5xx, time-out or broken connection. The effect of a write may or may not have taken place."""
+    """5xx, time-out or broken connection. A write may or may not have taken effect."""
 
 
 _BY_STATUS: Mapping[int, type[ClusterError]] = {
@@ -104,20 +124,26 @@ _BY_STATUS: Mapping[int, type[ClusterError]] = {
 }
 
 
-# Server-side apply of a value of the wrong type or of an unknown field is answered with 500 (seen with Kubernetes 1.36).
+# Reason of a cause (metav1.StatusCause) that the API server's NamespaceLifecycle admission plugin
+# adds to its 403 (core/v1: NamespaceTerminatingCause).
+_NAMESPACE_TERMINATING = "NamespaceTerminating"
+# Server-side apply of a value of the wrong type or of an unknown field is answered with 500 (seen
+# with Kubernetes 1.36).
 _UNTYPED = "failed to create typed patch object"
 
 
 def from_response(
     status: int, reason_phrase: str, body: Any, retry_after: str | None
 ) -> ClusterError:
-    """Builds the error for an HTTP answer.
+    """Return the error for an HTTP response.
 
     Args:
         status: HTTP status, 400 or above (a 3xx is treated as unavailable).
-        reason_phrase: HTTP reason phrase, used where the body is no ``Status`` object (proxies answer in HTML).
+        reason_phrase: HTTP reason phrase, used if the body is not a ``Status`` object (proxies
+            answer in HTML).
         body: parsed JSON body, or None.
-        retry_after: the ``Retry-After`` header; seconds only, dates are ignored as the API server never sends them.
+        retry_after: the ``Retry-After`` header in seconds; dates are ignored, as the API server
+            never sends them.
     """
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 or status < 400 else ClusterError)
     content: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
@@ -134,6 +160,8 @@ def from_response(
         for cause in (found or ())
         if isinstance(cause, Mapping)
     )
+    if kind is Forbidden and any(cause.reason == _NAMESPACE_TERMINATING for cause in causes):
+        kind = NamespaceTerminating
     seconds: float | None = None
     if retry_after is not None and retry_after.strip().isdigit():
         seconds = float(retry_after)

@@ -1,4 +1,4 @@
-"""Kubernetes events (``events.k8s.io/v1``): what happened to an object, for ``kubectl describe`` and ``kubectl events``."""
+"""Post Kubernetes events (``events.k8s.io/v1``), as shown by ``kubectl describe``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def event_object(
     now: datetime.datetime,
     name: str | None = None,
 ) -> Object:
-    """Builds an event about an object.
+    """Return an event about an object.
 
     Args:
         regarding: the raw object; its kind, name, namespace, uid and resourceVersion are taken.
         type: Normal or Warning.
         reason: why, machine-readable, at most 128 characters (``RolloutStarted``).
-        action: what was done or tried, machine-readable, at most 128 characters (``Apply``).
+        action: what was attempted, machine-readable, at most 128 characters (``Apply``).
         note: for people; cut at 1024 bytes.
         instance: the reporting process, usually the pod's name.
         now: the moment, timezone-aware.
@@ -69,7 +69,7 @@ def event_object(
 
 
 async def post_event(client: Client, event: Object) -> ClusterError | None:
-    """Posts an event, best effort: an event that cannot be written must never fail a reconcile.
+    """Post an event, best effort: a failure must never fail a reconcile.
 
     Returns:
         The error, for the caller's log, or None.
@@ -82,7 +82,10 @@ async def post_event(client: Client, event: Object) -> ClusterError | None:
 
 
 def cut_utf8(text: str, limit: int) -> str:
-    """Cuts text to at most ``limit`` bytes of UTF-8 without breaking a character; a cut is shown by an ellipsis."""
+    """Return text of at most ``limit`` bytes of UTF-8, cut between characters.
+
+    An ellipsis marks a cut.
+    """
     raw = text.encode()
     if len(raw) <= limit:
         return text

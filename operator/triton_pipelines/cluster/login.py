@@ -1,7 +1,8 @@
-"""Credentials of the API server, the same for our own client and for Kopf, which only watches.
+"""Load the credentials of the API server, for the operator's own client and for Kopf's watches.
 
-In a cluster the service account's token file is read again every minute (bound tokens rotate). Outside, the usual kubeconfig rules hold:
-``KUBECONFIG``, else ``~/.kube/config``, with an optional context.
+In a cluster the service account's token file is read again every minute (bound tokens rotate).
+Outside, the usual kubeconfig rules apply: ``KUBECONFIG``, else ``~/.kube/config``, with an optional
+context.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from triton_pipelines.cluster.errors import Unavailable
 
 
 class LoginError(Unavailable):
-    """No usable credentials; the message says where they were looked for. Files may be in mid-rotation, so it is worth a retry."""
+    """No usable credentials; the message names the files that were tried.
+
+    Retried, since the files may be in the middle of a rotation.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "LoginFailed", message)
@@ -26,7 +30,7 @@ class LoginError(Unavailable):
 async def load_configuration(
     kubeconfig: str | None = None, context: str | None = None
 ) -> Configuration:
-    """Reads the API server's address and credentials anew.
+    """Read the API server's address and credentials.
 
     Args:
         kubeconfig: path of a kubeconfig; ``KUBECONFIG``, then ``~/.kube/config`` by default.

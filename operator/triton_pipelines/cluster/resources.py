@@ -1,4 +1,7 @@
-"""The kinds of objects that the operator touches, with their API paths. No discovery: a kind we do not know is one we must not touch."""
+"""Kinds of objects that the operator reads or writes, with their API paths.
+
+There is no discovery: the operator must not touch any other kind.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,32 @@ from triton_pipelines.api import names
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One served kind. ``group`` is empty for the core group."""
+    """One served kind."""
 
     group: str
+    """API group; "" for the core group."""
     version: str
+    """API version in the group."""
     kind: str
+    """Kind, such as ``Pod``."""
     plural: str
+    """Name in URL paths, such as ``pods``."""
     namespaced: bool = True
+    """Whether its objects have a namespace."""
 
     @property
     def api_version(self) -> str:
-        """``v1`` or ``apps/v1``: what stands in an object's ``apiVersion``."""
+        """Return ``v1`` or ``apps/v1``: the value of ``apiVersion``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(
         self, namespace: str | None = None, name: str | None = None, subresource: str | None = None
     ) -> str:
-        """The URL path of the collection, of one object, or of its subresource.
+        """Return the URL path of the collection, of one object, or of its subresource.
 
         Raises:
-            ValueError: a namespace for a cluster-scoped kind, an object of a namespaced kind without one, or a subresource of nothing.
+            ValueError: a namespace for a cluster-scoped kind, a namespaced object without a
+                namespace, or a subresource without an object.
         """
         if namespace and not self.namespaced:
             raise ValueError(f"{self.plural} are cluster-scoped: no namespace, got {namespace!r}")
@@ -64,7 +73,7 @@ POD_DISRUPTION_BUDGETS: Final = Resource(
     "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"
 )
 JOBS: Final = Resource("batch", "v1", "Job", "jobs")
-# Of the Prometheus operator, which a cluster may lack.
+# Kinds of the Prometheus operator, which may not be installed.
 POD_MONITORS: Final = Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
 PROMETHEUS_RULES: Final = Resource(
     "monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"
@@ -102,7 +111,7 @@ _BY_GVK: Final[Mapping[tuple[str, str], Resource]] = {(r.api_version, r.kind): r
 
 
 def resource_of(obj: Mapping[str, Any]) -> Resource:
-    """The resource of a raw object by its ``apiVersion`` and ``kind``.
+    """Return the resource of a raw object by its ``apiVersion`` and ``kind``.
 
     Raises:
         LookupError: the object is of a kind that the operator does not handle.

@@ -1,4 +1,4 @@
-"""Connections of the client under one set of credentials."""
+"""Connections of the Kubernetes client with one set of credentials."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from kubernetes.aio.client import ApiClient
 
 @dataclass(slots=True)
 class Session:
-    """One ``ApiClient`` and how many requests use it, so that one with old credentials is closed only when unused."""
+    """One ``ApiClient``, closed after its credentials expire and no request uses it any more."""
 
     api: ApiClient
+    """The connections."""
     users: int = 0
+    """Number of requests that use them."""
     retired: bool = False
+    """Whether they are closed when unused."""
 
 
 @asynccontextmanager
 async def in_use(session: Session) -> AsyncIterator[ApiClient]:
-    """The session's connections, counted as in use."""
+    """Return the session's connections, counted as in use."""
     session.users += 1
     try:
         yield session.api

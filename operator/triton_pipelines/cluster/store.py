@@ -1,10 +1,11 @@
-"""The operator's view of the cluster: raw objects kept up to date by watches, found by name or by the pipeline they belong to.
+"""Cache of raw objects, kept up to date by watches and indexed by name and by owning pipeline.
 
-Objects in the store are shared: read them, never change them.
+Objects in the store are shared: never change them.
 
-Watches alone are not enough. After a 410 Kopf lists again and never reports what was deleted meanwhile, so a periodic LIST is compared with the
-store (:func:`relist`). And what we wrote ourselves is put here at once, so that the next pass reads its own writes; the watch's echo of it,
-or of something older, then changes nothing.
+Watches alone are not enough. After a 410 Kopf lists again and never reports what was deleted
+meanwhile, so a periodic LIST is compared with the store (:func:`relist`). The operator's own writes
+are put here at once, so that the next reconcile reads them; a later watch event with the same or an
+older state changes nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ Key = tuple[str, str]
 
 
 def key_of(obj: Object) -> Key:
-    """Namespace and name of a raw object."""
+    """Return namespace and name of a raw object."""
     metadata = obj["metadata"]
     return metadata.get("namespace") or "", metadata["name"]
 
 
 def owner_key(resource: Resource, obj: Object) -> Key | None:
-    """The pipeline that an object belongs to: itself, or the one its label names. None for an object of no pipeline."""
+    """Return the pipeline that an object belongs to: itself, or the one that its label names.
+
+    ``None`` for an object of no pipeline.
+    """
     namespace, name = key_of(obj)
     if resource == INFERENCE_PIPELINES:
         return namespace, name
@@ -45,7 +49,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class Store:
-    """In-memory objects per resource, indexed by owning pipeline. Plain dictionaries: one event loop's thread only."""
+    """In-memory objects by resource and by owning pipeline. One event loop's thread only."""
 
     _objects: dict[Resource, dict[Key, _Entry]] = field(
         default_factory=lambda: defaultdict(dict), init=False
@@ -61,18 +65,20 @@ class Store:
     )  # counts changes; orders them against a LIST in progress
 
     def put(self, resource: Resource, obj: Object, *, since: int | None = None) -> bool:
-        """Takes in an object from a watch or from the answer to a write.
+        """Store an object from a watch or from the answer to a write.
 
-        An older state of the same object (by resourceVersion) is left aside, so a late echo does not undo what is known already.
+        An older state of the same object (by resourceVersion) is ignored, so a late watch event
+        does not replace a newer state.
 
         Args:
             resource: the object's kind.
             obj: the object.
-            since: of the answer to a write, what :meth:`mark` gave before it was sent. Where the watch has told since of the object's
-                deletion, the answer is the older news, and an object put back would stay until the next LIST.
+            since: for the answer to a write, the :meth:`mark` from before it was sent. If the watch
+                has reported the object's deletion since, the answer is outdated, and the object
+                would otherwise stay in the store until the next LIST.
 
         Returns:
-            Whether the store knows something new.
+            Whether the store changed.
         """
         if resource == PODS:
             _slim(obj)
@@ -91,10 +97,16 @@ class Store:
     def remove(
         self, resource: Resource, namespace: str, name: str, *, uid: str | None = None
     ) -> bool:
-        """Forgets an object; with ``uid`` only if it is that one and not a later one of the same name.
+        """Remove an object.
+
+        Args:
+            resource: the object's kind.
+            namespace: its namespace.
+            name: its name.
+            uid: if given, a later object of the same name is not removed.
 
         Returns:
-            Whether it was there.
+            Whether the store changed.
         """
         entry = self._objects[resource].get((namespace, name))
         if entry is None or (uid is not None and entry.obj["metadata"].get("uid") != uid):
@@ -103,12 +115,12 @@ class Store:
         return True
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """One object, or None."""
+        """Return one object, or None."""
         entry = self._objects[resource].get((namespace, name))
         return entry.obj if entry else None
 
     def all(self, resource: Resource, namespace: str | None = None) -> list[Object]:
-        """All objects of a kind, of one namespace or of all, in no particular order."""
+        """Return all objects of a kind, in one namespace or in all, in no particular order."""
         return [
             entry.obj
             for key, entry in self._objects[resource].items()
@@ -116,7 +128,7 @@ class Store:
         ]
 
     def children(self, resource: Resource, pipeline: Key) -> list[Object]:
-        """The objects of a kind that bear the pipeline's label, sorted by name."""
+        """Return the objects of a kind with the pipeline's label, sorted by name."""
         owned = self._owned.get((resource, pipeline))
         if not owned:
             return []
@@ -124,17 +136,17 @@ class Store:
         return [objects[key].obj for key in sorted(owned)]
 
     def count(self, resource: Resource) -> int:
-        """How many objects of a kind are known."""
+        """Return the number of objects of a kind."""
         return len(self._objects[resource])
 
     def pipelines(self) -> Iterator[Key]:
-        """Keys of all known pipelines."""
+        """Return the keys of all pipelines."""
         return iter(tuple(self._objects[INFERENCE_PIPELINES]))
 
-    # --- comparison with a LIST ------------------------------------------------------------------------------------------
+    # --- comparison with a LIST -----------------------------------------------------------------
 
     def mark(self) -> int:
-        """A moment in the store's own time, to be taken before a LIST or a write is sent."""
+        """Return the store's logical time, to be read before a LIST or a write is sent."""
         return self._clock
 
     def replace(
@@ -145,18 +157,18 @@ class Store:
         since: int,
         namespace: str | None = None,
     ) -> set[Key]:
-        """Brings the store in line with a LIST that was sent at ``since``.
+        """Replace the objects of a kind by those of a LIST.
 
-        Objects that were put or removed since are left as they are: what is known of them may be newer than the list.
+        Objects that were put or removed since are kept: their state may be newer than the list.
 
         Args:
             resource: the listed kind.
             items: all its objects (of the namespace, if given).
-            since: what :meth:`mark` gave before the LIST.
-            namespace: the listed namespace; objects of others are left alone.
+            since: the :meth:`mark` from before the LIST.
+            namespace: the listed namespace; objects of others are not changed.
 
         Returns:
-            Owners of what was missing, outdated or gone: what the watch had not told.
+            Owners of objects that were missing, outdated or deleted: what the watch had missed.
         """
         known, removed = self._objects[resource], self._removed[resource]
         changed: set[Key | None] = set()
@@ -221,10 +233,17 @@ async def relist(
     namespace: str | None = None,
     label_selector: str | None = None,
 ) -> set[Key]:
-    """Lists a kind and brings the store in line with it.
+    """List a kind and update the store.
+
+    Args:
+        client: client of the API server.
+        store: the store.
+        resource: the kind.
+        namespace: the namespace; ``None`` lists all.
+        label_selector: as in the watch.
 
     Returns:
-        Pipelines whose objects the store had wrong or not at all; empty as long as the watch misses nothing.
+        Pipelines of which the watch had missed a change.
     """
     since = store.mark()
     listing = await client.list(resource, namespace, label_selector=label_selector)
@@ -232,7 +251,10 @@ async def relist(
 
 
 def _slim(pod: Object) -> None:
-    """Pods are never applied, and their managedFields are the larger half of them; of these is kept who resized the pod in place."""
+    """Drop a pod's managedFields, except those of in-place resizes.
+
+    Pods are never applied, and their managedFields are the larger half of them.
+    """
     kept = [
         entry
         for entry in pod["metadata"].pop("managedFields", None) or ()
@@ -248,10 +270,10 @@ def _version(obj: Object) -> tuple[str | None, str | None]:
 
 
 def _is_newer(new: Object, old: Object) -> bool:
-    """Whether ``new`` is a later state than ``old``, which bears the same name.
+    """Return whether ``new`` is a later state than ``old``, which has the same name.
 
-    Resource versions of one kind are decimal numbers that grow (KEP-5504), also from one object to the next of its name; other forms are
-    taken as they come, in the watch's order.
+    Resource versions of one kind are increasing decimal numbers (KEP-5504), also across objects of
+    the same name; other forms are taken in the order of the watch.
     """
     later, earlier = (
         new["metadata"].get("resourceVersion") or "",

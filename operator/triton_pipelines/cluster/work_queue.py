@@ -1,14 +1,16 @@
 """A de-duplicating work queue for reconcile keys.
 
-What it promises:
+Guarantees:
 
-- a key that is added several times before its turn runs once;
-- a key added while it is in work runs once more afterwards, and never twice at the same time;
-- at most ``workers`` keys are in work;
-- a failed key comes back after an exponential, jittered wait of its error's class; success forgets the failures;
-- a delayed add keeps the earliest moment and survives earlier runs.
+- a key that is added several times before it runs, runs once;
+- a key added while it is running runs once more afterwards, and never twice at the same time;
+- at most ``workers`` keys run at a time;
+- a failed key is retried after an exponential, jittered back-off that depends on the class of its
+  error; a success resets it;
+- a delayed add keeps the earliest time and survives earlier runs.
 
-Time is the event loop's own clock, so tests run on a virtual one; jitter comes from an injected function.
+Time is the event loop's own clock, so tests run on a virtual one; jitter comes from an injected
+function.
 """
 
 from __future__ import annotations
@@ -29,34 +31,32 @@ OUTCOME_OK: Final = "ok"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a pass over a key came to.
-
-    Attributes:
-        requeue_after: seconds until the key has to be looked at again, or None when only an event or the resync does that.
-        outcome: short word for the metric.
-    """
+    """The result of a reconcile."""
 
     requeue_after: float | None = None
+    """Seconds until the next reconcile; ``None`` leaves it to events and the resync."""
     outcome: str = OUTCOME_OK
+    """Label of the metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a key that failed waits: ``initial × 2^(failures - 1)``, at most ``maximum``, of which the upper half is jittered.
+    """Wait after a failure: ``initial × 2^(failures - 1)``, at most ``maximum``.
 
-    Attributes:
-        name: the error class, for the metric; a change of class starts the count anew.
-        initial, maximum: seconds.
-        at_least: seconds the server asked for (``Retry-After``); jitter comes on top.
+    The upper half of it is jittered.
     """
 
     name: str
+    """The error class, for the metric; another class restarts the count of failures."""
     initial: float
+    """Seconds after the first failure."""
     maximum: float
+    """Longest wait in seconds."""
     at_least: float = 0.0
+    """Seconds that the server asked for (``Retry-After``); the wait is added to it."""
 
     def delay(self, failures: int, uniform: Callable[[float, float], float]) -> float:
-        """Seconds to wait after the ``failures``-th failure in a row (1 is the first)."""
+        """Return the seconds to wait after ``failures`` failures in a row."""
         # 2**60 s is far beyond any maximum; the bound keeps the power a small number.
         ceiling = min(self.maximum, self.initial * 2.0 ** min(failures - 1, 60))
         return self.at_least + uniform(ceiling / 2, ceiling)
@@ -66,12 +66,22 @@ TRANSIENT: Final = Backoff("transient", 0.5, 60.0)
 BUG: Final = Backoff("bug", 5.0, 300.0)
 
 
-class Observe(Protocol):
-    """Told of every finished pass. ``error`` is what it raised; ``waited`` the seconds between becoming due and being started."""
+class ReconcileObserver(Protocol):
+    """Called after every reconcile."""
 
     def __call__(
         self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
-    ) -> None: ...
+    ) -> None:
+        """Observe a reconcile.
+
+        Args:
+            key: its key.
+            outcome: label of the metric.
+            seconds: its duration.
+            waited: seconds from being due to its start.
+            error: what it raised.
+        """
+        ...
 
 
 def _observe_nothing(
@@ -86,31 +96,30 @@ def _all_bugs(_: BaseException) -> Backoff:
 
 @dataclass(slots=True)
 class WorkQueue:
-    """The queue; all methods but :meth:`run` are plain calls from the loop's thread and never block.
-
-    Args:
-        work: one pass over a key. Cancelled when it runs longer than ``timeout_seconds``, which then counts as its failure.
-        workers: keys in work at a time.
-        classify: error → back-off.
-        observe: measuring and logging hook; must not raise.
-        uniform: jitter.
-    """
+    """The queue. All methods except :meth:`run` are plain calls from the loop's thread."""
 
     work: Callable[[Key], Awaitable[Result]]
+    """Reconciles one key."""
     workers: int = 4
+    """Keys that run at a time."""
     timeout_seconds: float = 300.0
+    """Time limit of a reconcile; exceeding it is a failure."""
     classify: Callable[[BaseException], Backoff] = _all_bugs
-    observe: Observe = _observe_nothing
+    """Returns the back-off after an error."""
+    observe: ReconcileObserver = _observe_nothing
+    """Called after each reconcile, for metrics and logs; must not raise."""
     uniform: Callable[[float, float], float] = random.uniform
-    _ready: dict[Key, float] = field(
-        default_factory=dict, init=False
-    )  # in order of turn; value: since when
-    _running: dict[Key, float] = field(default_factory=dict, init=False)  # value: since when
-    _dirty: dict[Key, float] = field(default_factory=dict, init=False)  # added while in work
-    _due: dict[Key, float] = field(
-        default_factory=dict, init=False
-    )  # delayed adds; the heap may hold outdated entries
+    """Jitter; replaced in tests."""
+    _ready: dict[Key, float] = field(default_factory=dict, init=False)
+    """Due keys in order of execution, with the time since when."""
+    _running: dict[Key, float] = field(default_factory=dict, init=False)
+    """Running keys, with the time of their start."""
+    _dirty: dict[Key, float] = field(default_factory=dict, init=False)
+    """Keys added while running, with the time of the add."""
+    _due: dict[Key, float] = field(default_factory=dict, init=False)
+    """Delayed adds, with their time."""
     _heap: list[tuple[float, Key]] = field(default_factory=list, init=False)
+    """Delayed adds by time; may contain outdated entries."""
     _failures: dict[Key, tuple[str, int]] = field(default_factory=dict, init=False)
     _timer: asyncio.TimerHandle | None = field(default=None, init=False)
     _group: asyncio.TaskGroup | None = field(default=None, init=False)
@@ -121,10 +130,10 @@ class WorkQueue:
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
 
-    # --- adding --------------------------------------------------------------------------------------------------------
+    # --- adding ---------------------------------------------------------------------------------
 
     def add(self, key: Key) -> None:
-        """Makes a key due now. After :meth:`stop` it is taken but not worked on."""
+        """Make a key due now. After :meth:`stop` it is accepted, but does not run."""
         now = asyncio.get_running_loop().time()
         if key in self._running:
             self._dirty.setdefault(key, now)
@@ -133,7 +142,7 @@ class WorkQueue:
             self._pump()
 
     def add_after(self, key: Key, delay: float) -> None:
-        """Makes a key due in ``delay`` seconds, or when an earlier delayed add says so."""
+        """Make a key due in ``delay`` seconds, or at the time of an earlier delayed add."""
         if delay <= 0:
             self.add(key)
             return
@@ -145,52 +154,53 @@ class WorkQueue:
         self._arm()
 
     def forget(self, key: Key) -> None:
-        """Drops failures and delayed adds of a key whose object is gone. A turn that is due already stays."""
+        """Drop failures and delayed adds of a deleted object's key. If it is due, it stays due."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
 
-    # --- figures -------------------------------------------------------------------------------------------------------
+    # --- figures --------------------------------------------------------------------------------
 
     @property
     def depth(self) -> int:
-        """Keys that are due and not in work, those dirtied while in work included."""
+        """Return how many keys are due and not running, including those added while running."""
         return len(self._ready) + len(self._dirty)
 
     @property
     def in_work(self) -> int:
-        """Keys in work."""
+        """Return how many keys are running."""
         return len(self._running)
 
     @property
     def delayed(self) -> int:
-        """Keys with a delayed add."""
+        """Return how many keys have a delayed add."""
         return len(self._due)
 
     def failures(self, key: Key) -> int:
-        """Failures in a row of a key."""
+        """Return the number of failures in a row of a key."""
         return self._failures.get(key, ("", 0))[1]
 
     def oldest_wait(self) -> float:
-        """Seconds that the longest waiting due key has waited; 0 without one."""
+        """Return how long the longest waiting due key has waited (seconds); 0 without one."""
         now = asyncio.get_running_loop().time()
         return max(
             (now - since for since in (*self._ready.values(), *self._dirty.values())), default=0.0
         )
 
     def longest_work(self) -> float:
-        """Seconds that the pass longest in work has taken; 0 without one."""
+        """Return the age of the longest running reconcile (seconds); 0 without one."""
         now = asyncio.get_running_loop().time()
         return max((now - since for since in self._running.values()), default=0.0)
 
-    # --- running -------------------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Works on keys until :meth:`stop`, then until those in work are done. Cancelling it cancels them.
+        """Run keys until :meth:`stop`, then until the running ones end. Cancelling cancels them.
 
         Raises:
             ExceptionGroup: the queue itself failed (errors of ``work`` never end it).
         """
-        # Passes run in the context of this call, not in that of whoever adds a key (a Kopf handler with its own context variables).
+        # Reconciles run in the context of this call, not of the code that adds a key (a Kopf
+        # handler with its own context variables).
         self._context = contextvars.copy_context()
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -204,7 +214,7 @@ class WorkQueue:
                 self._timer = None
 
     def stop(self) -> None:
-        """Starts no more passes; those in work are finished."""
+        """Start no more reconciles; the running ones finish."""
         self._stop.set()
 
     def _pump(self) -> None:
@@ -218,15 +228,16 @@ class WorkQueue:
             key = next(iter(self._ready))
             since = self._ready.pop(key)
             self._running[key] = loop.time()
-            # A copy for each: in one shared context, passes side by side would log under each other's names.
+            # A copy for each: in a shared context, concurrent reconciles would log each other's
+            # keys.
             context = self._context.copy() if self._context else None
             self._group.create_task(
-                self._pass(key, loop.time() - since),
+                self._run_key(key, loop.time() - since),
                 name=f"reconcile {key[0]}/{key[1]}",
                 context=context,
             )
 
-    async def _pass(self, key: Key, waited: float) -> None:
+    async def _run_key(self, key: Key, waited: float) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         error: BaseException | None = None
@@ -238,17 +249,18 @@ class WorkQueue:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            error = cancelled  # something inside was cancelled, not we
+            error = cancelled  # something inside was cancelled, not this task
         except Exception as failed:
             error = failed
         else:
             outcome = result.outcome
             self._failures.pop(key, None)
             if result.requeue_after is not None:
-                # At once means: after those that wait already.
+                # With 0 it runs after those that are already due.
                 self.add_after(key, result.requeue_after)
         finally:
-            # The one place where a key leaves work, whatever happened; without it the key would never run again.
+            # The only place where a key stops running, whatever happened; else it would never run
+            # again.
             self._running.pop(key, None)
             if key in self._dirty:
                 self._ready.setdefault(key, self._dirty.pop(key))
@@ -267,10 +279,10 @@ class WorkQueue:
         self.add_after(key, backoff.delay(count, self.uniform))
         return backoff.name
 
-    # --- time ----------------------------------------------------------------------------------------------------------
+    # --- time -----------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Sets the one timer to the earliest delayed add."""
+        """Set the timer to the earliest delayed add."""
         if self._group is None:
             return
         while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
@@ -287,7 +299,7 @@ class WorkQueue:
 
     def _on_timer(self) -> None:
         self._timer = None
-        # A timer may fire early by the clock's resolution: what it was set for is due.
+        # A timer may fire early by the clock's resolution; what it was set for is due nevertheless.
         now = max(asyncio.get_running_loop().time(), self._heap[0][0])
         while self._heap and self._heap[0][0] <= now:
             due, key = heapq.heappop(self._heap)

@@ -1,1 +1,4 @@
-"""The two controllers: ``pipeline`` makes the cluster match the spec, ``autoscaler`` sets instance counts."""
+"""The two controllers and what they publish for each other.
+
+``pipeline`` makes the cluster match the spec, ``autoscaler`` sets instance counts.
+"""

@@ -1,64 +1,76 @@
-"""The specs that passes go by, for what looks at pipelines beside the passes. No I/O.
+"""Provide effective specs to parts other than the pipeline controller. No I/O.
 
-While a spec cannot be acted on, passes go by the last one that could be (reconcile/keeping.py), which lies in the live ConfigMap. Whoever went by
-the present one meanwhile would change what runs for a spec that is refused.
+While a spec cannot be compiled, the pipeline controller keeps reconciling the last good spec, which
+is recorded in the live ConfigMap. A part that used the present spec meanwhile would change what
+runs for the sake of a spec that was rejected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from triton_pipelines.api import names
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS
-from triton_pipelines.cluster.store import Key, Store
-from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
+from triton_pipelines.cluster.store import Key, Store, key_of
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.owner_references import owned
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_snapshot
-from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    """Which spec it is: ``recorded`` by the passes, "" for one that was not (too long, or of an earlier release); ``None``: no pass has
-    recorded anything."""
+class _SpecVersion:
+    """Identify the spec that was read."""
 
     uid: str
     generation: int
     recorded: str | None
+    """The last good spec as recorded; "" if it was not (too long, or by an earlier release).
+
+    ``None`` if there is no live ConfigMap.
+    """
 
 
 @dataclass(slots=True)
-class Specs:
-    """Pipelines by what passes go by, read anew when that changes: as long as it does not, the same object comes back. ``going``: what passes
-    of this process go by, before which there is only the record."""
+class CurrentSpecs:
+    """Return effective specs, parsed again only when they change.
 
-    going: Callable[[Object], EffectiveSpec | None] = lambda _: None
-    _known: dict[Key, tuple[_Version, InferencePipeline | None]] = field(default_factory=dict)
+    As long as a spec does not change, the same object is returned.
+    """
+
+    handover: Handover
+    """Has the effective specs of this process; before the first reconcile only the record does."""
+    _known: dict[Key, tuple[_SpecVersion, InferencePipeline | None]] = field(default_factory=dict)
 
     def of(self, store: Store, raw: Object) -> InferencePipeline | None:
-        """The pipeline with the spec that was last acted on; before the first pass with the present one. The last valid one stays; ``None``:
-        there was none yet."""
-        metadata = raw["metadata"]
-        key = (str(metadata["namespace"]), str(metadata["name"]))
-        if (going := self.going(raw)) is not None:
+        """Return a pipeline with its effective spec; ``None`` if no valid one is known yet.
+
+        Args:
+            store: the caches, with the live ConfigMap.
+            raw: the pipeline as the API server has it.
+        """
+        key, metadata = key_of(raw), raw["metadata"]
+        if (effective := self.handover.effective_spec(raw)) is not None:
             self._known.pop(key, None)
-            return going.pipeline
+            return effective.pipeline
         live = store.get(CONFIG_MAPS, key[0], names.live_name(key[1]))
         if live is not None and not owned(live, str(metadata.get("uid"))):
-            live = None  # of a former pipeline of this name
+            live = None  # of an earlier pipeline of this name
         recorded = (
             None if live is None else str((live.get("data") or {}).get(names.KEY_ACCEPTED) or "")
         )
-        version = _Version(str(metadata.get("uid")), int(metadata.get("generation") or 0), recorded)
+        generation = int(metadata.get("generation") or 0)
+        version = _SpecVersion(str(metadata.get("uid")), generation, recorded)
         known, last = self._known.get(key, (None, None))
         if known is not None and known.uid != version.uid:
             known = last = None  # another pipeline of the same name
-        # A ConfigMap that somebody has deleted comes back with the next pass.
-        gone = known is not None and known.recorded is not None and recorded is None
-        if known == version or gone:
+        # A deleted live ConfigMap is recreated by the next reconcile.
+        is_deleted = known is not None and known.recorded is not None and recorded is None
+        if known == version or is_deleted:
             return last
         found = _read(raw, live) or last
         self._known[key] = version, found
@@ -70,14 +82,11 @@ class Specs:
 
 
 def _read(raw: Object, live: Object | None) -> InferencePipeline | None:
-    """The recorded spec, or the present one where there is none that this release takes."""
-    last = (
-        last_good_snapshot(
-            Snapshot(raw, {("ConfigMap", names.live_name(raw["metadata"]["name"])): live})
-        )
-        if live is not None
-        else None
-    )
+    """Return the recorded spec, or the present one if this release accepts no recorded one."""
+    last = None
+    if live is not None:
+        children = {("ConfigMap", names.live_name(raw["metadata"]["name"])): live}
+        last = last_good_snapshot(Snapshot(raw, children))
     for document in (last.pipeline if last is not None else None, raw):
         if document is not None:
             pipeline, findings = parse(document)

@@ -1,7 +1,8 @@
-"""PodMonitors and PrometheusRules of the pipelines, kept as their specs ask for it, beside the passes.
+"""Keep the PodMonitor and PrometheusRule of each pipeline as its spec asks.
 
-Their kinds are another operator's, and may come and go while this one runs: each round asks for them anew with the list that it needs in
-any case. No pipeline waits for them, or suffers from what becomes of them.
+Both kinds belong to another operator and may be installed or removed at any time, so each round
+lists them again. They are applied in a loop of their own: no pipeline waits for them or fails
+because of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, Presence
 from triton_pipelines.cluster.apply import apply_over
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.diff import needs_apply
-from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from triton_pipelines.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    NotFound,
+)
 from triton_pipelines.cluster.resources import (
     INFERENCE_PIPELINES,
     POD_MONITORS,
@@ -28,7 +36,8 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.cluster.store import Key, Store, key_of
 from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
-from triton_pipelines.controllers.current_specs import Specs
+from triton_pipelines.controllers.current_specs import CurrentSpecs
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.owner_references import (
     FormerChild,
     NameTaken,
@@ -38,34 +47,38 @@ from triton_pipelines.controllers.pipeline.owner_references import (
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.snapshot import reported_monitoring_findings
 
-# Nothing urgent comes of these objects; what is edited by hand is put right, and a CRD is noticed, within so many seconds.
+# Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind: its resource, the field that asks for it, and how it is made."""
+class MonitoringKind:
+    """One kind of object."""
 
     resource: Resource
+    """Its API resource."""
     field: str
-    wanted: Callable[[InferencePipeline], Presence | None]
+    """The field under ``spec.observability`` that asks for it."""
+    presence: Callable[[InferencePipeline], Presence | None]
+    """Returns the value of that field."""
     render: Callable[[InferencePipeline, Mapping[str, str]], Object]
+    """Renders the object with additional labels."""
 
     @property
     def path(self) -> str:
-        """The field of the resource."""
+        """Return the field path in the resource."""
         return f"spec.observability.{self.field}"
 
 
 KINDS: Final = (
-    Kind(
+    MonitoringKind(
         POD_MONITORS,
         "podMonitor",
         lambda pipeline: pipeline.spec.observability.pod_monitor,
         pod_monitor,
     ),
-    Kind(
+    MonitoringKind(
         PROMETHEUS_RULES,
         "prometheusRule",
         lambda pipeline: pipeline.spec.observability.prometheus_rule,
@@ -75,29 +88,32 @@ KINDS: Final = (
 
 
 @dataclass(slots=True)
-class Monitors:
-    """Makes, mends and removes these objects. ``run`` ends only when cancelled.
-
-    ``scopes``: namespaces to list, ``(None,)`` all at once; ``labels``: of every object, for the selectors of the Prometheus that is to
-    see them; ``automatic``: the fields for which Auto makes one; ``enqueue`` makes a reconcile pass due.
-    """
+class MonitoringObjects:
+    """Applies and deletes these objects. ``run`` ends only when cancelled."""
 
     client: Client
+    """Client of the API server."""
     store: Store
+    """The operator's caches."""
     scopes: tuple[str | None, ...]
+    """Namespaces to list; ``(None,)`` lists all at once."""
     labels: Mapping[str, str]
+    """Labels of every object, for the selectors of the Prometheus that is to find them."""
     automatic: frozenset[str]
+    """Fields for which Auto creates an object."""
     enqueue: Callable[[Key], None]
+    """Makes a reconcile due; called when findings change."""
+    handover: Handover
+    """Where findings are published."""
     round_seconds: float = ROUND_SECONDS
-    specs: Specs = field(default_factory=Specs)
-    _found: dict[Key, tuple[Finding, ...]] = field(default_factory=dict)
+    """Time between two rounds."""
+    _specs: CurrentSpecs = field(init=False)
 
-    def findings(self, key: Key) -> tuple[Finding, ...] | None:
-        """What is to be said of the pipeline's objects; ``None``: it has not been looked at yet."""
-        return self._found.get(key)
+    def __post_init__(self) -> None:
+        self._specs = CurrentSpecs(self.handover)
 
     async def run(self) -> None:
-        """Round after round; one that fails is logged, and the next one tries again."""
+        """Repeat rounds forever; a failed round is logged, and the next one tries again."""
         while True:
             try:
                 await self.round()
@@ -106,37 +122,33 @@ class Monitors:
             await asyncio.sleep(self.round_seconds)
 
     async def round(self) -> None:
-        """One look at every pipeline."""
+        """Bring the objects of every pipeline to the desired state once."""
         served = {kind.field: await self._list(kind.resource) for kind in KINDS}
         pipelines = set(self.store.pipelines())
-        self._found = {key: found for key, found in self._found.items() if key in pipelines}
-        self.specs.keep(pipelines)
+        published = self.handover.monitoring
+        for key in published.keys() - pipelines:
+            del published[key]
+        self._specs.keep(pipelines)
         for key in pipelines:
             raw = self.store.get(INFERENCE_PIPELINES, *key)
             if raw is None or is_unmanaged(raw):
                 continue
-            pipeline = self.specs.of(self.store, raw)
+            pipeline = self._specs.of(self.store, raw)
             if pipeline is None:
                 continue
-            said = tuple(
-                [
-                    finding
-                    for kind in KINDS
-                    for finding in await self._see_to(kind, pipeline, key, served[kind.field])
-                ]
-            )
-            # At the first look the status may still say what was true before this process began.
-            before = (
-                self._found[key]
-                if key in self._found
-                else tuple(reported_monitoring_findings(raw.get("status") or {}))
-            )
-            self._found[key] = said
-            if said != before:
+            findings: list[Finding] = []
+            for kind in KINDS:
+                findings += await self._reconcile(kind, pipeline, key, served[kind.field])
+            before = published.get(key)
+            if before is None:
+                # In the first round the status may still have findings of an earlier process.
+                before = tuple(reported_monitoring_findings(raw.get("status") or {}))
+            published[key] = tuple(findings)
+            if published[key] != before:
                 self.enqueue(key)
 
     async def _list(self, resource: Resource) -> Mapping[Key, Object] | str:
-        """What there is of the kind, or why it cannot be had."""
+        """Return the existing objects of a kind, or why they are unknown."""
         found: dict[Key, Object] = {}
         try:
             for scope in self.scopes:
@@ -145,41 +157,52 @@ class Monitors:
                 )
                 found |= {key_of(item): item for item in listed.items}
         except NotFound:
-            return f"the cluster does not serve {resource.kind} ({resource.group}): install the Prometheus operator's CRDs, or say Disabled"
+            return (
+                f"the cluster does not serve {resource.kind} ({resource.group}): install the "
+                "Prometheus operator's CRDs, or set Disabled"
+            )
         except Forbidden as error:
-            return f"the operator may not list {resource.plural}: {error.message}; the chart's roles grant it"
+            return (
+                f"the operator may not list {resource.plural}: {error.message}; "
+                "the chart's roles grant it"
+            )
         except ClusterError as error:
             return f"{resource.plural} cannot be listed: {error.message}"
         return found
 
-    async def _see_to(
-        self, kind: Kind, pipeline: InferencePipeline, key: Key, served: Mapping[Key, Object] | str
+    async def _reconcile(
+        self,
+        kind: MonitoringKind,
+        pipeline: InferencePipeline,
+        key: Key,
+        served: Mapping[Key, Object] | str,
     ) -> list[Finding]:
-        wanted = kind.wanted(pipeline) or Presence.AUTO
+        """Apply or delete one object.
+
+        Args:
+            kind: its kind.
+            pipeline: the pipeline with its effective spec.
+            key: the pipeline's key.
+            served: existing objects of the kind, or why they are unknown.
+
+        Returns:
+            What the status has to report about it.
+        """
+        presence = kind.presence(pipeline) or Presence.AUTO
         if isinstance(served, str):
-            return (
-                [Finding(kind.path, served, Severity.WARNING)] if wanted is Presence.ENABLED else []
-            )
-        known = served.get(key)
-        uid = str(pipeline.metadata.uid)
+            is_required = presence is Presence.ENABLED
+            return [Finding(kind.path, served, Severity.WARNING)] if is_required else []
         try:
-            if wanted is Presence.ENABLED or (
-                wanted is Presence.AUTO and kind.field in self.automatic
-            ):
-                await self._apply(kind, kind.render(pipeline, self.labels), known, uid)
-            elif known is not None and owned(known, uid):
-                await self.client.delete(kind.resource, *key, uid=known["metadata"]["uid"])
-                await _log.ainfo(
-                    "deleted", kind=kind.resource.kind, namespace=key[0], object=key[1]
-                )
+            await self._apply_or_delete(kind, pipeline, presence, served.get(key))
         except Conflict:
             return []  # it changed meanwhile: the next round sees it
+        except NamespaceTerminating:
+            return []
         except (NameTaken, FormerChild) as error:
             return [Finding(kind.path, str(error), Severity.WARNING)]
         except (Forbidden, Invalid) as error:
-            return [
-                Finding(kind.path, f"the API server refuses it: {error.message}", Severity.WARNING)
-            ]
+            message = f"the API server rejects the object: {error.message}"
+            return [Finding(kind.path, message, Severity.WARNING)]
         except ClusterError as error:
             await _log.awarning(
                 "not applied",
@@ -190,25 +213,37 @@ class Monitors:
             )
         return []
 
-    async def _apply(self, kind: Kind, item: Object, known: Object | None, uid: str) -> None:
+    async def _apply_or_delete(
+        self,
+        kind: MonitoringKind,
+        pipeline: InferencePipeline,
+        presence: Presence,
+        known: Object | None,
+    ) -> None:
+        uid = str(pipeline.metadata.uid)
+        is_automatic = presence is Presence.AUTO and kind.field in self.automatic
+        if presence is Presence.ENABLED or is_automatic:
+            await self._apply(kind, kind.render(pipeline, self.labels), known, uid)
+        elif known is not None and owned(known, uid):
+            namespace, name = key_of(known)
+            await self.client.delete(kind.resource, namespace, name, uid=known["metadata"]["uid"])
+            await _log.ainfo("deleted", kind=kind.resource.kind, namespace=namespace, object=name)
+
+    async def _apply(
+        self, kind: MonitoringKind, item: Object, known: Object | None, uid: str
+    ) -> None:
         if not needs_apply(known, item, names.MANAGER_CHILDREN):
             return
         if known is None:
-            known = await self._foreign(kind.resource, item)
+            known = await self._unlabeled(kind.resource, item)
         check_owner(known, item, uid)
         await apply_over(self.client, item, known)
-        await _log.ainfo(
-            "applied",
-            kind=item["kind"],
-            namespace=item["metadata"]["namespace"],
-            object=item["metadata"]["name"],
-        )
+        namespace, name = key_of(item)
+        await _log.ainfo("applied", kind=item["kind"], namespace=namespace, object=name)
 
-    async def _foreign(self, resource: Resource, item: Object) -> Object | None:
-        """An object of the name that bears no label of ours."""
+    async def _unlabeled(self, resource: Resource, item: Object) -> Object | None:
+        """Return an existing object of the same name without the operator's label."""
         try:
-            return await self.client.get(
-                resource, item["metadata"]["namespace"], item["metadata"]["name"]
-            )
+            return await self.client.get(resource, *key_of(item))
         except NotFound:
             return None

@@ -1,4 +1,4 @@
-"""Looks at the latency of pipelines with a promise (spec.slo), pod by pod, for the watch after a rollout. Nothing here writes."""
+"""Measure the p99 latency of pipelines with an SLO, pod by pod, for the SLO guard. Read-only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import structlog
 
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, start_of
-from triton_pipelines.controllers.current_specs import Specs
+from triton_pipelines.cluster.store import Key, Store
+from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, server_start_id
+from triton_pipelines.controllers.current_specs import CurrentSpecs
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import (
     HELD_SECONDS,
     Latencies,
@@ -27,142 +28,149 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.snapshot import Pod, serves
 
-Key = tuple[str, str]
 TICK_SECONDS: Final = 15.0
-# As many looks as reach back for so long, and one more.
-_LOOKS: Final = int(HELD_SECONDS // TICK_SECONDS) + 2
+# Samples kept per pod: those of the SLO guard's period, and one more.
+_SAMPLES: Final = int(HELD_SECONDS // TICK_SECONDS) + 2
 
 _log = structlog.get_logger(__name__)
 
 
-class Reader(AbstractAsyncContextManager[Any], Protocol):
-    """Reads one pod."""
+class PodLatencySource(AbstractAsyncContextManager[Any], Protocol):
+    """Reads the latency of one pod."""
 
     async def read(self, address: str, model: str) -> ModelLatency | str:
-        """The latency of a model in the pod at ``host:port``, or why it is not known."""
+        """Return a model's latency in the pod at ``host:port``, or why it is unknown."""
         ...
 
 
 @dataclass(slots=True)
-class _Seen:
-    """One pod: which start of its server the looks are of, and why the last one brought nothing."""
+class _PodLatencies:
+    """Latency samples of one pod."""
 
     start: str
+    """Start of the pod's server that the samples belong to."""
     revision: str
-    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    """Revision that the pod runs."""
+    samples: deque[Look] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    """The latest samples."""
     missing: str = ""
+    """Why the last read returned no latency; "" if it did."""
 
 
 @dataclass(slots=True)
-class LatencyWatch:
-    """Looks at every pod of every pipeline that promises a p99. ``run`` ends only when cancelled; ``clock`` gives UTC now; ``enqueue`` makes
-    a pass due: where it becomes known, or unknown, whether there is anything to watch by."""
+class SloLatencyMonitor:
+    """Reads every serving pod of every pipeline with an SLO. ``run`` ends only when cancelled."""
 
     store: Store
-    reader: Reader
+    """The operator's caches."""
+    reader: PodLatencySource
+    """Reads one pod."""
     clock: Callable[[], dt.datetime]
+    """Returns UTC now."""
     enqueue: Callable[[Key], None]
+    """Makes a reconcile due; called when latency becomes known or unknown."""
+    handover: Handover
+    """Where latencies are published."""
     tick_seconds: float = TICK_SECONDS
-    specs: Specs = field(default_factory=Specs)
-    _seen: dict[Key, dict[str, _Seen]] = field(default_factory=dict)
-    _told: dict[Key, Mapping[str, str]] = field(default_factory=dict)
+    """Time between two reads of a pod."""
+    _specs: CurrentSpecs = field(init=False)
+    _pods: dict[Key, dict[str, _PodLatencies]] = field(default_factory=dict)
+    _reported: dict[Key, Mapping[str, str]] = field(default_factory=dict)
 
-    def latencies(self, key: Key) -> Latencies | None:
-        """What is known of a pipeline; ``None`` where its pods have not been looked at."""
-        pods = self._seen.get(key)
-        if not pods or not any(seen.looks or seen.missing for seen in pods.values()):
-            return None
-        figures = {}
-        for revision in {seen.revision for seen in pods.values()}:
-            figure = figure_of(
-                [tuple(seen.looks) for seen in pods.values() if seen.revision == revision]
-            )
-            if figure is not None:
-                figures[revision] = figure
-        return Latencies(figures, self._missing(key))
-
-    def _missing(self, key: Key) -> dict[str, str]:
-        return {
-            seen.revision: seen.missing
-            for _, seen in sorted(self._seen.get(key, {}).items())
-            if seen.missing
-        }
+    def __post_init__(self) -> None:
+        self._specs = CurrentSpecs(self.handover)
 
     async def run(self) -> None:
-        """Tick for ever; what fails is logged, and the next tick tries again."""
+        """Read latencies forever; a failure is logged, and the next tick tries again."""
         async with self.reader:
             while True:
                 try:
                     await self.tick()
                 except Exception as error:
-                    await _log.aerror(
-                        "looking at latencies failed", error=str(error), exc_info=error
-                    )
+                    await _log.aerror("reading latencies failed", error=str(error), exc_info=error)
                 await asyncio.sleep(self.tick_seconds)
 
     async def tick(self) -> None:
-        """One look at every pod, side by side."""
+        """Read every pod once, concurrently."""
+        pipelines = dict.fromkeys(self.store.pipelines())
         due = []
-        for key in list(self.store.pipelines()):
+        for key in pipelines:
             model = self._model(key)
-            pods = (
-                [Pod.of(item) for item in self.store.children(PODS, key) if serves(item)]
-                if model
-                else []
-            )
-            serving = [pod for pod in pods if pod.serving and pod.server_running]
-            self._keep(key, serving)
-            due += [(key, pod, model) for pod in serving]
-        for key in self._seen.keys() - set(self.store.pipelines()):
-            self._forget(key)
-        self.specs.keep(set(self.store.pipelines()))
-        answers = await asyncio.gather(
+            pods = self._serving_pods(key) if model else []
+            self._keep_pods(key, pods)
+            due += [(key, pod, model) for pod in pods]
+        for key in self._pods.keys() - pipelines.keys():
+            self._keep_pods(key, [])
+        self._specs.keep(pipelines.keys())
+        latencies = await asyncio.gather(
             *(self.reader.read(metrics_address(pod), model) for _, pod, model in due)
         )
         at = self.clock().timestamp()
-        for (key, pod, _), answer in zip(due, answers, strict=True):
-            self._take(key, pod, answer, at)
+        for (key, pod, _), latency in zip(due, latencies, strict=True):
+            self._add_sample(key, pod, latency, at)
         for key in {key for key, _, _ in due}:
+            self._publish(key)
             missing = self._missing(key)
-            if self._told.get(key) != missing:
-                self._told[key] = missing
+            if self._reported.get(key) != missing:
+                self._reported[key] = missing
                 self.enqueue(key)
 
     def _model(self, key: Key) -> str:
-        """The public model of a pipeline that promises a p99; "" for others."""
+        """Return the public model of a pipeline with an SLO; "" for others."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None or is_unmanaged(raw):
             return ""
-        pipeline = self.specs.of(self.store, raw)
-        return (
-            pipeline.public_name if pipeline is not None and limit_of(pipeline) is not None else ""
-        )
+        pipeline = self._specs.of(self.store, raw)
+        if pipeline is None or limit_of(pipeline) is None:
+            return ""
+        return pipeline.public_name
 
-    def _keep(self, key: Key, pods: list[Pod]) -> None:
-        """Forget pods that are gone, and what an earlier start of their servers told."""
+    def _serving_pods(self, key: Key) -> list[Pod]:
+        pods = [Pod.of(item) for item in self.store.children(PODS, key) if serves(item)]
+        return [pod for pod in pods if pod.serving and pod.server_running]
+
+    def _keep_pods(self, key: Key, pods: list[Pod]) -> None:
+        """Forget other pods, and samples of an earlier start of these pods' servers."""
         if not pods:
-            self._seen.pop(key, None)
-            self._told.pop(key, None)
+            self._pods.pop(key, None)
+            self._reported.pop(key, None)
+            self.handover.latencies.pop(key, None)
             return
-        seen = self._seen.get(key, {})
-        self._seen[key] = {
-            pod.uid: known
-            if (known := seen.get(pod.uid)) is not None and known.start == start_of(pod)
-            else _Seen(start_of(pod), pod.revision)
-            for pod in pods
-        }
+        before = self._pods.get(key, {})
+        self._pods[key] = kept = {}
+        for pod in pods:
+            known, start = before.get(pod.uid), server_start_id(pod)
+            is_same = known is not None and known.start == start
+            kept[pod.uid] = (
+                known if known is not None and is_same else _PodLatencies(start, pod.revision)
+            )
+        self._publish(key)
 
-    def _forget(self, key: Key) -> None:
-        self._seen.pop(key, None)
-        self._told.pop(key, None)
+    def _add_sample(self, key: Key, pod: Pod, latency: ModelLatency | str, at: float) -> None:
+        known = self._pods.get(key, {}).get(pod.uid)
+        if known is None:
+            return
+        if isinstance(latency, str):
+            known.missing = latency
+            known.samples.clear()  # a gap proves neither that the SLO was met nor that it was not
+            return
+        known.missing = ""
+        known.samples.append(Look(at, latency.p99, latency.requests))
 
-    def _take(self, key: Key, pod: Pod, answer: ModelLatency | str, at: float) -> None:
-        seen = self._seen.get(key, {}).get(pod.uid)
-        if seen is None:
+    def _missing(self, key: Key) -> dict[str, str]:
+        """Return revision → why the latency of one of its pods is unknown."""
+        pods = sorted(self._pods.get(key, {}).items())
+        return {pod.revision: pod.missing for _, pod in pods if pod.missing}
+
+    def _publish(self, key: Key) -> None:
+        """Publish what is known of a pipeline; nothing before its pods have been read."""
+        pods = self._pods.get(key, {}).values()
+        if not any(pod.samples or pod.missing for pod in pods):
+            self.handover.latencies.pop(key, None)
             return
-        if isinstance(answer, str):
-            seen.missing = answer
-            seen.looks.clear()  # a gap is no evidence that the limit was held or broken meanwhile
-            return
-        seen.missing = ""
-        seen.looks.append(Look(at, answer.p99, answer.requests))
+        figures = {}
+        for revision in {pod.revision for pod in pods}:
+            figure = figure_of([tuple(pod.samples) for pod in pods if pod.revision == revision])
+            if figure is not None:
+                figures[revision] = figure
+        self.handover.latencies[key] = Latencies(figures, self._missing(key))

@@ -1,4 +1,4 @@
-"""Times as the API server writes them (RFC 3339, whole seconds, UTC), both ways. Pure."""
+"""Format and parse times as the API server does (RFC 3339, whole seconds, UTC). No I/O."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import datetime as dt
 
 
 def rfc3339(now: dt.datetime) -> str:
-    """A time as the API server writes it."""
+    """Return a time as the API server formats it."""
     return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def timestamp(text: str | None) -> dt.datetime | None:
-    """A time that the API server wrote; ``None`` where there is none. Raises ValueError for anything else."""
+    """Return a time that the API server formatted; ``None`` for None or "".
+
+    Raises:
+        ValueError: the text is not a time.
+    """
     return dt.datetime.fromisoformat(text) if text else None
 
 
 def moment(text: str) -> dt.datetime | None:
-    """A time out of a ConfigMap that anybody may have edited; ``None`` for what is none, or does not say its zone."""
+    """Return a time from a ConfigMap, which anyone may have edited.
+
+    ``None`` if it is not a time, or has no time zone.
+    """
     try:
         found = timestamp(text)
     except ValueError:

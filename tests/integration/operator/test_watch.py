@@ -17,11 +17,11 @@ from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
 from tests.support.operators import DEADLINE_SECONDS, NAMESPACES, eventually, free_port
 from triton_pipelines.api import names
-from triton_pipelines.app import kubernetes_watches
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
-from triton_pipelines.app.operator_metrics import Metrics
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Services
+from triton_pipelines.cluster import watches
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Conflict
 from triton_pipelines.cluster.login import load_configuration
@@ -62,7 +62,7 @@ class Running:
     """A running operator whose passes only record what the store shows."""
 
     config: OperatorConfig
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     services: Services | None = None
@@ -387,7 +387,7 @@ async def test_the_operator_ends_when_discovery_did_not_know_the_crd_in_time(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kubernetes_watches.until_watched, "__defaults__", (1.0,))
+    monkeypatch.setattr(watches.wait_until_watched, "__defaults__", (1.0,))
     # What the API server does in the moment between serving a new kind and telling of it.
     proxy.inject(
         Fault(method="GET", path=f"/apis/{names.API_VERSION}$", status=404, reason="NotFound")

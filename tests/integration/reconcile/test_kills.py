@@ -26,12 +26,13 @@ from tests.support.operators import (
     without_clock,
 )
 from triton_pipelines.api import names
-from triton_pipelines.app.kubernetes_watches import WATCHED, selector_of
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SECRETS
 from triton_pipelines.cluster.store import Store, relist
+from triton_pipelines.cluster.watches import WATCHED, selector_of
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES, Reconciler
 
 pytestmark = [
@@ -80,7 +81,9 @@ async def live(admin: Client, proxy: FaultProxy, namespace: str, name: str) -> N
     ) as client:
         store = Store()
         clock = lambda: dt.datetime.now(dt.UTC)  # noqa: E731
-        reconciler = Reconciler(client, store, builders.options(), derive, healthy, clock, "test")
+        reconciler = Reconciler(
+            client, store, builders.options(), derive, healthy, clock, "test", Handover()
+        )
         for _ in range(ROUNDS):
             for resource in WATCHED:
                 await relist(

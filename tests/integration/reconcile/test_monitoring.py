@@ -21,7 +21,7 @@ from triton_pipelines.app import composition
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, POD_MONITORS, PROMETHEUS_RULES
-from triton_pipelines.controllers.monitoring_objects import Monitors
+from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 
 pytestmark = [
     pytest.mark.integration,
@@ -34,7 +34,9 @@ DEADLINE = 60.0
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "Monitors", partial(Monitors, round_seconds=0.3))
+    monkeypatch.setattr(
+        composition, "MonitoringObjects", partial(MonitoringObjects, round_seconds=0.3)
+    )
 
 
 async def applied(client: Client, namespace: str, name: str, value: str | None) -> None:

@@ -21,7 +21,7 @@ from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.controllers.pipeline import plan
-from triton_pipelines.controllers.slo_latency import LatencyWatch
+from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
 pytestmark = [
     pytest.mark.integration,
@@ -103,7 +103,9 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
 ) -> None:
     """The first operator measures the predecessor and rolls out; the second finds that the new revision breaks the promise."""
     # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures as often as they can change.
-    monkeypatch.setattr(composition, "LatencyWatch", partial(LatencyWatch, tick_seconds=0.075))
+    monkeypatch.setattr(
+        composition, "SloLatencyMonitor", partial(SloLatencyMonitor, tick_seconds=0.075)
+    )
     monkeypatch.setattr(plan, "RECHECK_SECONDS", 1.0)
     cluster = partial(serve_pods, admin, namespace)
     async with (
@@ -121,7 +123,8 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
         await eventually(
             "measured",
             lambda: (
-                (known := watch.latencies((namespace, "p"))) is not None and old in known.figures
+                (known := watch.handover.latencies.get((namespace, "p"))) is not None
+                and old in known.figures
             ),
             DEADLINE_SECONDS,
         )

@@ -46,12 +46,8 @@ def recount_often(monkeypatch: pytest.MonkeyPatch) -> None:
 def looked(running: Running, namespace: str) -> bool:
     """Whether the loop has decided for the pipeline in this process."""
     assert running.scaler is not None
-    watched = running.scaler._watched.get((namespace, NAME))
-    return (
-        watched is not None
-        and watched.memory is not None
-        and bool(watched.counts().get("tokenizer"))
-    )
+    state = running.scaler._states.get((namespace, NAME))
+    return state is not None and state.memory is not None and bool(state.counts().get("tokenizer"))
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")
@@ -219,21 +215,21 @@ async def test_a_pod_that_dies_in_mid_change_lowers_nothing(
             await eventually(
                 "a second instance starts", lambda: len(place.pod.stubs("tokenizer")) > 1
             )
-            watched = running.scaler._watched[bare_namespace, NAME]
-            assert watched.busy
+            state = running.scaler._states[bare_namespace, NAME]
+            assert state.is_changing
             recorded = await place.recorded()
             assert recorded["tokenizer"] > 1
             os.kill(place.pod.triton.pid, signal.SIGKILL)
             load.rate = 0.0
-            await eventually("the change has ended", lambda: not watched.busy)
-        assert watched.backoff.reason == ""
+            await eventually("the change has ended", lambda: not state.is_changing)
+        assert state.backoff.reason == ""
         assert await place.recorded() == recorded
 
 
 async def test_a_slow_change_is_waited_for_and_not_sent_again(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """The next instances start longer than a call may last: the change goes on in the server, and is watched."""
+    """The next instances start longer than a call may last: the change goes on in the server, and is state."""
     slow: dict[str, float | str] = {**TOKENIZING, "initialize": 4.0}
     async with (
         world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place,

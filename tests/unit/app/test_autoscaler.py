@@ -1,4 +1,4 @@
-"""The scaling loop: what it does about samples of every kind, what it leaves alone, and what it says."""
+"""The autoscaler's loop: decisions on all kinds of samples, and what it publishes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
 from triton_pipelines.autoscaling.types import Verdict
-from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRefusedError
+from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 RENDERED: dict[str, Any] = {}
@@ -53,7 +53,7 @@ async def touched(loop: Loop) -> None:
     await eventually("a pod is touched", lambda: loop.tritons.loads)
 
 
-# --- acting -----------------------------------------------------------------------------------------------------------------
+# --- acting ---------------------------------------------------------------------------------------
 
 
 async def test_a_change_is_recorded_before_a_pod_is_touched(loop: Loop) -> None:
@@ -81,7 +81,7 @@ async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
     await loop.tick()
     await loop.settle()
     assert loop.tritons.loads == []
-    assert loop.scaler.intent(loop.key) is None
+    assert loop.scaler.handover.intent(loop.key) is None
     loop.writes = True
     await loop.tick()
     assert condition(loop, "ScalingActive")["reason"] == "ActuationFailed"
@@ -94,12 +94,12 @@ async def test_what_cannot_be_recorded_changes_nothing(loop: Loop) -> None:
 
 async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(loop: Loop) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no space left on /dev/shm")
+    loop.tritons.refuse[pod.name] = PodRejectedError("no space left on /dev/shm")
     loop.flow(**BUSY)
     tried = []
     for _ in range(100):
         await loop.tick()
-        if loop.scaler._watched[loop.key].busy:
+        if loop.scaler._states[loop.key].is_changing:
             tried.append(loop.now)
             await loop.settle()
             assert loop.counts == {"tokenizer": 1}, "new pods start from what works"
@@ -116,7 +116,7 @@ async def test_what_is_refused_is_taken_back_and_tried_again_ever_more_seldom(lo
 
 async def test_a_failed_growth_that_is_no_longer_wanted_is_no_failure(loop: Loop) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no")
+    loop.tritons.refuse[pod.name] = PodRejectedError("no")
     loop.flow(**BUSY)
     await loop.tick()
     await loop.settle()
@@ -137,7 +137,7 @@ async def test_a_drifted_pod_is_brought_in_line_and_no_other_follows_it(
     strayed = loop.world.pods[-1].name
     loop.tritons.counts[strayed] = 1
     loop.tritons.loads.clear()
-    loop.tritons.refuse[strayed] = PodRefusedError("not now")
+    loop.tritons.refuse[strayed] = PodRejectedError("not now")
     for _ in range(20):
         await loop.tick()
         await loop.settle()
@@ -166,25 +166,25 @@ async def test_a_new_spec_in_mid_change_loses_nothing_of_it(loop: Loop) -> None:
     loop.flow(**BUSY)
     await loop.tick()
     await touched(loop)
-    action = loop.scaler._watched[loop.key].action
+    action = loop.scaler._states[loop.key].action
     loop.world.change(replicas=1, scaling={"targetUtilizationPercent": 60})
     await loop.tick()
-    assert loop.scaler._watched[loop.key].action is action
-    loop.tritons.refuse[loop.world.pods[0].name] = PodRefusedError("late")
+    assert loop.scaler._states[loop.key].action is action
+    loop.tritons.refuse[loop.world.pods[0].name] = PodRejectedError("late")
     loop.tritons.gate.set()
     await loop.settle()
     await loop.tick()
     assert "late" in condition(loop, "ScalingActive")["message"]
 
 
-# --- over a restart -----------------------------------------------------------------------------------------------------------
+# --- over a restart -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spoil", [False, True])
 async def test_another_process_takes_recorded_counts_over(
     monkeypatch: pytest.MonkeyPatch, loop: Loop, spoil: bool
 ) -> None:
-    """Whether or not what scaling remembered can be read, and before any pod has said how many it runs."""
+    """Even if the recorded state is not readable, and before any pod has reported its count."""
     await grown(loop)
     count = loop.counts["tokenizer"]
     if spoil:
@@ -220,11 +220,11 @@ async def test_a_start_says_nothing_until_it_has_looked(
     assert second.counts == loop.counts
 
 
-# --- quiet --------------------------------------------------------------------------------------------------------------------
+# --- quiet ----------------------------------------------------------------------------------------
 
 
 async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
-    """Rates that waver by a few percent are no news: no ConfigMap, no status, no event; passes at most once a minute."""
+    """Rates that vary by a few percent write nothing; reconciles are due at most once a minute."""
     loop.flow(50.0, service=0.010)
     for _ in range(5):
         await loop.tick()
@@ -246,7 +246,7 @@ async def test_ten_minutes_of_the_same_write_nothing(loop: Loop) -> None:
     assert [made.status for made in loop.plans if made.status is not None]
 
 
-# --- modes and states ---------------------------------------------------------------------------------------------------------
+# --- modes and states -----------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.scaling.mode", "behaviour")
@@ -256,7 +256,11 @@ async def test_advice_is_told_and_nothing_is_changed(monkeypatch: pytest.MonkeyP
     for _ in range(60):
         loop.flow(**BUSY)
         await loop.tick()
-    assert (loop.live, loop.tritons.loads, loop.scaler.intent(loop.key)) == (live, [], None)
+    assert (loop.live, loop.tritons.loads, loop.scaler.handover.intent(loop.key)) == (
+        live,
+        [],
+        None,
+    )
     told = condition(loop, "ScalingActive")
     assert (told["status"], told["reason"]) == ("False", "Advisory")
     assert "tokenizer would go from 1 to " in told["message"]
@@ -339,8 +343,8 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
     loop.world.document["metadata"]["annotations"] = {names.ANNOTATION_PAUSED: "true"}
     loop.cache()
     await loop.scaler.tick()
-    assert loop.scaler.view(loop.key) is None
-    assert not loop.scaler._watched
+    assert loop.scaler.handover.view(loop.key) is None
+    assert not loop.scaler._states
     assert not [
         sample for family in loop.scaler.metrics.desired.collect() for sample in family.samples
     ]
@@ -348,7 +352,7 @@ async def test_a_paused_or_deleted_pipeline_is_left_alone(loop: Loop) -> None:
 
 @pytest.mark.proves("spec.scaling.prometheusRef", "behaviour")
 async def test_each_pipeline_asks_the_connection_that_it_names(loop: Loop) -> None:
-    """Without connections the pods themselves; with some, the one it names, and no other takes its place."""
+    """Without connections the pods are read; else only the connection that the spec names."""
     default, other = Told(loop.collector.says), Told()
     loop.flow(50.0, service=0.010)
     await loop.tick()

@@ -26,7 +26,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
 )
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.controllers.autoscaler.actuator import PodRefusedError, PodSilentError
+from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError, PodUnresponsiveError
 from triton_pipelines.controllers.autoscaler.controller import UNANSWERED_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 
@@ -36,7 +36,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     return loop_of(monkeypatch, settled())
 
 
-# --- faults -------------------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trouble", list(MetricsProblem))
@@ -78,11 +78,12 @@ async def test_a_pod_that_does_not_answer_is_left_alone_for_a_while_and_a_new_se
 ) -> None:
     starts = ["first"]
     monkeypatch.setattr(
-        "triton_pipelines.controllers.autoscaler.pipeline_state.start_of", lambda _: starts[-1]
+        "triton_pipelines.controllers.autoscaler.pipeline_state.server_start_id",
+        lambda _: starts[-1],
     )
     loop.cache()
     (pod,) = (Pod.of(item).name for item in loop.store.all(PODS))
-    loop.tritons.mute[pod] = PodSilentError("no answer")
+    loop.tritons.mute[pod] = PodUnresponsiveError("no answer")
     ticks = 20
     for _ in range(ticks):
         await loop.tick()
@@ -106,7 +107,7 @@ async def test_one_pipeline_that_cannot_be_decided_is_not_the_others_trouble(loo
     broken["metadata"]["annotations"] = "none"
     loop.store.put(INFERENCE_PIPELINES, broken)
     await loop.scaler.tick()
-    assert loop.scaler.view(loop.key) is not None
+    assert loop.scaler.handover.view(loop.key) is not None
     assert failing(loop) == {"other"}
     loop.cache()  # without it
     await loop.scaler.tick()
@@ -174,7 +175,7 @@ RENDERED: dict[str, Any] = {}
 
 async def test_no_secret_is_told_anywhere(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no")
+    loop.tritons.refuse[pod.name] = PodRejectedError("no")
     loop.flow(**BUSY)
     await loop.tick()
     await loop.settle()

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from triton_pipelines.app.config import ConfigError, OperatorConfig, load_config, variable_of
+from triton_pipelines.app.config import (
+    OperatorConfig,
+    OperatorConfigError,
+    load_config,
+    variable_of,
+)
 from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
 from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES
 
@@ -56,11 +61,11 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"source_map": ["nonsense"]}, ["--source-map", "nonsense", "PREFIX=TARGET"]),
         (
             {"images": ["default=a:1", "vlm=b:1"]},
-            ["--images", "vlm: no family of images", "default, vllm, tensorrtllm"],
+            ["--images", "vlm: unknown image family", "default, vllm, tensorrtllm"],
         ),
         (
             {"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]},
-            ["--substitute-runner", "tensorrt_plan", "it runs onnxruntime_onnx"],
+            ["--substitute-runner", "tensorrt_plan", "supported are onnxruntime_onnx"],
         ),
         ({"pod_template": "maybe"}, ["--pod-template", "'allow' or 'forbid'"]),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
@@ -71,13 +76,13 @@ def test_variables_fill_in_and_options_win() -> None:
         ),
         (
             {"prometheus_url": "http://a", "metrics_connections": "/b"},
-            ["metrics_connections and prometheus_url are both given"],
+            ["metrics_connections and prometheus_url are both set"],
         ),
         ({"unknown": 1}, ["--unknown"]),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(OperatorConfigError) as caught:
         load_config(options, {})
     for word in words:
         assert word in str(caught.value)
@@ -98,7 +103,7 @@ def test_connections_are_read_from_their_file(tmp_path: Path) -> None:
 
 
 def test_all_wrong_options_are_told_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(OperatorConfigError) as caught:
         load_config({"workers": 0, "resync_seconds": 0}, {})
     assert len(str(caught.value).splitlines()) == 2
 

@@ -1,4 +1,7 @@
-"""The operator is killed over and over while it scales pods and their CPU, then Prometheus and a pod, too: nothing falls that the load asks for."""
+"""The operator is killed repeatedly while it scales pods and CPU; nothing falls under load.
+
+Later Prometheus and a pod fail, too.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Killed(Exception):
 
 
 class Life:
-    """Operators one after the other, each killed before one of its writes; the pods and the cluster live on."""
+    """Operators in sequence, each killed before one of its writes; pods and cluster continue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, world: World, after: Iterator[int]) -> None:
         self.monkeypatch, self.world, self.after, self.deaths = monkeypatch, world, after, 0
@@ -57,16 +60,18 @@ class Life:
         """Another process, which knows what is recorded and what pods say."""
         self.deaths += 1
         before, self.left = self.loop, next(self.after)
-        if (
-            watched := before.scaler._watched.get(before.key)
-        ) is not None and watched.action is not None:
-            watched.action.cancel()
+        state = before.scaler._states.get(before.key)
+        if state is not None and state.action is not None:
+            state.action.cancel()
         self.loop = loop_of(self.monkeypatch, self.world)
         self.loop.tritons.counts |= before.tritons.counts
         self.loop.collector.says = before.collector.says
 
     async def run(self, seconds: float, **load: Any) -> None:
-        """So long under one load (none: what is said stays); looked at after every tick. A process has a minute until it may die again."""
+        """Run under one load (without one, samples stay) and check after every tick.
+
+        A process lives for at least a minute.
+        """
         for tick in range(int(seconds / 5)):
             if load:
                 flow(

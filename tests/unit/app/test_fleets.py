@@ -1,4 +1,4 @@
-"""The scaling loop and pods: recorded before anything is changed, one thing at a time, kept over a restart, told to people."""
+"""Pods and CPU in the autoscaler's loop: recorded first, changed one at a time, kept."""
 
 from __future__ import annotations
 
@@ -56,8 +56,11 @@ def flow(
     throttled: float = 0.0,
     **fields: float,
 ) -> None:
-    """``rate`` of each pod's tokenizers, or as many as they carry where they are ``full`` (requests/s of each instance); what its GPU step
-    does; ``cores`` that the container uses."""
+    """Set the load: ``rate`` of each pod's tokenizers, or ``full`` times their number.
+
+    ``full`` is in requests/s of each instance; ``gpu`` is the GPU step's flow; ``cores`` is the
+    container's CPU usage.
+    """
     passed = full * loop.counts["tokenizer"] if full else rate
 
     def says(one: ExpectedPods) -> PipelineSample:
@@ -163,7 +166,7 @@ async def test_nothing_grows_in_a_rollout(loop: Loop) -> None:
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
 async def test_a_pod_that_has_ended_is_history(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
-    """One that was evicted stays listed for as long as its ReplicaSet: it is no rollout, and no pod that is there."""
+    """An evicted pod stays listed as long as its ReplicaSet; it is neither a rollout nor a pod."""
     loop = loop_of(monkeypatch, world())
     ended = loop.world._raw(loop.world.pods[0])
     ended["metadata"] |= {"name": "evicted", "uid": "uid-evicted", "namespace": loop.key[0]}
@@ -181,8 +184,8 @@ async def test_a_pod_that_has_ended_is_history(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(Loop, "cache", cache)
     await run(loop, 120, **FULL)
     assert recorded(loop)["replicas"] > 1
-    assert loop.scaler._watched[loop.key].everyone, "those that are there"
-    assert "evicted" not in [pod.name for pod in loop.scaler._watched[loop.key].everyone]
+    assert loop.scaler._states[loop.key].all_pods, "those that are there"
+    assert "evicted" not in [pod.name for pod in loop.scaler._states[loop.key].all_pods]
 
 
 async def test_what_was_decided_survives_the_operator(
@@ -194,7 +197,7 @@ async def test_what_was_decided_survives_the_operator(
     other.cache()
     await run(other, 120, rate=5.0, service=0.010)
     assert recorded(other) == {"replicas": 4}
-    memory = other.scaler._watched[other.key].memory
+    memory = other.scaler._states[other.key].memory
     assert memory is not None
     assert memory.pods is not None
     assert memory.pods.scale.last_up is not None, "it knows when it grew last"
@@ -269,7 +272,7 @@ async def test_another_owner_of_the_deployments_number_is_not_fought(loop: Loop)
     assert loop.world.condition("ScalingLimited")["reason"] == "ReplicasOwnerConflict"
 
 
-# --- CPU in place -----------------------------------------------------------------------------------------------------------------------
+# --- CPU in place ---------------------------------------------------------------------------------
 
 IN_PLACE: dict[str, Any] = {
     "tokenizer": {"instances": {"initial": 1, "max": 4}},
@@ -352,7 +355,7 @@ def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict
     monkeypatch.setattr(
         loop.world, "observed", lambda: replace(observed(), resize_rejections=dict(known))
     )
-    loop.scaler.refusals = lambda key: known
+    loop.scaler.handover.resize_rejections[loop.key] = known
     return known
 
 
@@ -426,7 +429,7 @@ async def test_cpu_that_somebody_else_writes_is_left_to_them_and_pods_are_added(
     assert loop.world.condition("ScalingLimited")["reason"] == "CPUOwnerConflict"
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 
 async def test_pods_and_their_cpu_are_metrics_of_the_operator(
@@ -453,7 +456,7 @@ async def test_pods_and_their_cpu_are_metrics_of_the_operator(
     assert recorded(loop)["cpuMillis"] > start
 
 
-# --- a record that somebody deletes -----------------------------------------------------------------------------------------------------
+# --- a record that somebody deletes ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("started_anew", [False, True])
@@ -477,7 +480,7 @@ async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(
         loop.collector.says = MetricsFailure(MetricsProblem.MISSING, "gone")
     else:
         monkeypatch.setattr(
-            loop.scaler._watched[loop.key], "intent", None
+            loop.scaler._states[loop.key].output, "intent", None
         )  # as long after the last change
     del loop.world.children["ConfigMap", names.live_name(loop.world.name)]
     decided = loop.reconcile()
@@ -507,7 +510,7 @@ async def test_in_mode_advisory_the_number_that_was_left_stays_without_its_recor
     assert recorded(loop) == {"replicas": 4}
 
 
-# --- a rollout that fails ---------------------------------------------------------------------------------------------------------------
+# --- a rollout that fails -------------------------------------------------------------------------
 
 
 async def lived(loop: Loop, seconds: float, **load: Any) -> None:
@@ -520,7 +523,7 @@ async def lived(loop: Loop, seconds: float, **load: Any) -> None:
 async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pods of both revisions serve: their CPU grows, and when another number of them is wanted, the failed one is taken back."""
+    """Pods of both revisions serve: CPU grows; another number of pods rolls the failed one back."""
     loop = loop_of(
         monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"min": 3, "max": 6}}}))
     )
@@ -550,7 +553,7 @@ async def test_a_rollout_that_fails_half_way_keeps_those_that_serve_from_nothing
 async def test_a_revision_that_does_not_come_keeps_those_that_serve_from_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The CPU of the serving pods grows beside it; when another number of them is wanted, it is taken back."""
+    """The CPU of serving pods grows; another desired number of pods rolls the revision back."""
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start, old = limit(loop), loop.world.deployed
     await lived(loop, 10, rate=20.0, service=0.010)

@@ -1,4 +1,4 @@
-"""Live scaling goes by the pipeline as passes make it run: with the padding that was measured, or that the loader left over."""
+"""Scaling uses the effective spec: with the measured padding, or the loader's fallback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
-from triton_pipelines.controllers.current_specs import Specs
+from triton_pipelines.controllers.current_specs import CurrentSpecs
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
@@ -23,7 +24,7 @@ CHOICE = Choice(Padding.BUCKETED, (32, 128), "measured: it is better", "monday")
 
 def seen(loop: Loop) -> tuple[str, tuple[int, ...], Any]:
     """How the scaling loop takes tokens to be padded, and what a row of the model's input is."""
-    graph = loop.scaler._watched[loop.key].graph
+    graph = loop.scaler._states[loop.key].graph
     assert graph.padding is not None
     (model,) = [step for step in graph.steps if step.name == "model"]
     return graph.padding.chosen.value, graph.padding.buckets, model.flat
@@ -63,10 +64,10 @@ async def test_the_padding_that_is_left_where_the_loader_refused_the_file(
 async def test_nothing_is_scaled_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to run is the passes' decision."""
     loop = loop_of(monkeypatch, World(builders.document(tokenizer={"instances": RANGE})).settle())
-    loop.resolver.forget(loop.key)
+    loop.scaler.handover.effective_specs.clear()
     loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
     await loop.tick()
-    assert loop.scaler.intent(loop.key) is None
+    assert loop.scaler.handover.intent(loop.key) is None
     loop.reconcile()
     loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
     await loop.tick()
@@ -78,13 +79,13 @@ def test_who_needs_no_graph_gets_the_same_spec(monkeypatch: pytest.MonkeyPatch) 
     """Not another reading of it: what passes go by is held once."""
     loop = loop_of(monkeypatch, World(builders.document()).settle())
     loop.cache()
-    specs = Specs()
-    alone = specs.of(loop.store, loop.world.document)
-    specs.going = loop.resolver.effective
-    going = loop.resolver.effective(loop.world.document)
-    assert going is not None
-    assert specs.of(loop.store, loop.world.document) is going.pipeline
-    assert alone is not going.pipeline
+    alone = CurrentSpecs(Handover()).of(loop.store, loop.world.document)
+    handover = loop.scaler.handover
+    effective = handover.effective_spec(loop.world.document)
+    assert effective is not None
+    specs = CurrentSpecs(handover)
+    assert specs.of(loop.store, loop.world.document) is effective.pipeline
+    assert alone is not effective.pipeline
     other = copy.deepcopy(loop.world.document)
     other["metadata"]["uid"] = "another"
-    assert loop.resolver.effective(other) is None
+    assert handover.effective_spec(other) is None

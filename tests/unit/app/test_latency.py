@@ -1,4 +1,4 @@
-"""Looks at pods that promise a p99: which are looked at, what becomes of their answers. The reader is a stand-in."""
+"""The SLO latency monitor: which pods it reads and what it publishes. The reader is simulated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import Figure
-from triton_pipelines.controllers.slo_latency import TICK_SECONDS, LatencyWatch
+from triton_pipelines.controllers.slo_latency import TICK_SECONDS, SloLatencyMonitor
 
 KEY = ("nlp", "sentiment")
 START = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -46,7 +47,9 @@ class Stage:
     version: int = 0
 
     def __post_init__(self) -> None:
-        self.watch = LatencyWatch(Store(), self.reader, lambda: self.now, self.dues.append)
+        self.watch = SloLatencyMonitor(
+            Store(), self.reader, lambda: self.now, self.dues.append, Handover()
+        )
 
     def put(self, resource: Any, item: dict[str, Any]) -> None:
         self.version += 1
@@ -83,12 +86,12 @@ def staged(**spec: Any) -> Stage:
 
 async def test_a_revision_gets_its_figure_after_a_while() -> None:
     stage = staged(ensemble={"modelName": "public"})
-    assert stage.watch.latencies(KEY) is None
+    assert stage.watch.handover.latencies.get(KEY) is None
     await stage.look(5)
-    assert (known := stage.watch.latencies(KEY)) is not None
+    assert (known := stage.watch.handover.latencies.get(KEY)) is not None
     assert known.figures == {}
     await stage.look(1)
-    assert (known := stage.watch.latencies(KEY)) is not None
+    assert (known := stage.watch.handover.latencies.get(KEY)) is not None
     assert known.figures == {"0123456789": Figure(50.0, 50.0, 10.0)}
     assert set(stage.reader.asked) == {("10.0.0.1:8002", "public")}
 
@@ -97,7 +100,7 @@ async def test_only_promises_are_looked_at() -> None:
     stage = staged(slo=None)
     await stage.look(2)
     assert stage.reader.asked == []
-    assert stage.watch.latencies(KEY) is None
+    assert stage.watch.handover.latencies.get(KEY) is None
 
 
 async def test_a_new_start_of_the_server_begins_anew() -> None:
@@ -105,7 +108,7 @@ async def test_a_new_start_of_the_server_begins_anew() -> None:
     await stage.look(6)
     stage.pod(restarts=1)
     await stage.look(5)
-    assert (known := stage.watch.latencies(KEY)) is not None
+    assert (known := stage.watch.handover.latencies.get(KEY)) is not None
     assert known.figures == {}
 
 
@@ -116,11 +119,11 @@ async def test_what_cannot_be_read_is_told_once_and_makes_a_gap() -> None:
     stage.reader.says = "cannot be read"
     for _ in range(3):
         await stage.watch.tick()
-    assert (known := stage.watch.latencies(KEY)) is not None
+    assert (known := stage.watch.handover.latencies.get(KEY)) is not None
     assert (known.figures, known.missing) == ({}, {"0123456789": "cannot be read"})
     assert stage.dues == [KEY]
     await stage.look(1)
-    assert (known := stage.watch.latencies(KEY)) is not None
+    assert (known := stage.watch.handover.latencies.get(KEY)) is not None
     assert known.missing == {}
     assert stage.dues == [KEY, KEY]
 
@@ -130,7 +133,7 @@ async def test_what_is_gone_is_forgotten() -> None:
     await stage.look(6)
     stage.watch.store.remove(PODS, "nlp", "p")
     await stage.look(1)
-    assert stage.watch.latencies(KEY) is None
+    assert stage.watch.handover.latencies.get(KEY) is None
     stage.watch.store.remove(INFERENCE_PIPELINES, *KEY)
     await stage.look(1)
-    assert stage.watch.specs._known == {}
+    assert stage.watch._specs._known == {}

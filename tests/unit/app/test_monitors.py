@@ -1,4 +1,4 @@
-"""When a pass is made due by what became of PodMonitors and PrometheusRules. The API server is a stand-in: it serves the kinds or not."""
+"""Findings about PodMonitors and PrometheusRules make a reconcile due (simulated API server)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.objects import live_config_map
-from triton_pipelines.controllers.monitoring_objects import Monitors
+from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_data
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
@@ -46,14 +47,16 @@ class Server:
 
 def watching(
     warnings: list[dict[str, str]], **observability: str
-) -> tuple[Monitors, Server, list[tuple[str, str]]]:
+) -> tuple[MonitoringObjects, Server, list[tuple[str, str]]]:
     document = builders.document(observability=observability)
     document["status"] = {"warnings": warnings}
     document["metadata"]["resourceVersion"] = "1"
     store, server, dues = Store(), Server(), list[tuple[str, str]]()
     store.put(INFERENCE_PIPELINES, document)
     return (
-        Monitors(cast(Client, server), store, (None,), {}, frozenset(), dues.append),
+        MonitoringObjects(
+            cast(Client, server), store, (None,), {}, frozenset(), dues.append, Handover()
+        ),
         server,
         dues,
     )
@@ -68,9 +71,9 @@ async def test_what_an_earlier_process_said_and_is_no_longer_true_is_cleared_at_
     mode: str,
 ) -> None:
     monitors, _, dues = watching(SAID, podMonitor=mode)
-    assert monitors.findings(KEY) is None
+    assert monitors.handover.monitoring.get(KEY) is None
     await monitors.round()
-    assert (monitors.findings(KEY), dues) == ((), [KEY])
+    assert (monitors.handover.monitoring.get(KEY), dues) == ((), [KEY])
     await monitors.round()
     assert dues == [KEY], "once"
 
@@ -87,26 +90,26 @@ async def test_a_kind_that_comes_and_goes_is_told_each_time_once() -> None:
     server.serves = False
     for _ in range(3):
         await monitors.round()
-    (found,) = monitors.findings(KEY) or ()
+    (found,) = monitors.handover.monitoring.get(KEY) or ()
     assert (found.path, dues) == (PATH, [KEY])
-    assert "install the Prometheus operator's CRDs, or say Disabled" in found.message
+    assert "install the Prometheus operator's CRDs, or set Disabled" in found.message
     server.serves = True
     for _ in range(3):
         await monitors.round()
-    assert (monitors.findings(KEY), dues) == ((), [KEY, KEY])
+    assert (monitors.handover.monitoring.get(KEY), dues) == ((), [KEY, KEY])
 
 
 async def test_a_warning_that_still_holds_after_a_restart_is_no_news() -> None:
     monitors, server, dues = watching([], podMonitor="Enabled")
     server.serves = False
     await monitors.round()
-    (found,) = monitors.findings(KEY) or ()
+    (found,) = monitors.handover.monitoring.get(KEY) or ()
     again, server, dues = watching(
         [{"path": found.path, "message": found.message}], podMonitor="Enabled"
     )
     server.serves = False
     await again.round()
-    assert (again.findings(KEY), dues) == ((found,), [])
+    assert (again.handover.monitoring.get(KEY), dues) == ((found,), [])
 
 
 async def test_a_spec_that_cannot_be_acted_on_takes_no_object_away() -> None:

@@ -1,4 +1,4 @@
-"""Notes on a decision: told when they are news, though no figure has moved; and no status is written for new digits alone."""
+"""Notes on a decision are reported when new; no status is written if only digits changed."""
 
 from __future__ import annotations
 

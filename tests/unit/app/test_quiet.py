@@ -62,7 +62,7 @@ async def test_an_invalid_spec_makes_no_passes_due_at_every_tick(
 
 
 def wanted(loop: Loop) -> int:
-    intent = loop.scaler.intent(loop.key)
+    intent = loop.scaler.handover.intent(loop.key)
     assert intent is not None
     assert intent.pods is not None
     return intent.pods

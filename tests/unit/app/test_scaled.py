@@ -19,23 +19,25 @@ from triton_pipelines.autoscaling.types import (
 )
 from triton_pipelines.compile.graph import build
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
-    Counted,
-    Watched,
-    said_in,
-    settling,
-    taken_back,
-    telling,
+    PipelineScalingState,
+    PodCounts,
+    ReportedStatus,
+    change_key,
+    is_settling,
+    with_reverted_growth,
 )
-from triton_pipelines.controllers.handover import Intent, View
+from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 
 START = 1_000.0
 
 
-def watched(said: str = "", slow: int = 60) -> Watched:
+def watched(said: str = "", slow: int = 60) -> PipelineScalingState:
     pipeline, findings = parse(builders.document(scaling={"windows": {"slowSeconds": slow}}))
     assert pipeline is not None, findings
-    return Watched(pipeline, build(pipeline, builders.options()), START, *said_in(status(said)))
+    return PipelineScalingState(
+        pipeline, build(pipeline, builders.options()), START, ReportedStatus.of(status(said))
+    )
 
 
 def status(bottleneck: str, instances: int = 1) -> dict[str, Any]:
@@ -49,10 +51,10 @@ def status(bottleneck: str, instances: int = 1) -> dict[str, Any]:
     )
 
 
-def seen(found: Watched, instances: int) -> Watched:
+def seen(found: PipelineScalingState, instances: int) -> PipelineScalingState:
     """With one pod that has reported so many tokenizers."""
     found.pods = (Pod.of({"metadata": {"name": "p", "uid": "u"}, "status": {}}),)
-    found.counted = {"u": Counted(START, "", {"tokenizer": instances})}
+    found.pod_counts = {"u": PodCounts(START, "", {"tokenizer": instances})}
     return found
 
 
@@ -62,67 +64,69 @@ def view(
     history: tuple[CountChange, ...] = (),
     mode: ScalingMode = ScalingMode.ACTIVE,
     message: str = "",
-) -> View:
-    return View(ScalingDecision((), verdict, ScalingState(history=history), message=message), mode)
+) -> ScalingView:
+    return ScalingView(
+        ScalingDecision((), verdict, ScalingState(history=history), message=message), mode
+    )
 
 
 @pytest.mark.parametrize("verdict", [Verdict.IDLE, Verdict.UNKNOWN, Verdict.OVERPROVISIONED])
 def test_a_process_that_has_just_started_says_nothing_calm_against_its_predecessor(
     verdict: Verdict,
 ) -> None:
-    assert settling(watched("Balanced"), verdict, START + 89)
-    assert not settling(watched("Balanced"), verdict, START + 90)
-    assert not settling(watched(verdict.value), verdict, START)
+    assert is_settling(watched("Balanced"), verdict, START + 89)
+    assert not is_settling(watched("Balanced"), verdict, START + 90)
+    assert not is_settling(watched(verdict.value), verdict, START)
 
 
 def test_what_is_not_calm_is_said_at_once_and_so_is_a_change() -> None:
-    assert not settling(watched("Balanced"), Verdict.TOKENIZER_BOUND, START)
+    assert not is_settling(watched("Balanced"), Verdict.TOKENIZER_BOUND, START)
     acted = watched("Balanced")
-    acted.intent = Intent({"tokenizer": 2}, "")
-    assert not settling(acted, Verdict.IDLE, START)
+    acted.output.intent = ScalingIntent({"tokenizer": 2}, "")
+    assert not is_settling(acted, Verdict.IDLE, START)
     told = watched("Balanced")
-    told.view = view()
-    assert not settling(told, Verdict.IDLE, START)
+    told.output.view = view()
+    assert not is_settling(told, Verdict.IDLE, START)
 
 
 def test_counts_that_the_status_does_not_tell_of_are_said_at_once() -> None:
-    assert settling(seen(watched("Balanced"), 1), Verdict.IDLE, START)
-    assert not settling(seen(watched("Balanced"), 2), Verdict.IDLE, START)
+    assert is_settling(seen(watched("Balanced"), 1), Verdict.IDLE, START)
+    assert not is_settling(seen(watched("Balanced"), 2), Verdict.IDLE, START)
 
 
 def test_that_what_was_not_calm_is_over_is_said_at_once() -> None:
-    assert not settling(watched("TokenizerBound"), Verdict.BALANCED, START)
-    assert settling(watched("TokenizerBound"), Verdict.UNKNOWN, START)
+    assert not is_settling(watched("TokenizerBound"), Verdict.BALANCED, START)
+    assert is_settling(watched("TokenizerBound"), Verdict.UNKNOWN, START)
 
 
 def test_of_a_new_pipeline_everything_is_said_but_that_nothing_is_known_yet() -> None:
-    assert not settling(watched(), Verdict.IDLE, START)
-    assert settling(watched(), Verdict.UNKNOWN, START + 29)
-    assert not settling(watched(), Verdict.UNKNOWN, START + 30)
+    assert not is_settling(watched(), Verdict.IDLE, START)
+    assert is_settling(watched(), Verdict.UNKNOWN, START + 29)
+    assert not is_settling(watched(), Verdict.UNKNOWN, START + 30)
 
 
 ASKED = 'Prometheus connection "default"'
 
 
 def metrics_said(reason: str, message: str) -> dict[str, Any]:
-    """The status of a pipeline that was calm, or of which nothing was known, with this said of its metrics."""
+    """The status of a pipeline with a calm or unknown verdict, and this condition."""
     truth = "True" if reason == "Succeeded" else "False"
     said = {"type": "MetricsAvailable", "status": truth, "reason": reason, "message": message}
     return {**status("Balanced" if truth == "True" else "Unknown"), "conditions": [said]}
 
 
-def started(told: dict[str, Any]) -> Watched:
+def started(told: dict[str, Any]) -> PipelineScalingState:
     """By a process that has just started, with this status."""
     found = watched()
-    found.said, found.said_counts, found.said_trouble, found.said_source = said_in(told)
+    found.reported = ReportedStatus.of(told)
     return found
 
 
 def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_alone() -> None:
     found = started(metrics_said("Succeeded", f"metrics of every ready pod are read from {ASKED}"))
-    assert settling(found, Verdict.UNKNOWN, START + 29, "PrometheusError", ASKED)
-    assert not settling(found, Verdict.UNKNOWN, START + 30, "PrometheusError", ASKED)
-    assert settling(found, Verdict.UNKNOWN, START + 89, "", ASKED), (
+    assert is_settling(found, Verdict.UNKNOWN, START + 29, "PrometheusError", ASKED)
+    assert not is_settling(found, Verdict.UNKNOWN, START + 30, "PrometheusError", ASKED)
+    assert is_settling(found, Verdict.UNKNOWN, START + 89, "", ASKED), (
         "without trouble there are only few looks"
     )
 
@@ -132,10 +136,10 @@ def test_metrics_that_come_from_elsewhere_than_the_status_says_are_told_of_at_on
     found = started(
         metrics_said("Succeeded", "metrics of every ready pod are read from the pods themselves")
     )
-    assert not settling(found, Verdict.UNKNOWN, START, "PrometheusError", ASKED)
-    assert not settling(found, Verdict.IDLE, START, "", ASKED)
-    assert settling(found, Verdict.IDLE, START, "", "the pods themselves")
-    assert settling(found, Verdict.UNKNOWN, START, "MetricsMissing", ""), (
+    assert not is_settling(found, Verdict.UNKNOWN, START, "PrometheusError", ASKED)
+    assert not is_settling(found, Verdict.IDLE, START, "", ASKED)
+    assert is_settling(found, Verdict.IDLE, START, "", "the pods themselves")
+    assert is_settling(found, Verdict.UNKNOWN, START, "MetricsMissing", ""), (
         "who was asked is not known"
     )
 
@@ -145,19 +149,19 @@ def test_a_trouble_that_is_over_is_told_of_at_once() -> None:
     found = started(
         metrics_said("PrometheusError", f"{ASKED} (http://10.99.0.1:1234): refuses the connection")
     )
-    assert not settling(found, Verdict.BALANCED, START, "", "the pods themselves")
-    assert not settling(found, Verdict.BALANCED, START, "", ASKED)
-    assert settling(found, Verdict.BALANCED, START, "MetricsPartial", ASKED), (
+    assert not is_settling(found, Verdict.BALANCED, START, "", "the pods themselves")
+    assert not is_settling(found, Verdict.BALANCED, START, "", ASKED)
+    assert is_settling(found, Verdict.BALANCED, START, "MetricsPartial", ASKED), (
         "another trouble waits for a second look"
     )
 
 
 def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
-    before = telling(view(message="0.4 requests/s"))
-    assert telling(view(message="0.5 requests/s")) == before
-    assert telling(view(mode=ScalingMode.ADVISORY)) != before
-    assert telling(view(Verdict.IDLE)) != before
-    assert telling(view(history=(CountChange(START, "tokenizer", 1, 2, "why"),))) != before
+    before = change_key(view(message="0.4 requests/s"))
+    assert change_key(view(message="0.5 requests/s")) == before
+    assert change_key(view(mode=ScalingMode.ADVISORY)) != before
+    assert change_key(view(Verdict.IDLE)) != before
+    assert change_key(view(history=(CountChange(START, "tokenizer", 1, 2, "why"),))) != before
 
 
 @pytest.mark.parametrize(
@@ -168,9 +172,11 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
 def test_a_growth_that_was_never_in_force_is_not_judged(
     before: int, after: int, *, judged: bool
 ) -> None:
-    """The knee would find that it bought nothing, and hold the next one for a quarter of an hour."""
+    """Else it counts as diminishing returns, and growth is held for a quarter of an hour."""
     growth = InstanceGrowth(START, before, after, 200.0, 0.010)
     memory = ScalingState({"tokenizer": StepState(desired=4, growth=growth)})
-    found = taken_back(memory, "tokenizer", 2, START + 5, "no space left").steps["tokenizer"]
+    found = with_reverted_growth(memory, "tokenizer", 2, START + 5, "no space left").steps[
+        "tokenizer"
+    ]
     assert found.desired == 2
     assert found.growth == (growth if judged else None)

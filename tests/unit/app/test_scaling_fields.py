@@ -1,4 +1,4 @@
-"""Each field of spec.scaling at work in the loop: the same load, two values of the field, two outcomes."""
+"""Effect of each field of spec.scaling: the same load, two values, two outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of live scaling: what is on the page after decisions and changes, and what is gone with a pod or a pipeline."""
+"""Metrics of the autoscaler: series after decisions and changes, and after a deletion."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from triton_pipelines.autoscaling.types import (
     StepFigures,
     Verdict,
 )
+from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
-from triton_pipelines.controllers.handover import View
+from triton_pipelines.controllers.handover import ScalingView
 
 KEY = ("nlp", "sentiment")
 LABELS = {"namespace": "nlp", "pipeline": "sentiment"}
 
 
-def view(*pods: str, verdict: Verdict = Verdict.TOKENIZER_BOUND, gpu: float | None = 0.2) -> View:
+def view(
+    *pods: str, verdict: Verdict = Verdict.TOKENIZER_BOUND, gpu: float | None = 0.2
+) -> ScalingView:
     figures = StepFigures(busy=0.9, wait=0.5, service=0.01)
     decision = ScalingDecision(
         (StepDecision("tokenizer", 3, verdict, "", figures),), verdict, ScalingState(), gpu_busy=gpu
     )
-    return View(decision, ScalingMode.ACTIVE, {"tokenizer": dict.fromkeys(pods, 2)})
+    return ScalingView(decision, ScalingMode.ACTIVE, {"tokenizer": dict.fromkeys(pods, 2)})
 
 
 @pytest.fixture
@@ -37,10 +40,10 @@ def metrics() -> ScalingMetrics:
     return ScalingMetrics(CollectorRegistry())
 
 
-def decided(metrics: ScalingMetrics, seen: View) -> None:
+def decided(metrics: ScalingMetrics, seen: ScalingView) -> None:
     found = sample(Flow(10.0), now=NOW - 3)
     pods = seen.counts["tokenizer"]
-    metrics.decided(
+    metrics.observe_decision(
         KEY,
         seen,
         {"tokenizer": "tok"},
@@ -107,7 +110,7 @@ def test_a_gpu_that_idles_while_work_waits_is_starved(
 def test_without_metrics_the_error_is_counted_and_no_figure_is_made_up(
     metrics: ScalingMetrics,
 ) -> None:
-    metrics.decided(
+    metrics.observe_decision(
         KEY, view("a"), {"tokenizer": "tok"}, MetricsFailure(MetricsProblem.STALE, "old"), NOW
     )
     (found,) = [
@@ -123,9 +126,9 @@ def test_without_metrics_the_error_is_counted_and_no_figure_is_made_up(
 def test_pods_that_have_yet_to_start_are_no_fault_of_metrics(metrics: ScalingMetrics) -> None:
     """Else every rollout from nothing, and every pod without a node, would alert."""
     decided(metrics, view("a"))
-    metrics.decided(
+    metrics.observe_decision(
         KEY,
-        replace(view(), trouble="NoPods"),
+        replace(view(), metrics_failure="NoPods"),
         {"tokenizer": "tok"},
         MetricsFailure(MetricsProblem.MISSING, "no pod is ready"),
         NOW + 300,
@@ -137,18 +140,18 @@ def test_pods_that_have_yet_to_start_are_no_fault_of_metrics(metrics: ScalingMet
 
 
 def test_counters_go_with_their_pipeline(metrics: ScalingMetrics) -> None:
-    metrics.decided(
+    metrics.observe_decision(
         KEY, view("a"), {"tokenizer": "tok"}, MetricsFailure(MetricsProblem.STALE, "old"), NOW
     )
     for direction in ("up", "down"):
-        metrics.acted(KEY, "tokenizer", direction, "Proven", 1.0)
+        metrics.observe_action(KEY, "tokenizer", direction, "Proven", 1.0)
     metrics.forget(KEY)
     assert [
         one
         for family in (metrics.errors, metrics.actions, metrics.reversals)
         for one in family.collect()[0].samples
     ] == []
-    metrics.acted(KEY, "tokenizer", "up", "Proven", 1.0)
+    metrics.observe_action(KEY, "tokenizer", "up", "Proven", 1.0)
     assert metrics.reversals.collect()[0].samples == [], "the one before was of another pipeline"
 
 
@@ -164,7 +167,7 @@ def errors(metrics: ScalingMetrics) -> list[str]:
 
 def test_the_age_of_samples_grows_while_none_comes(metrics: ScalingMetrics) -> None:
     decided(metrics, view("a", "b"))
-    metrics.decided(
+    metrics.observe_decision(
         KEY,
         view("a"),
         {"tokenizer": "tok"},
@@ -173,7 +176,7 @@ def test_the_age_of_samples_grows_while_none_comes(metrics: ScalingMetrics) -> N
     )
     assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(60)
     metrics.forget(KEY)
-    metrics.decided(
+    metrics.observe_decision(
         KEY,
         view("a"),
         {"tokenizer": "tok"},
@@ -189,16 +192,16 @@ def test_a_pod_that_is_left_out_of_samples_grows_old_and_one_that_is_gone_does_n
     metrics: ScalingMetrics,
 ) -> None:
     both, one = sample(Flow(10.0), pods=2), sample(Flow(10.0), now=NOW + 30)
-    metrics.decided(KEY, view("pod-0", "pod-1"), {"tokenizer": "tok"}, both, NOW)
-    metrics.decided(KEY, view("pod-0", "pod-1"), {"tokenizer": "tok"}, one, NOW + 30)
+    metrics.observe_decision(KEY, view("pod-0", "pod-1"), {"tokenizer": "tok"}, both, NOW)
+    metrics.observe_decision(KEY, view("pod-0", "pod-1"), {"tokenizer": "tok"}, one, NOW + 30)
     assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(30)
-    metrics.decided(KEY, view("pod-0"), {"tokenizer": "tok"}, one, NOW + 30)
+    metrics.observe_decision(KEY, view("pod-0"), {"tokenizer": "tok"}, one, NOW + 30)
     assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(0)
 
 
 def test_a_change_against_the_last_is_a_reversal(metrics: ScalingMetrics) -> None:
     for direction in ("up", "up", "down", "up"):
-        metrics.acted(KEY, "tokenizer", direction, "Proven", 1.0)
+        metrics.observe_action(KEY, "tokenizer", direction, "Proven", 1.0)
     (found,) = [
         one
         for family in metrics.reversals.collect()
@@ -211,13 +214,13 @@ def test_a_change_against_the_last_is_a_reversal(metrics: ScalingMetrics) -> Non
 def test_pods_and_their_cpu_are_on_the_page_as_they_are_and_as_they_should_be(
     metrics: ScalingMetrics,
 ) -> None:
-    metrics.sized(KEY, {"a": 1350, "b": None, "c": 2000}, 4, 3350)
+    metrics.observe_pods(KEY, PodSizes({"a": 1350, "b": None, "c": 2000}, 4, 3350))
     assert value(metrics, "tritonpipe_pipeline_pods") == 3
     assert value(metrics, "tritonpipe_pipeline_pods_desired") == 4
     assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="a") == 1.35
     assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="b") is None, "no kubelet tells it"
     assert value(metrics, "tritonpipe_pod_cpu_limit_desired_cores") == 3.35
-    metrics.sized(KEY, {"c": 2000}, 1, None)
+    metrics.observe_pods(KEY, PodSizes({"c": 2000}, 1, None))
     assert value(metrics, "tritonpipe_pod_cpu_limit_cores", pod="a") is None, "its pod is gone"
     assert value(metrics, "tritonpipe_pod_cpu_limit_desired_cores") is None, (
         "it is nobody's to scale any more"

@@ -1,4 +1,4 @@
-"""Where metrics come from, as the status tells of it: after a start of the operator, where it is changed, and where nobody has it."""
+"""The metrics source in the status: after a restart, after a change, and if it does not exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
     PipelineSample,
 )
 from triton_pipelines.autoscaling.types import REASON_MAX
-from triton_pipelines.controllers.autoscaler.actuator import PodRefusedError
+from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
 
 CONNECTION = 'Prometheus connection "default"'
 
@@ -49,7 +49,7 @@ def gone(address: str) -> MetricsFailure:
 async def told_by_another(
     monkeypatch: pytest.MonkeyPatch, loop: Loop, says: MetricsFailure | None, ticks: int = 1
 ) -> dict[str, Any]:
-    """Condition MetricsAvailable after so many ticks of a new process, whose collector says this; ``None``: a load, read from the pods."""
+    """Return MetricsAvailable after some ticks of a new process with this failure, if any."""
     second = loop_of(monkeypatch, loop.world)
     for _ in range(ticks):
         if says is None:
@@ -63,7 +63,7 @@ async def told_by_another(
 async def test_another_process_that_asks_elsewhere_says_so_at_once(
     monkeypatch: pytest.MonkeyPatch, loop: Loop
 ) -> None:
-    """A URL that is given, mistaken, corrected to another mistake, and taken away again: each with a start of the operator."""
+    """A URL that is set, wrong, changed to another wrong one and removed, each with a restart."""
     for _ in range(5):
         loop.flow(50.0, service=0.010)
         await loop.tick()
@@ -103,7 +103,7 @@ async def test_a_load_that_is_not_known_has_no_figures(loop: Loop) -> None:
 
 
 async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
-    """The reason stands before it wherever people read it: kubectl describe, events, the history."""
+    """Users see the reason in front of it: in kubectl describe, events and the history."""
     loop.flow(50.0, service=0.010)
     await loop.tick()
     trouble = MetricsFailure(
@@ -133,13 +133,13 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
 
 async def test_what_is_too_long_for_the_history_says_that_it_goes_on(loop: Loop) -> None:
     (pod,) = loop.world.pods
-    loop.tritons.refuse[pod.name] = PodRefusedError("no room, " * 60)
+    loop.tritons.refuse[pod.name] = PodRejectedError("no room, " * 60)
     loop.flow(95.0, service=0.010, pending=100.0, growth=10.0)
     await loop.tick()
     await loop.settle()
     await loop.tick()
     reason = loop.status()["scaling"]["history"][0]["reason"]
-    assert reason.startswith("taken back: ")
+    assert reason.startswith("reverted: ")
     assert reason.endswith("…")
     assert len(reason) == REASON_MAX
 

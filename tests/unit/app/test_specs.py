@@ -1,4 +1,4 @@
-"""What goes on beside the passes goes by the spec that passes go by: one that cannot be acted on changes nothing of what runs."""
+"""Other parts use the effective spec, too: an invalid spec changes nothing that runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.current_specs import Specs
+from triton_pipelines.controllers.current_specs import CurrentSpecs
+from triton_pipelines.controllers.handover import Handover
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 RENDERED: dict[str, Any] = {}
@@ -69,8 +70,8 @@ async def test_an_invalid_spec_brings_no_other_bounds(
     spoil(loop, how, tokenizer={"instances": {"initial": 1, "min": 1, "max": 8}})
     await busy(loop, 60, load=5.0)
     assert loop.counts == {"tokenizer": 2}
-    assert (view := loop.scaler.view(loop.key)) is not None
-    assert view.failed == ""
+    assert (view := loop.scaler.handover.view(loop.key)) is not None
+    assert view.action_failure == ""
 
 
 @HOW
@@ -90,7 +91,7 @@ async def test_a_pipeline_with_an_invalid_spec_is_scaled_after_a_restart(
 def test_the_present_spec_counts_once_a_pass_has_acted_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, specs = loop_of(monkeypatch, scaled()), Specs()
+    loop, specs = loop_of(monkeypatch, scaled()), CurrentSpecs(Handover())
     loop.cache()
 
     def most() -> int | None:
@@ -125,7 +126,7 @@ def test_a_spec_that_is_not_recorded_is_the_present_one() -> None:
         store = Store()
         if live is not None:
             store.put(CONFIG_MAPS, live)
-        pipeline = Specs().of(store, document)
+        pipeline = CurrentSpecs(Handover()).of(store, document)
         return cast(Any, pipeline).spec.tokenizer.instances.max
 
     assert most(live, document) == 8
@@ -143,7 +144,7 @@ def test_a_spec_that_is_not_recorded_is_the_present_one() -> None:
 
 
 def test_a_spec_is_read_once_while_it_is_the_same() -> None:
-    world, specs, store = scaled(), Specs(), Store()
+    world, specs, store = scaled(), CurrentSpecs(Handover()), Store()
     first = specs.of(store, world.document)
     assert first is not None
     assert specs.of(store, copy.deepcopy(world.document)) is first

@@ -31,9 +31,14 @@ from triton_pipelines.cli.bench_report import (
 from triton_pipelines.cli.errors import EXIT_USAGE, Failure
 from triton_pipelines.cli.output import figures, plottable
 from triton_pipelines.cli.tensors import Described, Model
-from triton_pipelines.tools.loadgen import LoadSpec, Stability, StepFigures, Summary
+from triton_pipelines.tools.loadgen import (
+    LoadSpec,
+    LoadStability,
+    LoadSummary,
+    StepStatistics,
+    SweepResult,
+)
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.loadgen.sweep import Measured
 
 TEXT = Described("TEXT", "BYTES", (-1, 1))
 MODEL = Model((TEXT,), ("LABEL",), batched=True)
@@ -140,7 +145,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "holds no text"),
+        ("", {}, "contains no text"),
         ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
         ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: no input; the model takes TEXT"),
         (
@@ -175,8 +180,8 @@ def test_what_is_wrong_is_named(
 
 def summary(
     rate: float, p99: float = 0.02, *, stable: bool = True, rows: int = 1, **fields: Any
-) -> Summary:
-    step = StepFigures(
+) -> LoadSummary:
+    step = StepStatistics(
         "tokenizer",
         100,
         0,
@@ -195,18 +200,18 @@ def summary(
     values: dict[str, Any] = {
         "load": "", "requests_per_s": rate, "rows_per_s": rate * rows, "requests": 100, "failed": 0, "mean_s": 0.01, "p50_s": 0.01, "p90_s": 0.012,
         "p95_s": 0.015, "p99_s": p99, "max_s": 0.05, "lag_p99_s": 0.0001, "cpu_per_request_s": 4e-5, "cpu_share": 0.1, "errors": {},
-        "stability": Stability(stable, "" if stable else "p99 differs by 40% between windows", ()), "steps": {"tokenizer": step},
+        "stability": LoadStability(stable, "" if stable else "p99 differs by 40% between windows", ()), "steps": {"tokenizer": step},
     }  # fmt: skip
-    return Summary(**{**values, **fields})
+    return LoadSummary(**{**values, **fields})
 
 
 def report(**fields: Any) -> Report:
     points = [
-        Measured(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
-        Measured(
+        SweepResult(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
+        SweepResult(
             LoadSpec(concurrency=8), (summary(400, 0.05), summary(420, 0.06), summary(410, 0.055))
         ),
-        Measured(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
+        SweepResult(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
     ]
     values: dict[str, Any] = {
         "model": "sentiment", "address": "http://h:8000", "protocol": "http", "source": "texts.txt", "rows": 1, "seconds": 6.0, "warmup_seconds": 1.0,
@@ -262,7 +267,7 @@ def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
     silent = summary(
         0, math.nan, p50_s=math.nan, errors={"503: no": 9}, failed=9, requests=0, steps={}
     )
-    found = report(points=[Measured(LoadSpec(concurrency=2), (silent,))], baseline={})
+    found = report(points=[SweepResult(LoadSpec(concurrency=2), (silent,))], baseline={})
     assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
     assert "concurrency 2: 9 failed: 503: no" in remarks(found)
@@ -300,9 +305,9 @@ def test_a_narrow_terminal_cuts_no_figure(
 
 def test_remarks_say_what_makes_figures_doubtful() -> None:
     points = [
-        Measured(LoadSpec(concurrency=1), (summary(100, stable=False),)),
-        Measured(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
-        Measured(
+        SweepResult(LoadSpec(concurrency=1), (summary(100, stable=False),)),
+        SweepResult(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
+        SweepResult(
             LoadSpec(rate=500),
             (
                 summary(

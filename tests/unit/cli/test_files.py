@@ -327,7 +327,7 @@ def test_own_code_is_an_error_where_the_operator_forbids_it(
     config = written(tmp_path / "operator.yaml", "custom_code: forbid")
     ended = tritonpipe("validate", str(OWN_CODE), "--operator-config", config)
     assert ended.code == 1
-    assert "spec.model.python.code: own code is forbidden" in ended.out
+    assert "spec.model.python.code: custom code is forbidden" in ended.out
 
 
 def test_repository_holds_what_is_printed(tritonpipe: Run, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
 from triton_pipelines.cli.cluster_tuning import asking
 from triton_pipelines.cli.errors import EXIT_USAGE, Failure
 from triton_pipelines.cli.main import app
-from triton_pipelines.cli.tune import _finite
 
 NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
 
@@ -137,10 +136,3 @@ def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anythi
         "--rows 16: a request has more rows than spec.model.maxBatchSize 8 lets in"
     )
     assert printed == ""
-
-
-def test_a_time_without_end_is_null_in_json() -> None:
-    assert _finite({"points": ({"p99": float("inf"), "name": "current"},), "gain": 0.1}) == {
-        "points": [{"p99": None, "name": "current"}],
-        "gain": 0.1,
-    }

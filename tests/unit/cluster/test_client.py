@@ -1,4 +1,4 @@
-"""The client's requests, retries and errors against a scripted stand-in for an API server on loopback (the real one: tests/integration)."""
+"""Requests, retries and errors of the client against a simulated API server on loopback."""
 
 from __future__ import annotations
 
@@ -126,7 +126,10 @@ async def drop(request: web.Request) -> web.StreamResponse:
 async def test_what_lies_beyond_the_first_plane_is_applied_as_it_is(
     script: Script, client: Client
 ) -> None:
-    """The API server reads an apply as YAML, which refuses pairs of escapes (``found invalid Unicode character escape code``)."""
+    """The API server reads an apply as YAML, which rejects surrogate pairs of escapes.
+
+    Its error is ``found invalid Unicode character escape code``.
+    """
     script.answers = [(200, CONFIG_MAP)]
     labels = {**CONFIG_MAP, "data": {"labels": "\U0001f642 \u00e9"}}
     await client.apply(labels)

@@ -1,4 +1,4 @@
-"""Comparison of live and desired objects: examples of what the API server really adds and drops, and properties over random objects."""
+"""Comparison of live and desired objects: examples from a real API server, and properties."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def deployment() -> dict[str, Any]:
 
 
 def served() -> dict[str, Any]:
-    """The object above as an API server returns it: defaults in, empty values out, quantities in canonical form."""
+    """The object above as an API server returns it, with defaults and canonical quantities."""
     live = copy.deepcopy(deployment())
     live["metadata"] |= {
         "uid": "1",
@@ -275,7 +275,7 @@ def test_other_managers_operations_and_subresources_do_not_count() -> None:
     assert owned_extra(live, {}, MANAGER, subresource="status") == ["status"]
 
 
-# --- properties -------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------------
 
 SCALARS = st.one_of(st.integers(1, 9), st.booleans(), st.text("abc", min_size=1, max_size=3))
 NAMES = st.text("defgh", min_size=1, max_size=3)
@@ -303,7 +303,7 @@ OBJECTS = st.dictionaries(
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, dict):
-        # Names of list items are keys: changing one makes another item, which the examples above show.
+        # Names of list items are keys: a changed one is another item (see the examples above).
         return [
             leaf
             for key, item in value.items()
@@ -316,7 +316,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def with_defaults(value: Any) -> Any:
-    """As a server would store it: each map gains a field, lists matched by name gain an item in front."""
+    """As a server stores it: maps gain a field, lists matched by name gain a first item."""
     if isinstance(value, dict):
         return {key: with_defaults(item) for key, item in value.items()} | {"zDefault": {"a": [1]}}
     if isinstance(value, list):
@@ -355,7 +355,7 @@ def test_one_changed_leaf_is_one_path(desired: dict[str, Any], data: st.DataObje
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """fieldsV1 of an applied value, computed the other way round: lists by name are associative, other lists are leaves."""
+    """fieldsV1 of an applied value: lists by name are associative, other lists are leaves."""
     if isinstance(value, dict):
         return {f"f:{key}": fields_of(item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):

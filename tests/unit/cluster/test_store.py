@@ -172,7 +172,7 @@ def test_after_a_list_the_store_is_what_the_cluster_is(steps: list[tuple[str, st
             else:
                 missed = True
         elif step == "echo":
-            # An older state of something that still exists, as a slow watch delivers it after our own write.
+            # An older state of an object, as a slow watch delivers it after our own write.
             for old in past:
                 if (
                     old["metadata"]["name"] == name

@@ -10,10 +10,10 @@ from tests.support import builders
 from tests.support.worldchecks import status_validator
 from tests.support.worlds import World
 from triton_pipelines.cluster.errors import Forbidden
-from triton_pipelines.controllers.handover import CONDITION_TYPES
 from triton_pipelines.controllers.pipeline.apply_failure import status_after_failure
 from triton_pipelines.controllers.pipeline.plan import Plan
 from triton_pipelines.controllers.pipeline.snapshot import Object
+from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES
 
 RENDERED: dict[str, Any] = {}
 WORDS = 'deployments.apps "sentiment" is forbidden: exceeded quota: team'

@@ -14,6 +14,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
@@ -66,6 +67,7 @@ async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") ->
         look,
         lambda: START + dt.timedelta(seconds=elapsed),
         "test",
+        Handover(),
     )
     await reconciler.reconcile(key)
     labels = client.deployment["spec"]["template"]["metadata"]["labels"]
@@ -125,7 +127,14 @@ async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> 
     client = TakingClient(document)
     store.put(INFERENCE_PIPELINES, document)
     reconciler = Reconciler(
-        client, store, builders.options(), lambda uid, revision: "key", look, lambda: START, "test"
+        client,
+        store,
+        builders.options(),
+        lambda uid, revision: "key",
+        look,
+        lambda: START,
+        "test",
+        Handover(),
     )
     await reconciler.reconcile(key)
     labels = client.deployment["spec"]["template"]["metadata"]["labels"]

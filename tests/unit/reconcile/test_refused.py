@@ -13,6 +13,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
@@ -53,7 +54,14 @@ async def test_a_child_that_admission_refuses_is_told_of_and_tried_again() -> No
     store.put(INFERENCE_PIPELINES, document)
     clock = lambda: dt.datetime(2030, 1, 1, tzinfo=dt.UTC)  # noqa: E731
     reconciler = Reconciler(
-        client, store, builders.options(), lambda uid, revision: "key", unasked, clock, "test"
+        client,
+        store,
+        builders.options(),
+        lambda uid, revision: "key",
+        unasked,
+        clock,
+        "test",
+        Handover(),
     )
     with pytest.raises(Forbidden):  # the queue backs off by it
         await reconciler.reconcile(

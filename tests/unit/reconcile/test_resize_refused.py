@@ -11,6 +11,7 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline.resize_rejections import REST
 
@@ -57,10 +58,15 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
         good,
         clock,
         "test",
+        Handover(),
     )
     key = ("nlp", "sentiment")
     first = await reconciler.reconcile(key)
-    assert (first.requeue_after, client.asked, len(reconciler.refusals(key))) == (0.0, 1, 1)
+    assert (first.requeue_after, client.asked, len(reconciler.handover.resize_rejections[key])) == (
+        0.0,
+        1,
+        1,
+    )
     for _ in range(3):
         told = await reconciler.reconcile(key)
         assert told.requeue_after

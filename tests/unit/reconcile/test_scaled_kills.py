@@ -14,7 +14,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.handover import Intent
+from triton_pipelines.controllers.handover import ScalingIntent
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.plan import Plan
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -33,7 +33,7 @@ PODS, CPU, COUNT = 3, 2350, 2
 class Scaled(World):
     """A world with what the running process wants; it is gone with it."""
 
-    intent: Intent | None = field(default=None, kw_only=True)
+    intent: ScalingIntent | None = field(default=None, kw_only=True)
 
     def observed(self) -> Snapshot:
         return replace(super().observed(), intent=self.intent)
@@ -43,7 +43,7 @@ def served() -> Scaled:
     """A pipeline that has been scaled for a while."""
     made = Scaled(builders.document(**SPEC), rendered=RENDERED)
     made.settle()
-    made.intent = Intent({"tokenizer": COUNT}, "{}", pods=PODS, cpu=CPU)
+    made.intent = ScalingIntent({"tokenizer": COUNT}, "{}", pods=PODS, cpu=CPU)
     made.settle()
     made.intent = None
     return made
@@ -68,7 +68,7 @@ def edited(made: Scaled) -> None:
 
 def wants(counts: int = COUNT, pods: int = PODS, cpu: int = CPU) -> Callable[[Scaled], None]:
     def ask(made: Scaled) -> None:
-        made.intent = Intent({"tokenizer": counts}, '{"steps": {}}', pods=pods, cpu=cpu)
+        made.intent = ScalingIntent({"tokenizer": counts}, '{"steps": {}}', pods=pods, cpu=cpu)
 
     return ask
 

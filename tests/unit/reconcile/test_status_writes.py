@@ -17,6 +17,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Invalid, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
 from triton_pipelines.controllers.pipeline.snapshot import Probe
@@ -80,6 +81,7 @@ def reconciler(server: Server, store: Store) -> Reconciler:
         unasked,
         lambda: START,
         "test",
+        Handover(),
     )
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.controllers.autoscaler.actuator import (
-    Ended,
     Pace,
     PodGoneError,
-    PodRefusedError,
-    PodSilentError,
-    Target,
-    actuate,
+    PodRejectedError,
+    PodResult,
+    PodTarget,
+    PodUnresponsiveError,
+    change_count,
 )
 
 PACE = Pace(load=5.0, settle=0.2, settle_poll=0.01, verify=0.05, verify_poll=0.01)
@@ -51,22 +51,22 @@ class FakePod:
         if self.gone:
             raise PodGoneError("connection refused")
         if self.refuses:
-            raise PodRefusedError(self.refuses)
+            raise PodRejectedError(self.refuses)
         if self.silent:
             self.pending = int(config_json)
-            raise PodSilentError("deadline")
+            raise PodUnresponsiveError("deadline")
         if not self.ignores:
             self.now = int(config_json)
 
     async def fault(self, model: str, public: str) -> str:
         return self.faults.pop(0) if self.faults else ""
 
-    async def answers(self) -> str:
+    async def inference_error(self) -> str:
         return self.inference
 
 
-def targets(*pods: FakePod) -> list[Target]:
-    return [Target(pod.name, pod, str, pod.now) for pod in pods]
+def targets(*pods: FakePod) -> list[PodTarget]:
+    return [PodTarget(pod.name, pod, str, pod.now) for pod in pods]
 
 
 async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() -> None:
@@ -74,7 +74,7 @@ async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() 
     pods = [FakePod(f"p{index}", log=log, gate=asyncio.Event()) for index in range(8)]
     started: asyncio.Queue[str] = asyncio.Queue()
     running = asyncio.create_task(
-        actuate(
+        change_count(
             "tokenizer",
             "sentiment",
             3,
@@ -93,7 +93,7 @@ async def test_growth_goes_to_the_first_pod_alone_then_to_a_quarter_at_a_time() 
             assert gate is not None
             gate.set()
     outcome = await running
-    assert outcome.proven
+    assert outcome.is_verified
     assert {pod.now for pod in pods} == {3}
 
 
@@ -101,7 +101,7 @@ async def test_removal_goes_from_pod_to_pod() -> None:
     pods = [FakePod(name, now=4, gate=asyncio.Event()) for name in "abc"]
     started: asyncio.Queue[str] = asyncio.Queue()
     running = asyncio.create_task(
-        actuate(
+        change_count(
             "tokenizer",
             "sentiment",
             2,
@@ -117,89 +117,92 @@ async def test_removal_goes_from_pod_to_pod() -> None:
         assert started.empty()
         assert pod.gate is not None
         pod.gate.set()
-    assert (await running).proven
+    assert (await running).is_verified
 
 
 @pytest.mark.parametrize(
-    ("spoil", "ended", "words", "count"),
+    ("spoil", "expected", "words", "count"),
     [
         (
             lambda pod: setattr(pod, "refuses", "no space in /dev/shm"),
-            Ended.REFUSED,
-            "refused 3 instances: no space in /dev/shm",
+            PodResult.REJECTED,
+            "rejected 3 instances: no space in /dev/shm",
             1,
         ),
         (
             lambda pod: setattr(pod, "ignores", True),
-            Ended.BROKEN,
+            PodResult.BROKEN,
             "reports 1 instances after a change to 3",
             1,
         ),
         (
             lambda pod: setattr(pod, "inference", "stub process is not healthy"),
-            Ended.BROKEN,
+            PodResult.BROKEN,
             "stub process",
             3,
         ),
         (
             lambda pod: pod.faults.extend(["'sentiment' is not ready"] * 100),
-            Ended.BROKEN,
+            PodResult.BROKEN,
             "'sentiment' is not ready",
             3,
         ),
         (
             lambda pod: vars(pod).update(silent=True, late=1000),
-            Ended.SILENT,
-            "the count did not follow",
+            PodResult.UNKNOWN,
+            "the count did not change",
             1,
         ),
     ],
 )
 async def test_a_canary_that_fails_keeps_the_others_as_they_are(
-    spoil: Callable[[FakePod], object], ended: Ended, words: str, count: int
+    spoil: Callable[[FakePod], object], expected: PodResult, words: str, count: int
 ) -> None:
     canary, other = FakePod("canary"), FakePod("other")
     spoil(canary)
-    outcome = await actuate("tokenizer", "sentiment", 3, targets(canary, other), pace=PACE)
-    assert outcome.results["canary"].ended is ended
+    outcome = await change_count("tokenizer", "sentiment", 3, targets(canary, other), pace=PACE)
+    assert outcome.pods["canary"].result is expected
     assert words in outcome.reason
-    assert outcome.results["canary"].count == count
-    assert outcome.results["other"].ended is Ended.SKIPPED
+    assert outcome.pods["canary"].count == count
+    assert outcome.pods["other"].result is PodResult.SKIPPED
     assert (other.now, other.log) == (1, [])
-    assert not outcome.proven
+    assert not outcome.is_verified
 
 
 async def test_a_load_without_an_answer_is_watched_and_never_sent_again() -> None:
     pod = FakePod("pod", silent=True, late=3)
-    outcome = await actuate("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
-    assert outcome.results["pod"].ended is Ended.PROVEN
+    outcome = await change_count("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
+    assert outcome.pods["pod"].result is PodResult.VERIFIED
     assert pod.log == ["pod 2"]
 
 
 async def test_an_ensemble_that_comes_back_within_its_time_is_no_fault() -> None:
-    outcome = await actuate(
+    outcome = await change_count(
         "tokenizer",
         "sentiment",
         2,
         targets(FakePod("pod", faults=["'sentiment' is not ready"])),
         pace=PACE,
     )
-    assert outcome.proven
+    assert outcome.is_verified
     assert outcome.reason == ""
 
 
 async def test_a_pod_that_went_hinders_nobody() -> None:
     gone, other = FakePod("gone", gone=True), FakePod("other")
-    outcome = await actuate("tokenizer", "sentiment", 2, targets(gone, other), pace=PACE)
-    assert [result.ended for result in outcome.results.values()] == [Ended.GONE, Ended.PROVEN]
-    assert outcome.proven
+    outcome = await change_count("tokenizer", "sentiment", 2, targets(gone, other), pace=PACE)
+    assert [result.result for result in outcome.pods.values()] == [
+        PodResult.GONE,
+        PodResult.VERIFIED,
+    ]
+    assert outcome.is_verified
     assert other.now == 2
 
 
 async def test_pods_that_have_the_count_are_left_alone() -> None:
     pod = FakePod("pod", now=2)
-    outcome = await actuate("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
-    assert outcome.proven
+    outcome = await change_count("tokenizer", "sentiment", 2, targets(pod), pace=PACE)
+    assert outcome.is_verified
     assert pod.log == []
 
 

@@ -1,4 +1,4 @@
-"""Pure: the resource as a checked graph of steps and tensors."""
+"""Build and check the graph of steps and tensors of a resource. Pure."""
 
 from .build import build
 from .checks import check

@@ -1,7 +1,7 @@
-"""Is the graph one that Triton loads and that answers what the user means? All findings at once, each with its field.
+"""Check that Triton can load a graph and that it computes what the user intends.
 
 The rules are Triton's own (ensemble_utils.cc, model_config_utils.cc; facts measured against Triton 24.10) and the few of this
-product; a message says what to write instead. What remains of Triton's rules is judged on the rendered configs (render.judge).
+product; a message says what to write instead. What remains of Triton's rules is judged on the rendered configs (:mod:`triton_pipelines.compile.validation`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from .step_checks import (
 )
 from .wiring import check_names, check_wiring
 
-# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a text at worst, and the
-# operator's own files, the pod template and the load plan come on top.
+# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a
+# text at worst, and the operator's own files, the pod template and the load plan come on top.
 SPEC_BYTES_MAX = 350_000
 
 
 def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """Everything that would keep this pipeline from loading or from answering rightly. Empty: it may be rendered."""
+    """Everything that would keep this pipeline from loading or from answering rightly.
+
+    Empty: it may be rendered.
+    """
     return [
         *check_wiring(pipeline, graph),
         *check_names(pipeline, graph),
@@ -60,7 +63,8 @@ def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
         largest = max(parts, key=lambda name: parts[name])
         yield Finding(
             largest,
-            f"the resource is {total} bytes long, {parts[largest]} of them here; what is made of it must fit one ConfigMap, so at most {SPEC_BYTES_MAX} go: shorten this",
+            f"the resource has {total} bytes, {parts[largest]} of them here, but at most"
+            f" {SPEC_BYTES_MAX} fit into the ConfigMap of its revision; shorten this field",
             code=FindingCode.TOO_LARGE,
         )
 

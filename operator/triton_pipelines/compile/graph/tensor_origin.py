@@ -1,7 +1,10 @@
-"""Who made a tensor that is not what it should be. Pure.
+"""Find the field of the resource that a wrong tensor originates from.
 
-Triton hands on whatever a python step answers, of any type and shape. Where another step reads it, the error names that one, which is right; where
-clients read it, there is none at all. Both are told with the step that made the tensor, and what that step declares (measured with Triton 2.51.0).
+Pure.
+
+Triton hands on whatever a python step answers, of any type and shape. Where another step reads it,
+the error names that one, which is right; where clients read it, there is none at all. Both are told
+with the step that made the tensor, and what that step declares (measured with Triton 2.51.0).
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ _READ: Final = (
 )
 # Those of a look at an answer (triton.probe).
 _ANSWERED: Final = re.compile(r"output (?P<output>\S+) (is|has) ")
-# What Triton adds to a shape tells authors of configs by hand what to do, and nothing that can be done here.
+# What Triton adds to a shape tells authors of configs by hand what to do, and nothing that can be
+# done here.
 _NOTE: Final = re.compile(r"\.? NOTE: Setting a non-zero max_batch_size .*", re.DOTALL)
 
 
-def with_maker(graph: Graph, said: str) -> str:
+def with_tensor_origin(graph: Graph, said: str) -> str:
     """``said``, the reason why an inference failed, with the step that made the tensor it speaks of; as it is where it speaks of none that a step made."""
     made = _made(graph, said)
     if made is None:
@@ -42,7 +46,7 @@ def with_maker(graph: Graph, said: str) -> str:
     tensor = step.output(made.tensor) if step is not None else None
     if step is None or tensor is None:
         return said
-    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and has to answer just that)"
+    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and must return exactly that)"
 
 
 def _made(graph: Graph, said: str) -> Reference | None:

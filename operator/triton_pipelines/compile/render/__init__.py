@@ -1,4 +1,4 @@
-"""Pure: from the graph to the model repository and the Kubernetes objects."""
+"""Render the model repository and the Kubernetes objects of a graph. Pure."""
 
 from .errors import RefusedError, RenderError
 from .render import Revision, render, review

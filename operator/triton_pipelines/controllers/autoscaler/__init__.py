@@ -1,1 +1,1 @@
-"""The autoscaler: samples metrics, decides instance counts and applies them to the pods of every pipeline."""
+"""Autoscaler: sample metrics, decide instance counts and change the pods of every pipeline."""

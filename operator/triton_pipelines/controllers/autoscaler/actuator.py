@@ -1,13 +1,17 @@
-"""Carries a count change to the pods of a pipeline: canary first, growth side by side, removal one by one, each proven.
+"""Change the instance count of a step in a pipeline's pods: canary first, each change verified.
 
-What a change is, and why it is done so (facts: measured on Triton 24.10, and read in model_lifecycle.cc):
+Growth runs in several pods at a time, removal in one after the other. Why a change is done this way
+(measured on Triton 24.10, and read in model_lifecycle.cc):
 
-- The whole config goes over, with only ``instance_group[0].count`` changed: a part of one would replace the whole, and anything else
-  changed would be a full reload.
-- Success of the load says nothing about the ensemble: a change is proven by the count that the pod reports, the index (a READY model
-  may carry the reason why its last change failed), readiness of step and ensemble, and a real inference, which alone sees a dead process.
-- A load whose deadline passed goes on in the server; it is watched, never sent again: of two loads the last wins.
-- A refused growth leaves the old instances serving. A step is never unloaded: that would take the ensemble down.
+- The whole config is sent with only ``instance_group[0].count`` changed: a partial config would
+  replace the whole, and any other change would reload the model completely.
+- A successful load proves nothing about the ensemble. A change is verified by the count that the
+  pod reports, by the index (a READY model may have the reason why its last change failed), by the
+  readiness of step and ensemble, and by a test inference, which alone detects a dead process.
+- A load whose deadline passed continues in the server; it is watched and never sent again: of two
+  loads the last one wins.
+- A rejected growth leaves the old instances serving. A step is never unloaded, since that would
+  unload the ensemble.
 """
 
 from __future__ import annotations
@@ -19,25 +23,27 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-# A removed instance takes 1.1 to 1.2 s, one after the other (measured); growth waits for the slowest `initialize`, which nobody bounds.
+# Removing an instance takes 1.1 to 1.2 s, one after the other (measured). Growth waits for the
+# slowest `initialize`, which has no bound.
 LOAD_BASE_S: Final = 60.0
 LOAD_PER_REMOVAL_S: Final = 1.5
 # How long a load whose deadline passed is watched, and how often.
 SETTLE_S: Final = 60.0
 SETTLE_POLL_S: Final = 0.5
-# The ensemble is validated again after each change of a step; it is back within milliseconds (measured: no gap seen by clients).
+# The ensemble is validated again after each change of a step; it is back within milliseconds
+# (measured: clients saw no gap).
 VERIFY_S: Final = 10.0
 VERIFY_POLL_S: Final = 0.1
-# Growth goes to this share of the pods at a time, after the first has proven it.
+# Share of the pods that grow at a time once the first one has been verified.
 PARALLEL_SHARE: Final = 0.25
 
 
-class PodRefusedError(Exception):
-    """The pod refused the change, with Triton's own reason; what ran before goes on."""
+class PodRejectedError(Exception):
+    """The pod rejected the change; the message is Triton's reason. The old count still serves."""
 
 
-class PodSilentError(Exception):
-    """No answer in time: what was asked may still happen."""
+class PodUnresponsiveError(Exception):
+    """No answer in time; the change may still happen."""
 
 
 class PodGoneError(Exception):
@@ -45,207 +51,250 @@ class PodGoneError(Exception):
 
 
 class PodControl(Protocol):
-    """What the actuator needs of one pod; errors are the three above."""
+    """What the actuator needs of one pod. Each method raises the three errors above."""
 
     async def count(self, model: str) -> int:
-        """Instances of the model as the pod reports them."""
+        """Return the model's instances as the pod reports them."""
         ...
 
     async def load(self, model: str, config_json: str, deadline: float) -> None:
-        """Load the model with this whole config."""
+        """Load the model with this complete config within ``deadline`` seconds."""
         ...
 
     async def fault(self, model: str, public: str) -> str:
-        """Why model or public model is not as it should be ("": both are ready, the index carries no reason)."""
+        """Return why the model or the public model is not ready; "" if both are."""
         ...
 
-    async def answers(self) -> str:
-        """Why a real inference through the public model fails ("": it was answered)."""
+    async def inference_error(self) -> str:
+        """Return why a test inference through the public model fails; "" if it succeeds."""
         ...
 
 
-class Ended(StrEnum):
+class PodResult(StrEnum):
     """How a change ended in one pod."""
 
-    PROVEN = "Proven"
-    REFUSED = "Refused"  # Triton's reason; the old count serves
-    BROKEN = "Broken"  # the count is there and the pod does not answer as it should
-    SILENT = "Silent"  # not known: it may still happen
+    VERIFIED = "Verified"
+    """The pod serves with the new count."""
+    REJECTED = "Rejected"
+    """Triton rejected the change; the old count serves."""
+    BROKEN = "Broken"
+    """The pod does not report the count or does not answer correctly."""
+    UNKNOWN = "Unknown"
+    """The pod did not answer; the change may still happen."""
     GONE = "Gone"
-    SKIPPED = "Skipped"  # an earlier pod failed
+    """The pod no longer exists."""
+    SKIPPED = "Skipped"
+    """Not changed, since an earlier pod failed."""
+
+
+_FAILED: Final = (PodResult.REJECTED, PodResult.BROKEN, PodResult.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One pod to change: its name, how it is reached, the config that it runs (JSON, by wanted count) and the count it has."""
+class PodTarget:
+    """One pod to change."""
 
     pod: str
+    """Its name."""
     control: PodControl
+    """Access to its Triton."""
     config: Callable[[int], str]
+    """Returns the config that it runs (JSON) with the given count."""
     count: int
+    """The count that it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What became of one pod: the count it has now (as far as known), in words why it failed, and how long it took (seconds)."""
+class PodChange:
+    """The change in one pod."""
 
-    ended: Ended
+    result: PodResult
+    """How it ended."""
     count: int
+    """The count that the pod has now, as far as known."""
     reason: str = ""
+    """Why it failed, for people; "" if it did not."""
     seconds: float = 0.0
+    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a change, by pod."""
+class CountChange:
+    """The change in all pods of a pipeline."""
 
-    results: Mapping[str, Result] = field(default_factory=dict)
+    pods: Mapping[str, PodChange] = field(default_factory=dict)
+    """The change in each pod, by name."""
 
     @property
-    def proven(self) -> bool:
-        """Whether every pod that is still there serves with the new count."""
-        return all(result.ended in (Ended.PROVEN, Ended.GONE) for result in self.results.values())
+    def is_verified(self) -> bool:
+        """Return whether every pod that still exists serves with the new count."""
+        return all(
+            change.result in (PodResult.VERIFIED, PodResult.GONE) for change in self.pods.values()
+        )
+
+    @property
+    def reached_a_pod(self) -> bool:
+        """Return whether at least one pod serves with the new count."""
+        return any(change.result is PodResult.VERIFIED for change in self.pods.values())
 
     @property
     def reason(self) -> str:
-        """The first failure, with its pod; "" where there is none."""
-        failed = (
-            (pod, result)
-            for pod, result in self.results.items()
-            if result.ended in (Ended.REFUSED, Ended.BROKEN, Ended.SILENT)
-        )
-        return next((f"{pod}: {result.reason}" for pod, result in failed), "")
+        """Return the first failure with its pod; "" if there is none."""
+        for pod, change in self.pods.items():
+            if change.result in _FAILED:
+                return f"{pod}: {change.reason}"
+        return ""
 
     @property
     def seconds(self) -> float | None:
-        """The longest change that was proven; ``None`` where none was."""
+        """Return the duration of the longest verified change; ``None`` if none was verified."""
         return max(
-            (result.seconds for result in self.results.values() if result.ended is Ended.PROVEN),
+            (
+                change.seconds
+                for change in self.pods.values()
+                if change.result is PodResult.VERIFIED
+            ),
             default=None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Times of the actuator, in seconds; tests make them short."""
+    """Times of the actuator in seconds; tests shorten them."""
 
     load: float = LOAD_BASE_S
+    """Deadline of a load."""
     per_removal: float = LOAD_PER_REMOVAL_S
+    """Added to it for each removed instance."""
     settle: float = SETTLE_S
+    """How long a load whose deadline passed is watched."""
     settle_poll: float = SETTLE_POLL_S
+    """Time between two queries of the count meanwhile."""
     verify: float = VERIFY_S
+    """How long a pod may take to be ready after a change."""
     verify_poll: float = VERIFY_POLL_S
+    """Time between two probes meanwhile."""
 
 
-async def actuate(
+async def change_count(
     model: str,
     public: str,
     count: int,
-    targets: Sequence[Target],
+    targets: Sequence[PodTarget],
     *,
     pace: Pace = Pace(),
-    started: Callable[[Target], None] = lambda _: None,
-) -> Outcome:
-    """Bring every pod to ``count`` instances of ``model``; ``public`` is the model that clients call.
+    started: Callable[[PodTarget], None] = lambda _: None,
+) -> CountChange:
+    """Bring every pod to ``count`` instances of a model.
 
-    Growth: the first pod alone, then a quarter of the rest at a time; removal: one pod after the other. After the first pod that
-    does not prove it the rest stays as it is. ``started`` is told of each pod before it is changed. Never raises for what pods do.
+    Growth: the first pod alone, then a quarter of the rest at a time. Removal: one pod after the
+    other. After the first pod whose change is not verified, the rest stays as it is. Never raises
+    for what pods do.
+
+    Args:
+        model: the step's model.
+        public: the model that clients call.
+        count: the desired count.
+        targets: the pods.
+        pace: times.
+        started: called with each pod before it is changed.
     """
     growing = [target for target in targets if target.count < count]
     shrinking = [target for target in targets if target.count > count]
-    results = {
-        target.pod: Result(Ended.PROVEN, count) for target in targets if target.count == count
+    changes = {
+        target.pod: PodChange(PodResult.VERIFIED, count)
+        for target in targets
+        if target.count == count
     }
     failed = False
     for group in [*_groups(growing), *([target] for target in shrinking)]:
         if failed:
-            results |= {target.pod: Result(Ended.SKIPPED, target.count) for target in group}
+            changes |= {target.pod: PodChange(PodResult.SKIPPED, target.count) for target in group}
             continue
         for target in group:
             started(target)
-        ended = await asyncio.gather(
-            *(_change(model, public, count, target, pace) for target in group)
+        done = await asyncio.gather(
+            *(_change_pod(model, public, count, target, pace) for target in group)
         )
-        results |= {target.pod: result for target, result in zip(group, ended, strict=True)}
-        failed = any(result.ended not in (Ended.PROVEN, Ended.GONE) for result in ended)
-    return Outcome({target.pod: results[target.pod] for target in targets})
+        changes |= {target.pod: change for target, change in zip(group, done, strict=True)}
+        failed = any(change.result not in (PodResult.VERIFIED, PodResult.GONE) for change in done)
+    return CountChange({target.pod: changes[target.pod] for target in targets})
 
 
-def _groups(targets: Sequence[Target]) -> list[Sequence[Target]]:
-    """The canary, then groups of a quarter of all pods, one at least."""
+def _groups(targets: Sequence[PodTarget]) -> list[Sequence[PodTarget]]:
+    """Return the canary, then groups of a quarter of all pods, at least one each."""
+    if not targets:
+        return []
     size = max(1, int(len(targets) * PARALLEL_SHARE))
     rest = targets[1:]
-    return (
-        [targets[:1], *(rest[start : start + size] for start in range(0, len(rest), size))]
-        if targets
-        else []
-    )
+    return [targets[:1], *(rest[start : start + size] for start in range(0, len(rest), size))]
 
 
-async def _change(model: str, public: str, count: int, target: Target, pace: Pace) -> Result:
+async def _change_pod(
+    model: str, public: str, count: int, target: PodTarget, pace: Pace
+) -> PodChange:
     begin = time.monotonic()
 
-    def result(ended: Ended, now: int, reason: str = "") -> Result:
-        return Result(ended, now, reason, time.monotonic() - begin)
+    def ended(result: PodResult, now: int, reason: str = "") -> PodChange:
+        return PodChange(result, now, reason, time.monotonic() - begin)
 
     deadline = pace.load + pace.per_removal * max(0, target.count - count)
     try:
         try:
             await target.control.load(model, target.config(count), deadline)
-        except PodSilentError as error:
-            if not await _settled(model, count, target, pace):
-                return result(
-                    Ended.SILENT,
-                    target.count,
-                    f"no answer to the change to {count} instances, and the count did not follow: {error}",
+        except PodUnresponsiveError as error:
+            if not await _is_count_reached(model, count, target, pace):
+                reason = (
+                    f"no answer to the change to {count} instances, "
+                    f"and the count did not change: {error}"
                 )
-        except PodRefusedError as error:
-            return result(
-                Ended.REFUSED, await _reported(model, target), f"refused {count} instances: {error}"
-            )
+                return ended(PodResult.UNKNOWN, target.count, reason)
+        except PodRejectedError as error:
+            now = await _reported_count(model, target)
+            return ended(PodResult.REJECTED, now, f"rejected {count} instances: {error}")
         now = await target.control.count(model)
         if now != count:
-            return result(
-                Ended.BROKEN,
-                now,
-                f"reports {now} instances after a change to {count}; somebody else changes this pod",
+            reason = (
+                f"reports {now} instances after a change to {count}; "
+                "another client changes this pod"
             )
+            return ended(PodResult.BROKEN, now, reason)
         fault = await _fault(model, public, target, pace)
-        return result(Ended.BROKEN if fault else Ended.PROVEN, now, fault)
+        return ended(PodResult.BROKEN if fault else PodResult.VERIFIED, now, fault)
     except PodGoneError as error:
-        return result(Ended.GONE, 0, str(error))
-    except (PodSilentError, PodRefusedError) as error:
-        return result(Ended.SILENT, target.count, f"does not say how it is: {error}")
+        return ended(PodResult.GONE, 0, str(error))
+    except (PodUnresponsiveError, PodRejectedError) as error:
+        return ended(PodResult.UNKNOWN, target.count, f"does not report its state: {error}")
 
 
-async def _reported(model: str, target: Target) -> int:
-    """The count that the pod reports, or the one it had where it does not say."""
+async def _reported_count(model: str, target: PodTarget) -> int:
+    """Return the count that the pod reports, or the one it had if it does not answer."""
     try:
         return await target.control.count(model)
-    except (PodSilentError, PodRefusedError):
+    except (PodUnresponsiveError, PodRejectedError):
         return target.count
 
 
-async def _settled(model: str, count: int, target: Target, pace: Pace) -> bool:
-    """Whether a change whose call has no answer came into force all the same."""
+async def _is_count_reached(model: str, count: int, target: PodTarget, pace: Pace) -> bool:
+    """Return whether a change whose call was not answered takes effect after all."""
     end = time.monotonic() + pace.settle
     while time.monotonic() < end:
         try:
             if await target.control.count(model) == count:
                 return True
-        except (PodSilentError, PodRefusedError):
+        except (PodUnresponsiveError, PodRejectedError):
             pass
         await asyncio.sleep(pace.settle_poll)
     return False
 
 
-async def _fault(model: str, public: str, target: Target, pace: Pace) -> str:
-    """What is wrong after a change, once it had time to come in order; "" for nothing."""
+async def _fault(model: str, public: str, target: PodTarget, pace: Pace) -> str:
+    """Return what is wrong in the pod once it had time to recover; "" if nothing is."""
     end = time.monotonic() + pace.verify
     while True:
         fault = await target.control.fault(model, public)
         if not fault:
-            fault = await target.control.answers()
+            fault = await target.control.inference_error()
         if not fault or time.monotonic() >= end:
             return fault
         await asyncio.sleep(pace.verify_poll)

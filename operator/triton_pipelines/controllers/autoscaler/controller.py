@@ -1,8 +1,10 @@
-"""The scaling loop: samples, decisions, and changes of instance counts, for all pipelines of this operator.
+"""Autoscaler: sample, decide and change instance counts for all pipelines of this operator.
 
-One tick: which pipelines are scaled and what their pods are; one collection for all; a decision each; at most one change in flight
-per pipeline. Intent first: the next reconcile pass records the wanted counts, and only what is recorded is carried to the pods; a pod
-that starts meanwhile starts from it. Nothing here writes to the API server.
+Each tick observes the pipelines and their pods, collects samples for all of them at once and takes
+one decision per pipeline; at most one change per pipeline runs at a time. The intent comes first:
+the autoscaler publishes the desired counts, the next reconcile records them, and only recorded
+counts are carried out. A pod that starts meanwhile starts with them. Nothing here writes to the
+API server.
 """
 
 from __future__ import annotations
@@ -26,100 +28,109 @@ from triton_pipelines.autoscaling.metrics.samples import (
     MetricsProblem,
     PipelineSample,
 )
-from triton_pipelines.autoscaling.pods_and_cpu import change_in_progress
+from triton_pipelines.autoscaling.pods_and_cpu import (
+    PodsObservation,
+    change_in_progress,
+    decide_pods_and_cpu,
+)
 from triton_pipelines.autoscaling.state_json import loads
-from triton_pipelines.autoscaling.types import ScalingState
+from triton_pipelines.autoscaling.types import PipelineLimits, ScalingDecision, ScalingState
+from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
-from triton_pipelines.cluster.store import Store
+from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
+from triton_pipelines.compile.graph.graph import Step
 from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu
 from triton_pipelines.controllers.autoscaler.actuator import (
-    Ended,
-    Outcome,
+    CountChange,
     Pace,
     PodGoneError,
-    PodRefusedError,
-    PodSilentError,
-    Target,
-    actuate,
+    PodRejectedError,
+    PodResult,
+    PodTarget,
+    PodUnresponsiveError,
+    change_count,
 )
-from triton_pipelines.controllers.autoscaler.pipeline_state import Counted, Watched
+from triton_pipelines.controllers.autoscaler.pipeline_state import (
+    PipelineScalingState,
+    PodCounts,
+    ReportedStatus,
+)
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
-from triton_pipelines.controllers.handover import Intent, View, limits_of
-from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
+from triton_pipelines.controllers.handover import Handover, ScalingView
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
-from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
-from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, alive, json_object, serves
+from triton_pipelines.controllers.pipeline.snapshot import Pod, alive, json_object, serves
+from triton_pipelines.controllers.scaling_limits import limits_of
 
-Key = tuple[str, str]
 _log = structlog.get_logger(__name__)
 
 TICK_SECONDS: Final = 2.0
-# A pod's count is asked again after this long (seconds), and whenever its server started anew: nobody else should change it.
+# A pod's counts are queried again after this long (seconds), and whenever its server has restarted:
+# nothing else should change them.
 RECOUNT_SECONDS: Final = 30.0
-# A pod that did not answer is left alone for so long (seconds): many that cannot be reached must not keep the operator busy.
+# A pod that did not report counts is queried again after this long (seconds), so that many
+# unreachable pods do not keep the operator busy.
 UNANSWERED_SECONDS: Final = 10.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
 INTENT_SECONDS: Final = 15.0
 INTENT_POLL_SECONDS: Final = 0.1
-# Figures alone make no status pass due more often (seconds).
+# A view of which only figures changed is published this often (seconds).
 STATUS_SECONDS: Final = 60.0
-# Pause after a first failed change (seconds); doubled before the first use, and with each further failure.
+# Pause after a first failed change (seconds); doubled before the first use, and with each failure.
 RETRY_SECONDS: Final = 8.0
 
 
 class Collector(Protocol):
-    """Where samples come from: Prometheus, or the pods themselves."""
+    """A source of samples: Prometheus, or the pods themselves."""
 
     async def collect(
         self, wanted: Mapping[Key, ExpectedPods]
     ) -> Mapping[Key, PipelineSample | MetricsFailure]:
-        """One collection for all pipelines; a pipeline without a usable sample gets a failure, never a zero."""
+        """Collect samples for all pipelines at once.
+
+        A pipeline without a usable sample gets a failure, never a zero.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Scales every pipeline whose spec allows it. ``run`` ends only when cancelled.
-
-    ``collectors``: by name of the connection; the one named ``""`` reads the pods directly and serves where none is configured.
-    ``going``: what passes go by, of a raw pipeline; ``prober`` asks a pod after a change; ``enqueue`` makes a reconcile pass due; ``clock`` gives UTC now.
-    """
+    """Scales every pipeline whose spec allows it. ``run`` ends only when cancelled."""
 
     store: Store
+    """The operator's caches."""
     derive: Callable[[str, str], str]
+    """Derives the control key of (pipeline uid, revision)."""
     prober: Prober
+    """Probes a pod after a change."""
     collectors: Mapping[str, Collector]
+    """By name of the connection; "" reads the pods directly and is used if there is no other."""
     clock: Callable[[], dt.datetime]
+    """Returns UTC now."""
     enqueue: Callable[[Key], None]
+    """Makes a reconcile due."""
     metrics: ScalingMetrics
-    refusals: Callable[[Key], Mapping[str, Refusal]] = lambda _: {}
-    going: Callable[[Object], EffectiveSpec | None] = lambda _: None
+    """The autoscaler's own metrics."""
+    handover: Handover
+    """Where intents and views are published, and effective specs and resize rejections read."""
     tick_seconds: float = TICK_SECONDS
+    """Time between two ticks."""
     intent_seconds: float = INTENT_SECONDS
+    """How long a change waits for its intent to be recorded."""
     retry_seconds: float = RETRY_SECONDS
+    """Pause after a first failed change."""
     pace: Pace = field(default_factory=Pace)
-    _watched: dict[Key, Watched] = field(default_factory=dict)
-    _said: dict[tuple[Key, str], str] = field(default_factory=dict)
+    """Times of the actuator."""
+    _states: dict[Key, PipelineScalingState] = field(default_factory=dict)
+    _logged: dict[tuple[Key, str], str] = field(default_factory=dict)
 
-    # --- what the reconcile pass asks -----------------------------------------------------------------------------------
-
-    def intent(self, key: Key) -> Intent | None:
-        """Counts and memory to record; ``None``: what is recorded stays."""
-        watched = self._watched.get(key)
-        return watched.intent if watched else None
-
-    def view(self, key: Key) -> View | None:
-        """What to say in the status; ``None`` where nothing was decided."""
-        watched = self._watched.get(key)
-        return watched.view if watched else None
-
-    # --- the loop ----------------------------------------------------------------------------------------------------------
+    # --- loop -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tick for ever; a tick that fails is logged, and the next one tries again."""
+        """Tick forever; a failed tick is logged, and the next one tries again."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -127,48 +138,42 @@ class Autoscaler:
                 try:
                     await self.tick()
                 except Exception as error:
-                    await self._failed(("", ""), "Tick", error)
+                    await self._log_failure(("", ""), "Tick", error)
                 await asyncio.sleep(max(0.0, due - loop.time()))
         finally:
-            for watched in self._watched.values():
-                if watched.action is not None:
-                    watched.action.cancel()
+            for state in self._states.values():
+                if state.action is not None:
+                    state.action.cancel()
 
     async def tick(self) -> None:
-        """One round over all pipelines; what goes wrong in one of them is not the others' trouble."""
+        """Observe all pipelines and decide for each; a failure in one does not affect others."""
         for key in list(self.store.pipelines()):
             try:
                 self._observe(key)
             except Exception as error:
-                await self._failed(key, "Observe", error)
-        self._drop(
-            {*self._watched, *(key for key, _ in self._said if any(key))}
-            - set(self.store.pipelines())
-        )
-        looked_at = {key: watched for key, watched in self._watched.items() if watched.steps}
-        active = {key: watched for key, watched in looked_at.items() if watched.pods}
-        await asyncio.gather(*(self._count(watched) for watched in active.values()))
-        samples = await self._collect(active)
-        for key, watched in looked_at.items():
+                await self._log_failure(key, "Observe", error)
+        known = {*self._states, *(key for key, _ in self._logged if any(key))}
+        self._forget(known - set(self.store.pipelines()))
+        scaled = {key: state for key, state in self._states.items() if state.steps}
+        serving = {key: state for key, state in scaled.items() if state.pods}
+        await asyncio.gather(*(self._query_counts(state) for state in serving.values()))
+        samples = await self._collect(serving)
+        for key, state in scaled.items():
             sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
+            if not any(self.collectors):
+                sample = pipeline_state.with_missing_connection(state.pipeline, sample)
             try:
-                self._decide(
-                    key,
-                    watched,
-                    sample
-                    if any(self.collectors)
-                    else pipeline_state.read_directly(watched.pipeline, sample),
-                )
+                self._reconcile(key, state, sample)
             except Exception as error:
-                await self._failed(key, "Decide", error)
+                await self._log_failure(key, "Decide", error)
 
-    async def _failed(self, key: Key, kind: str, error: BaseException) -> None:
-        """A defect of ours, or what a pod or an edited object did to us: counted and logged, never the end of the loop."""
+    async def _log_failure(self, key: Key, kind: str, error: BaseException) -> None:
+        """Count and log an unexpected error: a bug, or what a pod or an edited object caused."""
         self.metrics.errors.labels(*key, kind).inc()
-        said = f"{type(error).__name__}: {error}"
-        if self._said.get((key, kind)) == said:
-            return  # every tick meets it again; the counter tells
-        self._said[key, kind] = said
+        message = f"{type(error).__name__}: {error}"
+        if self._logged.get((key, kind)) == message:
+            return  # it recurs with every tick, and the counter shows that
+        self._logged[key, kind] = message
         await _log.aerror(
             "scaling failed",
             namespace=key[0],
@@ -178,385 +183,403 @@ class Autoscaler:
             exc_info=error,
         )
 
-    # --- observe -------------------------------------------------------------------------------------------------------------
+    # --- observe --------------------------------------------------------------------------------
 
     def _observe(self, key: Key) -> None:
-        """The pipeline's spec and its ready pods, as the caches have them."""
+        """Update a pipeline's spec and its pods from the caches."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None or is_unmanaged(raw):
-            self._drop([key])
+            self._forget([key])
             return
-        watched = self._of_spec(key, raw)
-        if watched is None:
+        state = self._state_of(key, raw)
+        if state is None:
             return
-        if not watched.steps:
-            self._rest(key, watched)
+        if not state.steps:
+            self._clear(key, state)
             return
-        pods = [
+        state.all_pods = tuple(
             Pod.of(item) for item in self.store.children(PODS, key) if alive(item) and serves(item)
-        ]
-        watched.everyone = tuple(pods)
-        watched.pods = tuple(
-            pod
-            for pod in pods
-            if pod.serving and pod.server_running and self._configs(watched, pod) is not None
         )
-        watched.forget_gone()
+        state.pods = tuple(
+            pod
+            for pod in state.all_pods
+            if pod.serving and pod.server_running and self._configs(state, pod) is not None
+        )
+        state.forget_deleted_pods()
 
-    def _of_spec(self, key: Key, raw: Object) -> Watched | None:
-        """The pipeline as passes go by it; ``None`` before the first one, and where there was never a spec to go by."""
-        going, watched = self.going(raw), self._watched.get(key)
-        if going is None or (
-            watched is not None and watched.pipeline.metadata.uid != going.pipeline.metadata.uid
-        ):
-            self._drop([key])  # another pipeline of the same name
-            watched = None
-        if going is None:
+    def _state_of(self, key: Key, raw: Object) -> PipelineScalingState | None:
+        """Return the pipeline's state with its effective spec.
+
+        ``None`` before its first reconcile, and if it never had a spec that compiles.
+        """
+        effective = self.handover.effective_spec(raw)
+        if effective is None:
+            self._forget([key])
             return None
-        if watched is None:
-            watched = self._watched[key] = Watched(
-                going.pipeline,
-                going.graph,
+        state = self._states.get(key)
+        if state is not None and (state.pipeline.metadata.uid != effective.pipeline.metadata.uid):
+            self._forget([key])  # another pipeline of the same name
+            state = None
+        if state is None:
+            state = self._states[key] = PipelineScalingState(
+                effective.pipeline,
+                effective.graph,
                 self.clock().timestamp(),
-                *pipeline_state.said_in(raw.get("status") or {}),
+                ReportedStatus.of(raw.get("status") or {}),
             )
-        elif watched.graph is not going.graph:
-            watched.take(going.pipeline, going.graph)
-        return watched
+            self.handover.scaling[key] = state.output
+        elif state.graph is not effective.graph:
+            state.set_spec(effective.pipeline, effective.graph)
+        return state
 
-    def _rest(self, key: Key, watched: Watched) -> None:
-        """Nothing of it is to be scaled: only its spec is remembered."""
-        if watched.memory is None and not watched.pods:
+    def _clear(self, key: Key, state: PipelineScalingState) -> None:
+        """Clear the scaling state of a pipeline without a scalable step."""
+        if state.memory is None and not state.pods:
             return
-        if watched.action is not None:
-            watched.action.cancel()
-        watched.action = watched.memory = watched.intent = watched.view = None
-        watched.pods, watched.counted, watched.told = (), {}, ()
+        if state.action is not None:
+            state.action.cancel()
+        state.action = state.memory = state.output.intent = state.output.view = None
+        state.pods, state.pod_counts, state.view_key = (), {}, ()
         self.metrics.forget(key)
 
-    def _drop(self, keys: Iterable[Key]) -> None:
+    def _forget(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            if any(where[0] == key for where in self._said):
-                self._said = {where: said for where, said in self._said.items() if where[0] != key}
+            if any(where[0] == key for where in self._logged):
+                self._logged = {
+                    where: message for where, message in self._logged.items() if where[0] != key
+                }
                 self.metrics.forget(key)
-            watched = self._watched.pop(key, None)
-            if watched is not None:
-                self._rest(key, watched)
+            state = self._states.pop(key, None)
+            self.handover.scaling.pop(key, None)
+            if state is not None:
+                self._clear(key, state)
 
-    def _configs(self, watched: Watched, pod: Pod) -> Mapping[str, str] | None:
-        name = names.revision_name(watched.pipeline.name, pod.revision)
+    def _configs(self, state: PipelineScalingState, pod: Pod) -> Mapping[str, str] | None:
+        name = names.revision_name(state.pipeline.name, pod.revision)
         return pipeline_state.configs_of(
-            self.store.get(CONFIG_MAPS, watched.pipeline.namespace, name)
+            self.store.get(CONFIG_MAPS, state.pipeline.namespace, name)
         )
 
-    async def _count(self, watched: Watched) -> None:
-        """Ask the pods whose counts are not known, or not of late."""
+    async def _query_counts(self, state: PipelineScalingState) -> None:
+        """Query the pods whose counts are unknown or outdated."""
         now = self.clock().timestamp()
-        due = []
-        for pod in watched.pods:
-            known = watched.counted.get(pod.uid)
-            stale = (
-                known is None
-                or known.start != pipeline_state.start_of(pod)
-                or now - known.at >= RECOUNT_SECONDS
-            )
-            start, asked = watched.unanswered.get(pod.uid, ("", 0.0))
-            if stale and (
-                start != pipeline_state.start_of(pod) or now - asked >= UNANSWERED_SECONDS
-            ):
-                due.append(pod)
-        counts = await asyncio.gather(*(self._ask_counts(watched, pod) for pod in due))
+        due = [pod for pod in state.pods if self._is_query_due(state, pod, now)]
+        counts = await asyncio.gather(*(self._counts_of(state, pod) for pod in due))
         for pod, found in zip(due, counts, strict=True):
-            watched.unanswered.pop(pod.uid, None)
+            start = pipeline_state.server_start_id(pod)
+            state.unanswered.pop(pod.uid, None)
             if found is not None:
-                watched.counted[pod.uid] = Counted(now, pipeline_state.start_of(pod), found)
+                state.pod_counts[pod.uid] = PodCounts(now, start, found)
                 continue
-            watched.unanswered[pod.uid] = (pipeline_state.start_of(pod), now)
-            if (
-                known := watched.counted.get(pod.uid)
-            ) is not None and known.start != pipeline_state.start_of(pod):
-                del watched.counted[
-                    pod.uid
-                ]  # what an earlier start of its server ran says nothing of this one
+            state.unanswered[pod.uid] = (start, now)
+            known = state.pod_counts.get(pod.uid)
+            if known is not None and known.start != start:
+                del state.pod_counts[pod.uid]  # counts of an earlier start of its server
 
-    async def _ask_counts(self, watched: Watched, pod: Pod) -> Mapping[str, int] | None:
-        control = self._control(watched, pod)
+    def _is_query_due(self, state: PipelineScalingState, pod: Pod, now: float) -> bool:
+        start, known = pipeline_state.server_start_id(pod), state.pod_counts.get(pod.uid)
+        if known is not None and known.start == start and now - known.at < RECOUNT_SECONDS:
+            return False
+        failed_start, failed_at = state.unanswered.get(pod.uid, ("", 0.0))
+        return failed_start != start or now - failed_at >= UNANSWERED_SECONDS
+
+    async def _counts_of(self, state: PipelineScalingState, pod: Pod) -> Mapping[str, int] | None:
+        control = self._control(state, pod)
         try:
-            return {step.name: await control.count(step.model_name) for step in watched.steps}
-        except (PodGoneError, PodRefusedError, PodSilentError):
+            return {step.name: await control.count(step.model_name) for step in state.steps}
+        except (PodGoneError, PodRejectedError, PodUnresponsiveError):
             return None
 
-    def _control(self, watched: Watched, pod: Pod) -> TritonPod:
-        example = example_of(watched.pipeline, watched.graph)
-        key = self.derive(watched.pipeline.metadata.uid, pod.revision)
-        return TritonPod(ProbeTarget(pod, watched.graph, key, example), self.prober, self.clock)
+    def _control(self, state: PipelineScalingState, pod: Pod) -> TritonPod:
+        example = example_of(state.pipeline, state.graph)
+        key = self.derive(state.pipeline.metadata.uid, pod.revision)
+        return TritonPod(ProbeTarget(pod, state.graph, key, example), self.prober, self.clock)
 
     async def _collect(
-        self, active: Mapping[Key, Watched]
+        self, states: Mapping[Key, PipelineScalingState]
     ) -> dict[Key, PipelineSample | MetricsFailure]:
-        """Samples of all, one collection per connection, side by side; a collector that fails is a failure of its pipelines alone."""
+        """Return samples of all pipelines, collected once per connection.
+
+        A collector that fails is a failure of its own pipelines only.
+        """
         groups: dict[str, dict[Key, ExpectedPods]] = {}
         found: dict[Key, PipelineSample | MetricsFailure] = {}
         connections = [name for name in self.collectors if name]
-        for key, watched in active.items():
-            limits = limits_of(watched.pipeline, watched.graph, "")
+        for key, state in states.items():
+            limits = limits_of(state.pipeline, state.graph, "")
             models = frozenset([*(step.model_name for step in limits.steps), *limits.gpu_steps])
-            pods = {pod.name: pipeline_state.metrics_address(pod) for pod in watched.pods}
-            name = watched.pipeline.spec.scaling.prometheus_ref
+            pods = {pod.name: pipeline_state.metrics_address(pod) for pod in state.pods}
+            scaling = state.pipeline.spec.scaling
+            name = scaling.prometheus_ref
             if connections and name not in connections:
                 found[key] = unknown_connection(name, connections)
                 continue
             groups.setdefault(name if connections else "", {})[key] = ExpectedPods(
-                key[0], pods, models, float(watched.pipeline.spec.scaling.windows.slow)
+                key[0], pods, models, float(scaling.windows.slow)
             )
-        answers = await asyncio.gather(
-            *(self.collectors[name].collect(wanted) for name, wanted in groups.items()),
+        results = await asyncio.gather(
+            *(self.collectors[name].collect(group) for name, group in groups.items()),
             return_exceptions=True,
         )
-        for wanted, answer in zip(groups.values(), answers, strict=True):
-            if isinstance(answer, BaseException):
-                await self._failed(("", ""), "Collect", answer)
-                answer = dict.fromkeys(
-                    wanted,
-                    MetricsFailure(
-                        MetricsProblem.ERROR,
-                        "metrics could not be collected; the operator's log says why",
-                    ),
+        for group, result in zip(groups.values(), results, strict=True):
+            if isinstance(result, BaseException):
+                await self._log_failure(("", ""), "Collect", result)
+                failure = MetricsFailure(
+                    MetricsProblem.ERROR, "metrics could not be collected; see the operator's log"
                 )
-            found |= answer
+                result = dict.fromkeys(group, failure)
+            found |= result
         return found
 
-    # --- decide -----------------------------------------------------------------------------------------------------------
+    # --- decide ---------------------------------------------------------------------------------
 
-    def _decide(self, key: Key, watched: Watched, sample: PipelineSample | MetricsFailure) -> None:
-        now = self.clock().timestamp()
-        live, pods = self._live(watched), watched.pods
+    def _reconcile(
+        self, key: Key, state: PipelineScalingState, sample: PipelineSample | MetricsFailure
+    ) -> None:
+        """Decide, start what was decided, and publish intent and view."""
+        now, live = self.clock().timestamp(), self._live(state)
         deployment = self.store.get(DEPLOYMENTS, *key)
-        before = watched.memory or pipeline_state.adopted(
-            loads(live.get(names.KEY_SCALING)), self._recorded_counts(watched)
+        before = state.memory or pipeline_state.with_recorded_counts(
+            loads(live.get(names.KEY_SCALING)), self._recorded_counts(state)
         )
-        before = pods_and_cpu.taken_over(
-            watched, before, live, deployment, first=watched.memory is None
-        )
-        limits = pods_and_cpu.limits(watched, before, direct=not any(self.collectors))
-        counts = watched.counts()
-        decision = decide(limits, before, sample, counts, [pod.name for pod in pods], now)
-        seen = pods_and_cpu.seen(watched, before, deployment, self.refusals(key), live)
-        still = watched.busy or watched.backoff.wait(self.retry_seconds, now) > 0 or not pods
-        # What is under way changes counts, or what they are to be, and what failed is not tried at once; the law looks again afterwards.
-        waits = watched.active and (still or bool(change_in_progress(before, seen, now)))
-        watched.memory = (
-            pipeline_state.only_seen(before, decision.state) if waits else decision.state
-        )
-        if watched.active and not still:
-            self._act(
-                key,
-                watched,
-                {item.step: watched.memory.steps[item.step].desired for item in decision.steps},
-                counts,
-                before,
-            )
-        decision = pods_and_cpu.turn(
-            watched,
-            limits,
-            replace(decision, state=watched.memory),
-            replace(seen, counting=watched.busy),
-            sample,
-            now,
-        )
-        for action in pods_and_cpu.news(watched.memory.history, decision.state.history):
-            self.metrics.acted(
-                key, action.step, "up" if action.after > action.before else "down", "Recorded", None
-            )
-        watched.memory = decision.state
-        if watched.active and pods_and_cpu.unrecorded(watched.memory, live, watched.intent):
-            watched.intent = pods_and_cpu.intent_of(watched.memory)
+        before = pods_and_cpu.with_owned_fields(state, before, live, deployment)
+        limits = pods_and_cpu.current_limits(state, before, direct=not any(self.collectors))
+        counts = state.counts()
+        decision = decide(limits, before, sample, counts, [pod.name for pod in state.pods], now)
+        rejections = self.handover.resize_rejections.get(key, {})
+        pods = pods_and_cpu.observe_pods(state, before, deployment, rejections, live)
+        self._decide_counts(key, state, decision, before, pods, now)
+        decision = self._decide_pods(key, state, limits, decision, pods, sample, now)
+        if state.is_active and pods_and_cpu.needs_recording(
+            decision.state, live, state.output.intent
+        ):
+            state.output.intent = pods_and_cpu.intent_of(decision.state)
             self.enqueue(key)
-        trouble = pipeline_state.trouble_of(decision, pods=bool(pods))
-        decision = pipeline_state.shown(decision, watched.memory, active=watched.active)
-        view = View(
-            decision,
-            watched.pipeline.spec.scaling.mode,
-            counts,
-            sample.source,
-            trouble,
-            watched.backoff.reason,
+        has_pods = bool(state.pods)
+        failure = pipeline_state.metrics_failure_of(decision, has_pods=has_pods)
+        decision = pipeline_state.with_desired_counts(
+            decision, decision.state, active=state.is_active
         )
-        self.metrics.decided(
-            key, view, {step.name: step.model_name for step in watched.steps}, sample, now
-        )
-        self.metrics.sized(key, *pods_and_cpu.sizes(watched, deployment))
-        if not pipeline_state.settling(watched, decision.verdict, now, trouble, sample.source):
-            self._tell(key, watched, view, now)
+        mode = state.pipeline.spec.scaling.mode
+        view = ScalingView(decision, mode, counts, sample.source, failure, state.backoff.reason)
+        models = {step.name: step.model_name for step in state.steps}
+        self.metrics.observe_decision(key, view, models, sample, now)
+        self.metrics.observe_pods(key, pods_and_cpu.pod_sizes(state, deployment))
+        if not pipeline_state.is_settling(state, decision.verdict, now, failure, sample.source):
+            self._publish_view(key, state, view, now)
 
-    def _act(
+    def _decide_counts(
         self,
         key: Key,
-        watched: Watched,
-        wanted: Mapping[str, int],
-        counts: Mapping[str, Mapping[str, int]],
+        state: PipelineScalingState,
+        decision: ScalingDecision,
+        before: ScalingState,
+        pods: PodsObservation,
+        now: float,
+    ) -> None:
+        """Take the decision on counts into the state, and start it unless it has to wait."""
+        is_blocked = (
+            state.is_changing or state.backoff.wait(self.retry_seconds, now) > 0 or not state.pods
+        )
+        # A running change is not decided again, and a failed one not retried at once; the control
+        # law decides anew afterwards.
+        if state.is_active and (is_blocked or change_in_progress(before, pods, now)):
+            state.memory = pipeline_state.with_observations(before, decision.state)
+        else:
+            state.memory = decision.state
+        if state.is_active and not is_blocked:
+            steps = state.memory.steps
+            desired = {item.step: steps[item.step].desired for item in decision.steps}
+            self._start_change(key, state, desired, before)
+
+    def _decide_pods(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        limits: PipelineLimits,
+        decision: ScalingDecision,
+        pods: PodsObservation,
+        sample: PipelineSample | MetricsFailure,
+        now: float,
+    ) -> ScalingDecision:
+        """Return the decision with CPU and pods, and take it into the state."""
+        assert state.memory is not None, "counts are decided first"
+        before = state.memory.history
+        decision = decide_pods_and_cpu(
+            bounds_of(state.pipeline, state.graph),
+            limits,
+            replace(decision, state=state.memory),
+            replace(pods, counting=state.is_changing),
+            interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
+            now=now,
+        )
+        for action in pods_and_cpu.new_actions(before, decision.state.history):
+            direction = "up" if action.after > action.before else "down"
+            self.metrics.observe_action(key, action.step, direction, "Recorded", None)
+        state.memory = decision.state
+        return decision
+
+    def _start_change(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        desired: Mapping[str, int],
         before: ScalingState,
     ) -> None:
-        """Start what the decision asks for, or bring pods in line that came up with another count."""
-        recorded = self._recorded_counts(watched)
-        moved = {step: count for step, count in wanted.items() if recorded.get(step) != count}
-        astray = any(
-            count != wanted[step] for step, pods in counts.items() for count in pods.values()
+        """Start a change to the desired counts, also for pods that started with other counts."""
+        recorded = self._recorded_counts(state)
+        changed = {step: count for step, count in desired.items() if recorded.get(step) != count}
+        diverged = any(
+            count != desired[step]
+            for step, pods in state.counts().items()
+            for count in pods.values()
         )
-        if not moved and not astray:
-            watched.backoff = replace(watched.backoff, reason="")  # what failed is no longer wanted
+        if not changed and not diverged:
+            # What failed is no longer desired.
+            state.backoff = replace(state.backoff, reason="")
             return
-        if moved:
-            assert watched.memory is not None
-            watched.intent = pods_and_cpu.intent_of(watched.memory, wanted)
+        if changed:
+            assert state.memory is not None
+            state.output.intent = pods_and_cpu.intent_of(state.memory, desired)
             self.enqueue(key)
-        watched.action = asyncio.create_task(
-            self._carry_out(key, watched, wanted, moved, before), name=f"scale {key[0]}/{key[1]}"
+        state.action = asyncio.create_task(
+            self._carry_out(key, state, desired, changed, before), name=f"scale {key[0]}/{key[1]}"
         )
 
-    # --- act --------------------------------------------------------------------------------------------------------------------
+    # --- act ------------------------------------------------------------------------------------
 
     async def _carry_out(
         self,
         key: Key,
-        watched: Watched,
-        wanted: Mapping[str, int],
-        moved: Mapping[str, int],
+        state: PipelineScalingState,
+        desired: Mapping[str, int],
+        changed: Mapping[str, int],
         before: ScalingState,
     ) -> None:
-        """Record, change, prove; on failure back to what was."""
+        """Wait until the intent is recorded, then change the pods; on failure revert."""
         try:
-            if moved and not await self._recorded(watched, wanted):
-                self._fail(watched, "the wanted counts could not be recorded; no pod was changed")
-                watched.memory, watched.intent = before, None
+            if changed and not await self._is_recorded(state, desired):
+                self._fail(state, "the desired counts could not be recorded; no pod was changed")
+                state.memory, state.output.intent = before, None
                 self.metrics.errors.labels(*key, "Intent").inc()
                 return
-            for step in watched.steps:
-                if step.name in wanted:
-                    last = (
-                        before.steps[step.name].desired
-                        if step.name in moved and step.name in before.steps
-                        else None
-                    )
-                    await self._change(
-                        key, watched, step.name, step.model_name, wanted[step.name], last
-                    )
+            for step in state.steps:
+                if step.name not in desired:
+                    continue
+                previous = before.steps.get(step.name) if step.name in changed else None
+                await self._change_step(
+                    key,
+                    state,
+                    step,
+                    desired[step.name],
+                    previous.desired if previous is not None else None,
+                )
         except Exception as error:
             self._fail(
-                watched,
-                f"the change could not be carried out: {type(error).__name__}; the operator's log has more",
+                state,
+                f"the change could not be carried out: {type(error).__name__}; "
+                "see the operator's log",
             )
-            await self._failed(key, Reason.ACTUATION_FAILED.value, error)
+            await self._log_failure(key, Reason.ACTUATION_FAILED.value, error)
         finally:
             self.enqueue(key)
 
-    async def _recorded(self, watched: Watched, wanted: Mapping[str, int]) -> bool:
-        """Whether the live ConfigMap holds these counts, within the time there is."""
+    async def _is_recorded(self, state: PipelineScalingState, desired: Mapping[str, int]) -> bool:
+        """Wait for the live ConfigMap to have the counts; return whether it got them in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.intent_seconds
         while loop.time() < end:
-            recorded = self._recorded_counts(watched)
-            if all(recorded.get(step) == count for step, count in wanted.items()):
+            recorded = self._recorded_counts(state)
+            if all(recorded.get(step) == count for step, count in desired.items()):
                 return True
             await asyncio.sleep(INTENT_POLL_SECONDS)
         return False
 
-    async def _change(
-        self, key: Key, watched: Watched, step: str, model: str, count: int, last: int | None
+    async def _change_step(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        step: Step,
+        count: int,
+        previous: int | None,
     ) -> None:
-        """Bring the pods to a count. ``last``: the desired count before; ``None`` where it has not changed and pods are astray."""
-        targets: list[Target] = []
-        for pod in watched.pods:
-            known = watched.counted.get(pod.uid)
-            configs = self._configs(watched, pod)
-            if (
-                known is not None
-                and step in known.counts
-                and configs is not None
-                and step in configs
-            ):
-                targets.append(
-                    Target(
-                        pod.name,
-                        self._control(watched, pod),
-                        pipeline_state.config_with(configs[step]),
-                        known.counts[step],
-                    )
-                )
+        """Change a step's count in the pods.
+
+        Args:
+            key: the pipeline's key.
+            state: the pipeline.
+            step: the step.
+            count: the desired count.
+            previous: the desired count before; ``None`` if it did not change and pods diverged.
+        """
+        targets = self._targets(state, step.name)
         others = sorted({target.count for target in targets} - {count})
         if not others:
             return
-        outcome = await actuate(model, watched.graph.model_name, count, targets, pace=self.pace)
-        self._settle(
-            key,
-            watched,
-            step,
-            others[0] if last is None else last,
-            count,
-            outcome,
-            takes_back=last is not None,
-        )
-
-    def _settle(
-        self,
-        key: Key,
-        watched: Watched,
-        step: str,
-        before: int,
-        count: int,
-        outcome: Outcome,
-        *,
-        takes_back: bool,
-    ) -> None:
-        """Take in how a change ended."""
-        for name, result in outcome.results.items():
-            if result.ended is not Ended.GONE:
-                watched.recount(name, step, result.count)
-        memory = watched.memory or ScalingState()
-        direction = "up" if count > before else "down"
-        if outcome.proven:
-            watched.backoff = ScalingBackoff()
-            watched.memory = replace(memory, actuation=outcome.seconds or memory.actuation)
-            self.metrics.acted(
-                key,
-                step,
-                direction,
-                "Proven" if outcome.seconds is not None else "Gone",
-                outcome.seconds,
-            )
+        public = state.graph.model_name
+        change = await change_count(step.model_name, public, count, targets, pace=self.pace)
+        for name, result in change.pods.items():
+            if result.result is not PodResult.GONE:
+                state.set_count(name, step.name, result.count)
+        old = others[0] if previous is None else previous
+        direction = "up" if count > old else "down"
+        memory = state.memory or ScalingState()
+        if change.is_verified:
+            state.backoff = ScalingBackoff()
+            state.memory = replace(memory, actuation=change.seconds or memory.actuation)
+            reason = "Proven" if change.seconds is not None else "Gone"
+            self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
             return
-        self._fail(watched, f"{step} from {before} to {count}: {outcome.reason}")
-        self.metrics.acted(key, step, direction, "Failed", None)
+        self._fail(state, f"{step.name} from {old} to {count}: {change.reason}")
+        self.metrics.observe_action(key, step.name, direction, "Failed", None)
         self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
-        if (
-            takes_back
-            and count > before
-            and not any(result.ended is Ended.PROVEN for result in outcome.results.values())
-        ):
-            # No pod took it: the last good count is what new pods start from.
-            watched.memory = pipeline_state.taken_back(
-                memory, step, before, self.clock().timestamp(), outcome.reason
-            )
-            watched.intent = pods_and_cpu.intent_of(watched.memory)
+        if previous is not None and count > previous and not change.reached_a_pod:
+            self._revert(state, step.name, previous, change)
 
-    def _fail(self, watched: Watched, reason: str) -> None:
-        watched.backoff = watched.backoff.failed(self.clock().timestamp(), reason)
+    def _targets(self, state: PipelineScalingState, step: str) -> list[PodTarget]:
+        """Return the pods whose count of the step and whose config are known."""
+        targets = []
+        for pod in state.pods:
+            known, configs = state.pod_counts.get(pod.uid), self._configs(state, pod)
+            if known is None or configs is None:
+                continue
+            if step in known.counts and step in configs:
+                config = pipeline_state.config_with(configs[step])
+                control = self._control(state, pod)
+                targets.append(PodTarget(pod.name, control, config, known.counts[step]))
+        return targets
 
-    # --- tell ---------------------------------------------------------------------------------------------------------------
+    def _revert(
+        self, state: PipelineScalingState, step: str, previous: int, change: CountChange
+    ) -> None:
+        """Return to the previous count, which new pods start with, after no pod grew."""
+        state.memory = pipeline_state.with_reverted_growth(
+            state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
+        )
+        state.output.intent = pods_and_cpu.intent_of(state.memory)
 
-    def _tell(self, key: Key, watched: Watched, view: View, now: float) -> None:
-        """Hand a view to the status: at once when decision, verdict or trouble changed, else at most once a minute. In between the last one
-        stands: passes come for other reasons, too, and must not write every new digit."""
-        said = pipeline_state.telling(view)
-        if said != watched.told or now - watched.told_at >= STATUS_SECONDS:
-            watched.view, watched.told, watched.told_at = view, said, now
+    def _fail(self, state: PipelineScalingState, reason: str) -> None:
+        state.backoff = state.backoff.failed(self.clock().timestamp(), reason)
+
+    # --- publish --------------------------------------------------------------------------------
+
+    def _publish_view(
+        self, key: Key, state: PipelineScalingState, view: ScalingView, now: float
+    ) -> None:
+        """Publish a view at once if more than figures changed, else at most once a minute.
+
+        In between the previous view stays: a reconcile for another reason must not write new
+        figures.
+        """
+        change_key = pipeline_state.change_key(view)
+        if change_key != state.view_key or now - state.view_at >= STATUS_SECONDS:
+            state.output.view, state.view_key, state.view_at = view, change_key, now
             self.enqueue(key)
 
-    def _live(self, watched: Watched) -> Mapping[str, str]:
-        found = self.store.get(
-            CONFIG_MAPS, watched.pipeline.namespace, names.live_name(watched.pipeline.name)
-        )
+    def _live(self, state: PipelineScalingState) -> Mapping[str, str]:
+        name = names.live_name(state.pipeline.name)
+        found = self.store.get(CONFIG_MAPS, state.pipeline.namespace, name)
         return (found or {}).get("data") or {}
 
-    def _recorded_counts(self, watched: Watched) -> dict[str, int]:
-        return pipeline_state.counts_in(json_object(self._live(watched).get(names.KEY_COUNTS)))
+    def _recorded_counts(self, state: PipelineScalingState) -> dict[str, int]:
+        return pipeline_state.valid_counts(json_object(self._live(state).get(names.KEY_COUNTS)))

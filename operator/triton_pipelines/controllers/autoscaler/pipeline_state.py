@@ -1,10 +1,10 @@
-"""One scaled pipeline between the ticks of the scaling loop: what is known of it, and what follows from that. No I/O."""
+"""State of one scaled pipeline between the autoscaler's ticks, and what follows from it. No I/O."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -31,137 +31,178 @@ from triton_pipelines.autoscaling.types import (
     Verdict,
     truncate,
 )
+from triton_pipelines.cluster.client import Object
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.compile.render.model_config import with_count
-from triton_pipelines.controllers.handover import Intent, View, metrics_in, scaled_steps
+from triton_pipelines.controllers.handover import ScalingOutput, ScalingView
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
-from triton_pipelines.controllers.pipeline.snapshot import Object, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Pod
+from triton_pipelines.controllers.scaling_conditions import reported_metrics
+from triton_pipelines.controllers.scaling_limits import scaled_steps
 
 HISTORY_MAX: Final = 5
-# Rates need two looks; so long (seconds) a process that has just started need not say that it knows nothing yet.
+# Rates need two samples: for this time (seconds) a new process does not report an unknown load.
 SETTLING_SECONDS: Final = 30.0
-# Windows that a verdict needs until a process that has just started may contradict with it what its predecessor said.
+# A new process contradicts the reported verdict only after this many slow windows.
 _SETTLING_WINDOWS: Final = 1.5
 _CALM: Final = frozenset({Verdict.UNKNOWN, Verdict.IDLE, Verdict.BALANCED, Verdict.OVERPROVISIONED})
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Counts that a pod reported: when (Unix seconds), and of which start of its server."""
+class PodCounts:
+    """Instance counts that a pod reported."""
 
     at: float
+    """Time of the report (Unix seconds)."""
     start: str
+    """Start of the pod's server that they belong to (:func:`server_start_id`)."""
     counts: Mapping[str, int]
+    """Instances by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedStatus:
+    """What a status reported about scaling when this process first saw the pipeline."""
+
+    verdict: str = ""
+    """The pipeline's verdict; "" if there was none."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Instances by step."""
+    metrics_failure: str = ""
+    """Reason why metrics were not usable; "" if they were."""
+    metrics_source: str = ""
+    """Where metrics were read from; "" if unknown."""
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> ReportedStatus:
+        """Read a status."""
+        steps = status.get("steps") or ()
+        counts = {str(item.get("name")): item.get("instances", 0) for item in steps}
+        verdict = str((status.get("scaling") or {}).get("bottleneck", ""))
+        return cls(verdict, counts, *reported_metrics(status))
 
 
 @dataclass(slots=True)
-class Watched:
-    """One scaled pipeline on its way through the ticks; changed in place, since an action under way looks at it, too.
-
-    ``since``: when it was first seen (Unix seconds), ``said`` … ``said_source``: what its status told of then (:func:`said_in`); ``pods``: those that serve, ``everyone``: all that are there; ``view``: what the status is to say; ``told``: what the last status
-    pass was made due for, and ``told_at`` when.
-    """
+class PipelineScalingState:
+    """One scaled pipeline. Changed in place, since a running action reads it, too."""
 
     pipeline: InferencePipeline
+    """The pipeline with its effective spec."""
     graph: Graph
+    """The graph of that spec."""
     since: float
-    said: str = ""
-    said_counts: Mapping[str, int] = field(default_factory=dict)
-    said_trouble: str = ""
-    said_source: str = ""
+    """When this process first saw the pipeline (Unix seconds)."""
+    reported: ReportedStatus = field(default_factory=ReportedStatus)
+    """What the status reported at that time."""
+    output: ScalingOutput = field(default_factory=ScalingOutput)
+    """What is published for the pipeline controller."""
     memory: ScalingState | None = None
+    """The control law's state; ``None`` before the first decision."""
     pods: tuple[Pod, ...] = ()
-    everyone: tuple[Pod, ...] = ()
-    counted: dict[str, Counted] = field(default_factory=dict)
-    unanswered: dict[str, tuple[str, float]] = field(
-        default_factory=dict
-    )  # start of its server, and when it was asked
+    """Pods that serve and whose configs are known."""
+    all_pods: tuple[Pod, ...] = ()
+    """All pods that exist."""
+    pod_counts: dict[str, PodCounts] = field(default_factory=dict)
+    """Reported counts by pod uid."""
+    unanswered: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Pods (by uid) that did not report counts: start of the server, and time of the query."""
     action: asyncio.Task[None] | None = None
+    """The running change of counts, or the last one."""
     backoff: ScalingBackoff = field(default_factory=ScalingBackoff)
-    intent: Intent | None = None
-    view: View | None = None
-    told: tuple[Any, ...] = ()
-    told_at: float = 0.0
+    """Back-off after failed changes."""
+    view_key: Hashable = ()
+    """:func:`change_key` of the published view."""
+    view_at: float = 0.0
+    """When it was published (Unix seconds)."""
 
-    def take(self, pipeline: InferencePipeline, graph: Graph) -> None:
-        """Go by this spec from now on. What it no longer gives to scaling is no longer intended either: who gives it back later has
-        changed it in between."""
+    def set_spec(self, pipeline: InferencePipeline, graph: Graph) -> None:
+        """Use another effective spec from now on.
+
+        An intent for what the spec no longer gives to scaling is dropped: if a later spec gives it
+        back, it may have been changed in between.
+        """
         self.pipeline, self.graph = pipeline, graph
-        if self.intent is not None:
+        if self.output.intent is not None:
             owned = bounds_of(pipeline, graph)
-            self.intent = replace(
-                self.intent,
-                pods=self.intent.pods if owned.pods else None,
-                cpu=self.intent.cpu if owned.cpu else None,
+            self.output.intent = replace(
+                self.output.intent,
+                pods=self.output.intent.pods if owned.pods else None,
+                cpu=self.output.intent.cpu if owned.cpu else None,
             )
 
     @property
-    def active(self) -> bool:
-        """Whether counts are changed, and not just recommended."""
+    def is_active(self) -> bool:
+        """Return whether counts are changed, not only recommended."""
         return self.pipeline.spec.scaling.mode is ScalingMode.ACTIVE
 
     @property
     def steps(self) -> list[Step]:
-        """The steps whose counts are looked after; none in mode Disabled."""
-        return (
-            []
-            if self.pipeline.spec.scaling.mode is ScalingMode.DISABLED
-            else scaled_steps(self.graph)
-        )
+        """Return the scaled steps; none in mode Disabled."""
+        if self.pipeline.spec.scaling.mode is ScalingMode.DISABLED:
+            return []
+        return scaled_steps(self.graph)
 
     @property
-    def busy(self) -> bool:
-        """Whether a change is under way."""
+    def is_changing(self) -> bool:
+        """Return whether a change of counts is running."""
         return self.action is not None and not self.action.done()
 
     @property
     def revision(self) -> str:
-        """The revision that most pods run; of as many the first by name."""
+        """Return the revision that most serving pods run; on a tie the first by name."""
         revisions = [pod.revision for pod in self.pods]
         return min(set(revisions), key=lambda one: (-revisions.count(one), one), default="")
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Step → pod → instances, as far as pods have reported them."""
-        result: dict[str, dict[str, int]] = {}
-        for step in self.steps:
-            known = {
-                pod.name: self.counted[pod.uid].counts
-                for pod in self.pods
-                if pod.uid in self.counted
-            }
-            result[step.name] = {
+        """Return step → pod → instances, as far as pods have reported them."""
+        known = {
+            pod.name: self.pod_counts[pod.uid].counts
+            for pod in self.pods
+            if pod.uid in self.pod_counts
+        }
+        return {
+            step.name: {
                 pod: counts[step.name] for pod, counts in known.items() if step.name in counts
             }
-        return result
+            for step in self.steps
+        }
 
-    def recount(self, name: str, step: str, count: int) -> None:
-        """Take in a pod's count after a change."""
+    def set_count(self, pod_name: str, step: str, count: int) -> None:
+        """Record a pod's count after a change."""
         for pod in self.pods:
-            if pod.name == name and (known := self.counted.get(pod.uid)) is not None:
-                self.counted[pod.uid] = replace(known, counts={**known.counts, step: count})
+            known = self.pod_counts.get(pod.uid)
+            if pod.name == pod_name and known is not None:
+                counts = {**known.counts, step: count}
+                self.pod_counts[pod.uid] = replace(known, counts=counts)
 
-    def forget_gone(self) -> None:
-        """Drop what is known of pods that are no longer there."""
-        there = {pod.uid for pod in self.pods}
-        self.counted = {uid: known for uid, known in self.counted.items() if uid in there}
-        self.unanswered = {uid: known for uid, known in self.unanswered.items() if uid in there}
+    def forget_deleted_pods(self) -> None:
+        """Drop what is known of pods that no longer serve."""
+        uids = {pod.uid for pod in self.pods}
+        self.pod_counts = {uid: known for uid, known in self.pod_counts.items() if uid in uids}
+        self.unanswered = {uid: known for uid, known in self.unanswered.items() if uid in uids}
 
 
-def start_of(pod: Pod) -> str:
-    """Which start of the pod's server this is: its counts are those of the files again after another one."""
+def server_start_id(pod: Pod) -> str:
+    """Identify the start of the pod's server.
+
+    A restarted server has the counts of its files again.
+    """
     status = pod.container(names.CONTAINER_SERVER)
     return f"{status.get('containerID', '')}/{status.get('restartCount', 0)}"
 
 
 def metrics_address(pod: Pod) -> str:
-    """``host:port`` of the pod's metrics page."""
+    """Return ``host:port`` of the pod's metrics endpoint."""
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     return f"{host}:{names.PORT_METRICS}"
 
 
 def configs_of(record: Object | None) -> Mapping[str, str] | None:
-    """Step → config.pbtxt that a revision's pods were made of, out of its ConfigMap; ``None`` where that is not there."""
+    """Return step → config.pbtxt of a revision's pods, from the revision's ConfigMap.
+
+    ``None`` if the ConfigMap is missing or not readable.
+    """
     data = (record or {}).get("data") or {}
     try:
         plan = LoadPlan.model_validate_json(data[names.KEY_PLAN])
@@ -172,15 +213,15 @@ def configs_of(record: Object | None) -> Mapping[str, str] | None:
 
 
 def config_with(text: str) -> Callable[[int], str]:
-    """The revision's own config as JSON with another count, and nothing else changed."""
+    """Return a function: count → the given config as JSON, with only the count changed."""
     parsed = parse_config(text)
     return lambda count: json_format.MessageToJson(
         with_count(parsed, count), preserving_proto_field_name=True
     )
 
 
-def counts_in(recorded: Mapping[str, Any]) -> dict[str, int]:
-    """The counts among what a ConfigMap holds that anybody may have edited."""
+def valid_counts(recorded: Mapping[str, Any]) -> dict[str, int]:
+    """Return the valid counts of a ConfigMap, which anyone may have edited."""
     return {
         step: count
         for step, count in recorded.items()
@@ -188,8 +229,11 @@ def counts_in(recorded: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def adopted(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
-    """Memory of an earlier process; the counts that are recorded hold, whoever wrote them, even where all else is lost."""
+def with_recorded_counts(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
+    """Return the recorded state of an earlier process with the recorded counts as desired ones.
+
+    The counts hold even if the rest of the state is lost.
+    """
     steps = {
         step: replace(memory.steps.get(step) or StepState(desired=count), desired=count)
         for step, count in recorded.items()
@@ -197,20 +241,25 @@ def adopted(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
     return replace(memory, steps={**memory.steps, **steps})
 
 
-def only_seen(before: ScalingState, after: ScalingState) -> ScalingState:
-    """What a decision that is not carried out has seen; the counts and what was done stay as they were."""
-    steps = {
-        name: replace(
-            mine,
-            service=new.service,
-            demands=new.demands,
-            stalled_since=new.stalled_since,
-            cap=new.cap,
+def with_observations(before: ScalingState, after: ScalingState) -> ScalingState:
+    """Return the state after a decision that is not carried out.
+
+    What the decision observed is kept; desired counts and past changes stay as they were.
+    """
+    steps = {}
+    for name, mine in before.steps.items():
+        new = after.steps.get(name)
+        steps[name] = (
+            mine
+            if new is None
+            else replace(
+                mine,
+                service=new.service,
+                demands=new.demands,
+                stalled_since=new.stalled_since,
+                cap=new.cap,
+            )
         )
-        if (new := after.steps.get(name)) is not None
-        else mine
-        for name, mine in before.steps.items()
-    }
     return replace(
         before,
         steps={**after.steps, **steps},
@@ -219,26 +268,36 @@ def only_seen(before: ScalingState, after: ScalingState) -> ScalingState:
     )
 
 
-def taken_back(
+def with_reverted_growth(
     memory: ScalingState, step: str, count: int, now: float, reason: str
 ) -> ScalingState:
-    """A growth that no pod took: the desired count is the old one again, and the history says why."""
+    """Return the state after a growth that failed to reach any pod.
+
+    The desired count is the previous one again, and the history has the reason.
+    """
     mine = memory.steps.get(step)
     if mine is None or mine.desired == count:
         return memory
     action = CountChange(
-        now, step, mine.desired, count, truncate(f"taken back: {reason}", REASON_MAX)
+        now, step, mine.desired, count, truncate(f"reverted: {reason}", REASON_MAX)
     )
-    # What was never in force proves nothing: the knee would find that it bought nothing, and hold the next one.
+    # A growth that reached no pod is no evidence of diminishing returns.
     growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
-    back = replace(mine, desired=count, growth=growth)
+    reverted = replace(mine, desired=count, growth=growth)
     return replace(
-        memory, steps={**memory.steps, step: back}, history=(action, *memory.history)[:HISTORY_MAX]
+        memory,
+        steps={**memory.steps, step: reverted},
+        history=(action, *memory.history)[:HISTORY_MAX],
     )
 
 
-def shown(decision: ScalingDecision, memory: ScalingState, *, active: bool) -> ScalingDecision:
-    """The decision as it came out: the counts and the history that hold, whether or not it could be acted upon."""
+def with_desired_counts(
+    decision: ScalingDecision, memory: ScalingState, *, active: bool
+) -> ScalingDecision:
+    """Return the decision with the counts and the history in force.
+
+    They differ from the decided ones if the decision could not be carried out.
+    """
     if not active:
         return decision
     steps = tuple(
@@ -248,68 +307,81 @@ def shown(decision: ScalingDecision, memory: ScalingState, *, active: bool) -> S
     return replace(decision, steps=steps, state=memory)
 
 
-def trouble_of(decision: ScalingDecision, *, pods: bool) -> str:
-    """Return why metrics are not usable, as a reason; "" where they are."""
-    if not pods:
+def metrics_failure_of(decision: ScalingDecision, *, has_pods: bool) -> str:
+    """Return the reason why metrics are not usable; "" if they are."""
+    if not has_pods:
         return Reason.NO_PODS.value
     return decision.problem.value if decision.problem is not None else ""
 
 
-def read_directly(
+def with_missing_connection(
     pipeline: InferencePipeline, sample: PipelineSample | MetricsFailure
 ) -> PipelineSample | MetricsFailure:
-    """What was read from the pods where the operator has no connection; its source says so where the pipeline names one."""
+    """Return a sample read from the pods because the operator has no connection.
+
+    If the pipeline names a connection, the sample's source says that it does not exist.
+    """
     name = pipeline.spec.scaling.prometheus_ref
     if not sample.source or name == DEFAULT:
         return sample
     return replace(sample, source=f"{sample.source}{unused_connection_note(name)}")
 
 
-def said_in(status: Mapping[str, Any]) -> tuple[str, dict[str, int], str, str]:
-    """What a status tells of: the verdict, "" none; its instances by step; why metrics are not usable, "" where they are; where they are
-    read from, "" where that is not said."""
-    counts = {str(item.get("name")): item.get("instances", 0) for item in status.get("steps") or ()}
-    return str((status.get("scaling") or {}).get("bottleneck", "")), counts, *metrics_in(status)
-
-
-def settling(
-    watched: Watched, verdict: Verdict, now: float, trouble: str = "", source: str = ""
+def is_settling(
+    state: PipelineScalingState,
+    verdict: Verdict,
+    now: float,
+    metrics_failure: str = "",
+    metrics_source: str = "",
 ) -> bool:
-    """Whether nothing is to be said yet: the start of a process is no change, and its first rates are of a few seconds.
+    """Return whether nothing is to be reported yet after a start of the operator.
 
-    Until its windows are full it does not contradict one calm verdict with another, unless counts are news; and at first it does not
-    say that it knows nothing, or that metrics are not usable. What the status says of metrics does not stand where they come from
-    elsewhere now, or where a trouble is over: it would name a connection that nobody asks. ``trouble``, ``source``: as in :class:`View`.
+    The start is not a change of the pipeline, and the first rates cover a few seconds only. Until
+    its windows are full, the process does not replace one calm verdict by another unless counts
+    changed. At first it reports neither an unknown load nor unusable metrics. What the status says
+    about metrics is replaced at once if their source changed or a failure is over: else it would
+    name a connection that is no longer used.
+
+    Args:
+        state: the pipeline.
+        verdict: the present verdict.
+        now: Unix seconds.
+        metrics_failure: as in :class:`~.handover.ScalingView`.
+        metrics_source: as in :class:`~.handover.ScalingView`.
     """
-    if watched.view is not None or watched.intent is not None or verdict not in _CALM:
+    output, reported = state.output, state.reported
+    if output.view is not None or output.intent is not None or verdict not in _CALM:
         return False
-    moved = bool(source and watched.said_source) and source != watched.said_source
-    if moved or (watched.said_trouble and not trouble):
+    has_both = bool(metrics_source and reported.metrics_source)
+    source_changed = has_both and metrics_source != reported.metrics_source
+    if source_changed or (reported.metrics_failure and not metrics_failure):
         return False
-    if watched.said not in _CALM:
-        return verdict is Verdict.UNKNOWN and now - watched.since < SETTLING_SECONDS
+    elapsed = now - state.since
+    if reported.verdict not in _CALM:
+        return verdict is Verdict.UNKNOWN and elapsed < SETTLING_SECONDS
     if any(
-        pods and min(pods.values()) != watched.said_counts.get(step)
-        for step, pods in watched.counts().items()
+        pods and min(pods.values()) != reported.counts.get(step)
+        for step, pods in state.counts().items()
     ):
         return False
-    full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * watched.pipeline.spec.scaling.windows.slow)
-    return verdict.value != watched.said and now - watched.since < (
-        SETTLING_SECONDS if trouble else full
+    slow = state.pipeline.spec.scaling.windows.slow
+    full = max(SETTLING_SECONDS, _SETTLING_WINDOWS * slow)
+    return verdict.value != reported.verdict and elapsed < (
+        SETTLING_SECONDS if metrics_failure else full
     )
 
 
-def telling(view: View) -> tuple[Any, ...]:
-    """What of a view is worth a status pass at once, when it changes."""
+def change_key(view: ScalingView) -> Hashable:
+    """Return the parts of a view whose change is reported at once."""
     decision = view.decision
     return (
         view.mode,
         decision.verdict,
         decision.state.history[:1],
         tuple((item.step, item.count, item.verdict) for item in decision.steps),
-        view.trouble,
-        view.source,
-        view.failed,
+        view.metrics_failure,
+        view.metrics_source,
+        view.action_failure,
         decision.limited_subjects,
         json.dumps(view.counts, sort_keys=True),
     )

@@ -1,157 +1,172 @@
-"""What the scaling loop knows and wants of a pipeline's pods beside their counts: how many, and with how much CPU. No I/O."""
+"""Connect the autoscaler's state with the decision on pods and CPU. No I/O.
+
+The decision itself is :mod:`triton_pipelines.autoscaling.pods_and_cpu`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 from triton_pipelines.autoscaling.pod_count import is_shrinking
-from triton_pipelines.autoscaling.pods_and_cpu import (
-    CPU,
-    PODS,
-    PodAndCpuBounds,
-    PodsObservation,
-    adopt_recorded,
-    decide_pods_and_cpu,
-)
+from triton_pipelines.autoscaling.pods_and_cpu import CPU, PODS, PodsObservation, adopt_recorded
 from triton_pipelines.autoscaling.state_json import dumps
-from triton_pipelines.autoscaling.types import (
-    CountChange,
-    PipelineLimits,
-    ScalingDecision,
-    ScalingState,
-)
-from triton_pipelines.controllers.autoscaler.pipeline_state import Watched
-from triton_pipelines.controllers.handover import Intent, limits_of
+from triton_pipelines.autoscaling.types import CountChange, PipelineLimits, ScalingState
+from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
+from triton_pipelines.controllers.handover import ScalingIntent
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.pod_resize import actual_limit
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
 from triton_pipelines.controllers.pipeline.state import PipelineState
+from triton_pipelines.controllers.scaling_limits import limits_of
 
 
-def limits(watched: Watched, memory: ScalingState, *, direct: bool) -> PipelineLimits:
-    """What bounds the pods: of those that serve the one with the least CPU, and counts behind pods that are to go.
-    ``direct``: pods are read directly."""
-    # Without a pod nothing is known of another revision, and what is known of the last one stays.
+@dataclass(frozen=True, slots=True)
+class PodSizes:
+    """Number and CPU of a pipeline's pods, for metrics."""
+
+    limits: Mapping[str, int | None]
+    """CPU limit in force (thousandths of a core) by pod name; ``None``: unknown."""
+    desired_pods: int | None
+    """Desired number of pods; ``None``: unknown."""
+    desired_limit: int | None
+    """Desired CPU limit of each pod (thousandths of a core); ``None``: not scaled."""
+
+
+def current_limits(
+    state: PipelineScalingState, memory: ScalingState, *, direct: bool
+) -> PipelineLimits:
+    """Return what bounds the pods: the limits of the serving pod with the least CPU.
+
+    Args:
+        state: the pipeline.
+        memory: the control law's state.
+        direct: whether pods are read directly.
+    """
+    # Without a pod no other revision is known, and what is known of the last one stays.
     found = limits_of(
-        watched.pipeline,
-        watched.graph,
-        watched.revision or memory.revision,
-        smallest_limit(watched.pods),
+        state.pipeline,
+        state.graph,
+        state.revision or memory.revision,
+        smallest_limit(state.pods),
         direct=direct,
     )
     return replace(found, hold_counts_for_pods=is_shrinking(memory.pods))
 
 
-def bounds(watched: Watched) -> PodAndCpuBounds:
-    """What scaling may change beside counts."""
-    return bounds_of(watched.pipeline, watched.graph)
-
-
-def taken_over(
-    watched: Watched,
+def with_owned_fields(
+    state: PipelineScalingState,
     memory: ScalingState,
     live: Mapping[str, str],
     deployment: Mapping[str, Any] | None,
-    *,
-    first: bool,
 ) -> ScalingState:
-    """Memory with what is owned now. What is recorded holds at ``first``, and from then on what is remembered; in mode Advisory, what is."""
-    found = recorded(live)
+    """Return the control law's state with the pods and the CPU that scaling owns now.
+
+    Recorded values hold at the first decision of this process, remembered ones afterwards. In mode
+    Advisory the Deployment's number holds.
+
+    Args:
+        state: the pipeline.
+        memory: the control law's state.
+        live: data of the live ConfigMap.
+        deployment: the Deployment, if it exists.
+    """
+    found, bounds = recorded(live), bounds_of(state.pipeline, state.graph)
     replicas, millis = found.get(KEY_REPLICAS), found.get(KEY_MILLIS)
-    if not watched.active:
+    if not state.is_active:
         replicas = int(((deployment or {}).get("spec") or {}).get("replicas") or 0) or None
-    elif first:
-        # Without a record the next reconcile pass takes over what runs; what an earlier ownership remembered is nobody's wish.
+        return adopt_recorded(memory, bounds, replicas, millis)
+    if state.memory is None:
+        # Without a record the next reconcile takes over what runs: what was remembered while
+        # another manager owned the field is not desired.
         kept = replace(
             memory, pods=memory.pods if replicas else None, cpu=memory.cpu if millis else None
         )
-        return adopt_recorded(kept, bounds(watched), replicas, millis)
-    else:
-        replicas, millis = (
-            replicas if memory.pods is None else None,
-            millis if memory.cpu is None else None,
-        )
-    return adopt_recorded(memory, bounds(watched), replicas, millis)
+        return adopt_recorded(kept, bounds, replicas, millis)
+    return adopt_recorded(
+        memory,
+        bounds,
+        replicas if memory.pods is None else None,
+        millis if memory.cpu is None else None,
+    )
 
 
-def seen(
-    watched: Watched,
+def observe_pods(
+    state: PipelineScalingState,
     memory: ScalingState,
     deployment: Mapping[str, Any] | None,
-    refused: Mapping[str, Refusal],
+    rejections: Mapping[str, Refusal],
     live: Mapping[str, str],
 ) -> PodsObservation:
-    """The pods as they are. ``refused``: CPU limits that the API server does not give, by pod uid; ``live``: content of the live ConfigMap."""
-    wanted = memory.cpu.scale.desired if memory.cpu is not None else None
-    return seen_of(
-        watched.everyone,
-        deployment,
-        wanted,
-        refused,
-        PipelineState.parse(live.get(names.KEY_MEMORY)),
+    """Return the observed pods.
+
+    Args:
+        state: the pipeline.
+        memory: the control law's state.
+        deployment: the Deployment, if it exists.
+        rejections: CPU limits that the API server rejected, by pod uid.
+        live: data of the live ConfigMap.
+    """
+    desired = memory.cpu.scale.desired if memory.cpu is not None else None
+    controller_memory = PipelineState.parse(live.get(names.KEY_MEMORY))
+    return seen_of(state.all_pods, deployment, desired, rejections, controller_memory)
+
+
+def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None) -> PodSizes:
+    """Return number and CPU of the pods that are not being deleted."""
+    memory = state.memory or ScalingState()
+    desired_pods = (deployment or {}).get("spec", {}).get("replicas")
+    if memory.pods is not None:
+        desired_pods = memory.pods.scale.desired
+    return PodSizes(
+        {pod.name: actual_limit(pod) for pod in state.all_pods if not pod.deleting},
+        desired_pods,
+        memory.cpu.scale.desired if memory.cpu is not None else None,
     )
 
 
-def sizes(
-    watched: Watched, deployment: Mapping[str, Any] | None
-) -> tuple[Mapping[str, int | None], int | None, int | None]:
-    """For the metrics: the CPU limit in force in each pod that is to stay, by name; how many pods are wanted, and which limit of each."""
-    there = {pod.name: actual_limit(pod) for pod in watched.everyone if not pod.deleting}
-    memory, wanted = watched.memory, (deployment or {}).get("spec", {}).get("replicas")
-    if memory is not None and memory.pods is not None:
-        wanted = memory.pods.scale.desired
-    return (
-        there,
-        wanted,
-        memory.cpu.scale.desired if memory is not None and memory.cpu is not None else None,
-    )
+def intent_of(memory: ScalingState, counts: Mapping[str, int] | None = None) -> ScalingIntent:
+    """Return what has to be recorded.
 
-
-def turn(
-    watched: Watched,
-    found: PipelineLimits,
-    decision: ScalingDecision,
-    pods: PodsObservation,
-    sample: PipelineSample | MetricsFailure,
-    now: float,
-) -> ScalingDecision:
-    """The decision with CPU and pods in it."""
-    interval = sample.interval if isinstance(sample, PipelineSample) else 0.0
-    return decide_pods_and_cpu(bounds(watched), found, decision, pods, interval=interval, now=now)
-
-
-def intent_of(memory: ScalingState, counts: Mapping[str, int] | None = None) -> Intent:
-    """What is to be recorded. ``counts``: where they are not yet those of the memory."""
-    wanted = (
-        counts
-        if counts is not None
-        else {name: mine.desired for name, mine in memory.steps.items()}
-    )
-    return Intent(
-        wanted,
+    Args:
+        memory: the control law's state.
+        counts: desired counts, if they differ from those of the state.
+    """
+    if counts is None:
+        counts = {name: mine.desired for name, mine in memory.steps.items()}
+    return ScalingIntent(
+        counts,
         dumps(memory),
         pods=memory.pods.scale.desired if memory.pods is not None else None,
         cpu=memory.cpu.scale.desired if memory.cpu is not None else None,
     )
 
 
-def unrecorded(memory: ScalingState, live: Mapping[str, str], asked: Intent | None) -> bool:
-    """Whether the number of pods or their CPU is not recorded as it is wanted, and nobody was asked to yet. ``asked``: the intent that passes
-    see: one that they cannot record, as with an invalid spec, is there for the pass that can, and asking again helps nobody."""
-    found, wanted = recorded(live), intent_of(memory)
-    if asked is not None and (asked.pods, asked.cpu) == (wanted.pods, wanted.cpu):
+def needs_recording(
+    memory: ScalingState, live: Mapping[str, str], published: ScalingIntent | None
+) -> bool:
+    """Return whether the number of pods or their CPU is not recorded, and no intent asks for it.
+
+    An intent that the pipeline controller cannot record, as with an invalid spec, stays until it
+    can: publishing it again would not help.
+
+    Args:
+        memory: the control law's state.
+        live: data of the live ConfigMap.
+        published: the published intent.
+    """
+    found, desired = recorded(live), intent_of(memory)
+    if published is not None and (published.pods, published.cpu) == (desired.pods, desired.cpu):
         return False
     return any(
-        want is not None and found.get(key) != want
-        for key, want in ((KEY_REPLICAS, wanted.pods), (KEY_MILLIS, wanted.cpu))
+        value is not None and found.get(key) != value
+        for key, value in ((KEY_REPLICAS, desired.pods), (KEY_MILLIS, desired.cpu))
     )
 
 
-def news(before: Sequence[CountChange], after: Sequence[CountChange]) -> list[CountChange]:
-    """Changes of pods and CPU that came with this decision."""
+def new_actions(before: Sequence[CountChange], after: Sequence[CountChange]) -> list[CountChange]:
+    """Return the changes of pods and CPU that the last decision added to the history."""
     return [item for item in after if item.step in (PODS, CPU) and item not in before]

@@ -1,4 +1,4 @@
-"""Metrics of live scaling, for dashboards and alerts."""
+"""Metrics of the autoscaler, for dashboards and alerts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 from triton_pipelines.autoscaling.types import Verdict
-from triton_pipelines.controllers.handover import View
+from triton_pipelines.cluster.store import Key
+from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
+from triton_pipelines.controllers.handover import ScalingView
 
-Key = tuple[str, str]
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STEP: Final = ("namespace", "pipeline", "step")
 
 
 class ScalingMetrics:
-    """Gauges and counters by pipeline and step; series of a pipeline go when it is no longer scaled."""
+    """Gauges and counters by pipeline and step.
+
+    The series of a pipeline are removed when it is no longer scaled.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -36,18 +40,20 @@ class ScalingMetrics:
             "step_busy_ratio", "Busy share of the step's instances, corrected for batches.", *_STEP
         )
         self.wait = gauge(
-            "step_wait_seconds", "Wait before the step, from what is pending (Little).", *_STEP
+            "step_wait_seconds",
+            "Queueing time before the step, from pending requests (Little's law).",
+            *_STEP,
         )
         self.verdict = gauge(
             "pipeline_verdict",
-            "1 for what limits the pipeline.",
+            "1 for the present verdict on what limits the pipeline.",
             "namespace",
             "pipeline",
             "verdict",
         )
         self.starved = gauge(
             "gpu_starved_ratio",
-            "Share of decisions in which the GPU step idled while work waited before it.",
+            "Share of decisions in which the GPU step idled while requests waited before it.",
             "namespace",
             "pipeline",
         )
@@ -59,29 +65,29 @@ class ScalingMetrics:
         )
         self.pods = gauge(
             "pipeline_pods",
-            "Pods that are there and not on their way out.",
+            "Pods that are not being deleted.",
             "namespace",
             "pipeline",
         )
         self.pods_desired = gauge(
-            "pipeline_pods_desired", "Pods that are wanted.", "namespace", "pipeline"
+            "pipeline_pods_desired", "Desired number of pods.", "namespace", "pipeline"
         )
         self.cpu = gauge(
             "pod_cpu_limit_cores",
-            "CPU limit in force in a pod's server, as the kubelet tells it.",
+            "CPU limit in force in a pod's server, as the kubelet reports it.",
             "namespace",
             "pipeline",
             "pod",
         )
         self.cpu_desired = gauge(
             "pod_cpu_limit_desired_cores",
-            "CPU limit that live scaling wants for each pod (scaling.cpuResize).",
+            "Desired CPU limit of each pod (scaling.cpuResize).",
             "namespace",
             "pipeline",
         )
         self.actions = Counter(
             "tritonpipe_scaling_actions",
-            "Changes of counts.",
+            "Changes of instance counts, pods and CPU.",
             (*_STEP, "direction", "reason"),
             registry=registry,
         )
@@ -93,88 +99,98 @@ class ScalingMetrics:
         )
         self.errors = Counter(
             "tritonpipe_scaling_errors",
-            "What went wrong in scaling.",
+            "Failures in scaling.",
             ("namespace", "pipeline", "kind"),
             registry=registry,
         )
         self.actuation = Histogram(
             "tritonpipe_scaling_actuation_seconds",
-            "Duration of a proven change.",
+            "Duration of a verified change.",
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._last: dict[tuple[Key, str], str] = {}
+        self._last_direction: dict[tuple[Key, str], str] = {}
         self._starved: dict[Key, float] = {}
-        self._known: dict[Key, set[tuple[str, str, str]]] = {}
+        self._instance_labels: dict[Key, set[tuple[str, str, str]]] = {}
         self._newest: dict[Key, dict[str, float]] = {}
-        self._sized: dict[Key, set[str]] = {}
+        self._cpu_pods: dict[Key, set[str]] = {}
 
-    def decided(
+    def observe_decision(
         self,
         key: Key,
-        view: View,
+        view: ScalingView,
         models: Mapping[str, str],
         sample: PipelineSample | MetricsFailure,
         now: float,
     ) -> None:
-        """Take in a decision. ``models``: step → name of its model, as Triton's own series have it."""
+        """Set the series of a decision.
+
+        Args:
+            key: the pipeline's key.
+            view: the decision and the reported counts.
+            models: step → name of its model, as in Triton's own series.
+            sample: what was decided on.
+            now: Unix seconds.
+        """
         for verdict in Verdict:
             self.verdict.labels(*key, verdict.value).set(verdict is view.decision.verdict)
         for item in view.decision.steps:
             self.desired.labels(*key, item.step).set(item.count)
             self.busy.labels(*key, item.step).set(item.figures.busy)
             self.wait.labels(*key, item.step).set(item.figures.wait)
+        self._set_instances(key, view, models)
+        self._set_age(key, view, sample, now)
+        if isinstance(sample, MetricsFailure):
+            if view.metrics_failure != Reason.NO_PODS.value:  # starting pods have no metrics yet
+                self.errors.labels(*key, sample.problem.value).inc()
+            return
+        is_waiting = any(
+            item.figures.service and item.figures.wait > item.figures.service
+            for item in view.decision.steps
+        )
+        gpu_busy = view.decision.gpu_busy
+        is_starved = is_waiting and gpu_busy is not None and gpu_busy < 0.5
+        # Exponential mean over about a minute of ticks.
+        self._starved[key] = 0.97 * self._starved.get(key, 0.0) + 0.03 * is_starved
+        self.starved.labels(*key).set(self._starved[key])
+
+    def _set_instances(self, key: Key, view: ScalingView, models: Mapping[str, str]) -> None:
+        """Set the reported counts, and remove those of pods that are gone."""
         counts = {
             (step, models[step], pod): count
             for step, pods in view.counts.items()
             for pod, count in pods.items()
         }
-        for gone in self._known.get(key, set()) - counts.keys():
-            self.instances.remove(*key, *gone)
-        self._known[key] = set(counts)
+        for labels in self._instance_labels.get(key, set()) - counts.keys():
+            self.instances.remove(*key, *labels)
+        self._instance_labels[key] = set(counts)
         for labels, count in counts.items():
             self.instances.labels(*key, *labels).set(count)
-        self._aged(key, view, sample, now)
-        if isinstance(sample, MetricsFailure):
-            if view.trouble == Reason.NO_PODS.value:
-                return  # pods that have yet to start are no fault of metrics
-            self.errors.labels(*key, sample.problem.value).inc()
-            return
-        waits = any(
-            item.figures.service and item.figures.wait > item.figures.service
-            for item in view.decision.steps
-        )
-        starved = waits and view.decision.gpu_busy is not None and view.decision.gpu_busy < 0.5
-        # A mean that forgets over about a minute of ticks.
-        self._starved[key] = 0.97 * self._starved.get(key, 0.0) + 0.03 * starved
-        self.starved.labels(*key).set(self._starved[key])
 
-    def sized(
-        self, key: Key, pods: Mapping[str, int | None], wanted: int | None, limit: int | None
-    ) -> None:
-        """Take in the pods as they are. ``pods``: name → CPU limit in force; ``wanted``: how many there should be; ``limit``: what each should
-        have, thousandths of a core; ``None``: not known, or live scaling's to say, and then there is no such series."""
-        self.pods.labels(*key).set(len(pods))
-        limits = {pod: millis / 1000 for pod, millis in pods.items() if millis is not None}
-        for gone in self._sized.get(key, set()) - limits.keys():
-            self.cpu.remove(*key, gone)
-        self._sized[key] = set(limits)
+    def observe_pods(self, key: Key, sizes: PodSizes) -> None:
+        """Set number and CPU of the pods. What is unknown or not scaled has no series."""
+        self.pods.labels(*key).set(len(sizes.limits))
+        limits = {pod: millis / 1000 for pod, millis in sizes.limits.items() if millis is not None}
+        for pod in self._cpu_pods.get(key, set()) - limits.keys():
+            self.cpu.remove(*key, pod)
+        self._cpu_pods[key] = set(limits)
         for pod, cores in limits.items():
             self.cpu.labels(*key, pod).set(cores)
+        desired_cores = None if sizes.desired_limit is None else sizes.desired_limit / 1000
         for family, value in (
-            (self.pods_desired, wanted),
-            (self.cpu_desired, None if limit is None else limit / 1000),
+            (self.pods_desired, sizes.desired_pods),
+            (self.cpu_desired, desired_cores),
         ):
             if value is None:
                 family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
             else:
                 family.labels(*key).set(value)
 
-    def _aged(
-        self, key: Key, view: View, sample: PipelineSample | MetricsFailure, now: float
+    def _set_age(
+        self, key: Key, view: ScalingView, sample: PipelineSample | MetricsFailure, now: float
     ) -> None:
-        """The age grows while nothing new comes; a pod that is gone has none."""
-        if view.trouble == Reason.NO_PODS.value:
+        """Set the samples' age, which grows while no new ones come; a deleted pod has none."""
+        if view.metrics_failure == Reason.NO_PODS.value:
             self._newest.pop(key, None)
             self.age.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
             return
@@ -185,31 +201,42 @@ class ScalingMetrics:
                 for pod, history in sample.pods.items()
                 if history.scrapes
             }
-        there = {pod for pods in view.counts.values() for pod in pods}
-        if there:
-            self._newest[key] = newest = {pod: at for pod, at in newest.items() if pod in there}
+        present = {pod for pods in view.counts.values() for pod in pods}
+        if present:
+            self._newest[key] = newest = {pod: at for pod, at in newest.items() if pod in present}
         if newest:
             self.age.labels(*key).set(now - min(newest.values()))
 
-    def acted(
+    def observe_action(
         self, key: Key, step: str, direction: str, reason: str, seconds: float | None
     ) -> None:
-        """Take in a change that ended."""
+        """Count a change that ended.
+
+        Args:
+            key: the pipeline's key.
+            step: the step; ``pods`` or ``millicores`` for pods and CPU.
+            direction: up or down.
+            reason: how it ended.
+            seconds: how long a verified change took.
+        """
         self.actions.labels(*key, step, direction, reason).inc()
         if seconds is not None:
             self.actuation.observe(seconds)
-        last = self._last.get((key, step))
+        last = self._last_direction.get((key, step))
         if last is not None and last != direction:
             self.reversals.labels(*key, step).inc()
-        self._last[key, step] = direction
+        self._last_direction[key, step] = direction
 
     def forget(self, key: Key) -> None:
-        """Drop the series of a pipeline that is no longer scaled."""
-        steps = (self.instances, self.desired, self.busy, self.wait)
-        counters = (self.actions, self.reversals, self.errors)
+        """Remove the series of a pipeline that is no longer scaled."""
         for family in (
-            *steps,
-            *counters,
+            self.instances,
+            self.desired,
+            self.busy,
+            self.wait,
+            self.actions,
+            self.reversals,
+            self.errors,
             self.verdict,
             self.starved,
             self.age,
@@ -219,10 +246,10 @@ class ScalingMetrics:
             self.cpu_desired,
         ):
             family.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
-        self._last = {
-            where: direction for where, direction in self._last.items() if where[0] != key
+        self._last_direction = {
+            where: direction for where, direction in self._last_direction.items() if where[0] != key
         }
-        self._known.pop(key, None)
+        self._instance_labels.pop(key, None)
         self._starved.pop(key, None)
         self._newest.pop(key, None)
-        self._sized.pop(key, None)
+        self._cpu_pods.pop(key, None)

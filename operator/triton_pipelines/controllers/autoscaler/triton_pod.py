@@ -1,4 +1,4 @@
-"""One pod as the scaling actuator handles it: the Triton client and the prober in the actuator's terms."""
+"""Access to one pod for the actuator: the Triton client and the prober behind its protocol."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.controllers.autoscaler.actuator import (
     PodGoneError,
-    PodRefusedError,
-    PodSilentError,
+    PodRejectedError,
+    PodUnresponsiveError,
 )
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
@@ -26,62 +26,71 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 
-# A count is told without any queue; a pod that takes longer (seconds) must not hold up the look at all others.
+# Triton reports a count without queueing; a slower pod (seconds) must not delay the query of all
+# others.
 COUNT_SECONDS: Final = 2.0
 
 
 def grpc_address(ip: str) -> str:
-    """``host:port`` of a pod's gRPC API."""
+    """Return ``host:port`` of a pod's gRPC API."""
     return f"[{ip}]:{PORT_GRPC}" if ":" in ip else f"{ip}:{PORT_GRPC}"
 
 
 @asynccontextmanager
 async def client_of(target: ProbeTarget) -> AsyncIterator[TritonClient]:
-    """A client of the pod, with its errors in the actuator's terms."""
+    """Return a client of the pod that raises the actuator's errors."""
     try:
         async with TritonClient(grpc_address(target.pod.ip), target.control_key) as client:
             yield client
     except UnreachableError as error:
         raise PodGoneError(str(error)) from error
     except DeadlineError as error:
-        raise PodSilentError(str(error)) from error
+        raise PodUnresponsiveError(str(error)) from error
     except RejectedError as error:
-        raise PodRefusedError(error.reason) from error
+        raise PodRejectedError(error.reason) from error
     except (NotReadyError, RestrictedError, TritonError) as error:
-        raise PodRefusedError(str(error)) from error
+        raise PodRejectedError(str(error)) from error
 
 
 @dataclass(slots=True)
 class TritonPod:
-    """Implements ``scaling.actuator.PodControl``. ``prober`` asks as the reconciler does; ``clock`` gives UTC now."""
+    """Implements :class:`~.actuator.PodControl` for a pod."""
 
     target: ProbeTarget
+    """The pod and its models."""
     prober: Prober
+    """Probes it as the pipeline controller does."""
     clock: Callable[[], dt.datetime]
+    """Returns UTC now."""
     _last: Probe | None = None
 
     async def count(self, model: str) -> int:
-        """Instances of the model as the pod reports them."""
+        """Return the model's instances as the pod reports them."""
         async with client_of(self.target) as client:
             return await client.instance_count(model, COUNT_SECONDS)
 
     async def load(self, model: str, config_json: str, deadline: float) -> None:
-        """Load the model with this whole config."""
+        """Load the model with this complete config within ``deadline`` seconds."""
         async with client_of(self.target) as client:
             await client.load_model(model, config_json, deadline)
 
     async def fault(self, model: str, public: str) -> str:
-        """Why model or public model is not as it should be; "" where both are ready and the index carries no reason."""
-        self._last = seen = await self.prober(self.target, self.clock())
-        if seen.error and not seen.models:
-            raise PodSilentError(seen.error)
-        # With the index at hand only the inference was not answered in time: growth is for pods with long queues, and busy is not broken.
-        # A dead process would have said so at once.
-        for state in seen.models:
+        """Return why the model or the public model is not ready; "" if both are."""
+        self._last = probe = await self.prober(self.target, self.clock())
+        if probe.error and not probe.models:
+            raise PodUnresponsiveError(probe.error)
+        # If the index was read, only the test inference was not answered in time. Pods with long
+        # queues are the ones that grow, and a busy pod is not broken: a dead process would have
+        # been reported at once.
+        for state in probe.models:
             if state.name in (model, public) and (state.state != "READY" or state.reason):
-                return f"{state.name} is {state.state or 'not loaded'}: {state.reason or 'no reason given'}"
-        return "" if seen.ensemble_ready else f"{public} is not ready"
+                reason = state.reason or "no reason given"
+                return f"{state.name} is {state.state or 'not loaded'}: {reason}"
+        return "" if probe.ensemble_ready else f"{public} is not ready"
 
-    async def answers(self) -> str:
-        """Why a real inference fails; "" where it was answered, or where the pipeline has no example request."""
+    async def inference_error(self) -> str:
+        """Return why the last test inference failed.
+
+        "" if it succeeded, and if the pipeline has no example request.
+        """
         return (self._last.inference_error or "") if self._last is not None else ""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.errors import ClusterError, Invalid
-from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
+from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
 
 from . import status as statuses
 from .actions import Plan

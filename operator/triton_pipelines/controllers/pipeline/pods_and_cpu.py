@@ -12,7 +12,7 @@ from triton_pipelines.autoscaling.pods_and_cpu import PODS, PodAndCpuBounds, Pod
 from triton_pipelines.autoscaling.types import InfeasibleResize, StepLimits
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.server_settings import cpu_range, millis
-from triton_pipelines.controllers.handover import scaled_steps
+from triton_pipelines.controllers.scaling_limits import scaled_steps
 
 from .deployment_progress import rolls
 from .pod_resize import INFEASIBLE, actual_limit, asked_limit, state_of, waits

@@ -11,12 +11,18 @@ from typing import Any
 import structlog
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.cluster.errors import ClusterError, Conflict, Forbidden, Invalid, NotFound
+from triton_pipelines.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NamespaceTerminating,
+    NotFound,
+)
 from triton_pipelines.cluster.events import event_object, post_event
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
@@ -35,9 +41,9 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Store, owner_key
 from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Graph, Options
-from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, why_unasked
+from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
 from triton_pipelines.compile.graph.graph import Fetch
-from triton_pipelines.controllers.handover import Intent, View
+from triton_pipelines.controllers.handover import Handover
 
 from . import status as statuses
 from .actions import Deletion, Plan, Resize, soonest
@@ -47,11 +53,10 @@ from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import rolls
 from .effective_spec import Resolver
-from .latency_figures import Latencies
 from .owner_references import FormerChild, NameTaken, check_owner
 from .plan import is_unmanaged, plan
 from .policies.last_good_spec import last_good_after
-from .resize_rejections import Refusal, of_pods, refused
+from .resize_rejections import of_pods, refused
 from .snapshot import Object, Pod, Probe, Snapshot, alive, serves
 from .status_events import Event, transitions
 
@@ -106,11 +111,8 @@ class Reconciler:
     prober: Prober
     clock: Callable[[], dt.datetime]
     instance: str
+    handover: Handover
     max_concurrent_rollouts: int = 5
-    intent: Callable[[Key], Intent | None] = lambda _: None
-    view: Callable[[Key], View | None] = lambda _: None
-    latencies: Callable[[Key], Latencies | None] = lambda _: None
-    monitoring: Callable[[Key], Sequence[Finding] | None] = lambda _: ()
     resolver: Resolver = field(init=False)
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
@@ -123,7 +125,8 @@ class Reconciler:
     _tuning_rejection: dict[Key, str] = field(
         default_factory=dict
     )  # why an object of a tuning run was refused
-    _resize_rejections: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
+    _terminating: set[Key] = field(default_factory=set)
+    """Pipelines whose namespace is terminating; logged once."""
     _accepted: dict[Key, tuple[str, str]] = field(
         default_factory=dict
     )  # the pipeline's uid, and its last spec that was acted on
@@ -134,15 +137,26 @@ class Reconciler:
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
         try:
-            return await self._reconcile(key)
+            result = await self._reconcile(key)
         except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
+        except NamespaceTerminating as error:
+            # Every object of the namespace is about to go. Watch events and the resync still
+            # reconcile the pipeline, so a namespace of the same name starts afresh.
+            if key not in self._terminating:
+                self._terminating.add(key)
+                await _log.ainfo("namespace is terminating; nothing is applied", error=str(error))
+            return Result(outcome="terminating")
+        self._terminating.discard(key)
+        return result
 
     async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._refused, self._resize_rejections, self._accepted):
+            for known in (self._probes, self._refused, self._accepted):
                 known.pop(key, None)
+            self.handover.resize_rejections.pop(key, None)
+            self.handover.effective_specs.pop(key, None)
             self.resolver.forget(key)
             return Result()
         if is_unmanaged(raw):
@@ -151,14 +165,16 @@ class Reconciler:
         snapshot = await self._observe(key, raw, sources)
         wanted = self.resolver.resolve(snapshot)
         asked = self.resolver.effective_spec(snapshot, wanted)
+        if (effective := self.resolver.effective(raw)) is not None:
+            self.handover.effective_specs[key] = effective
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
-        self._resize_rejections[key] = of_pods(
-            self._resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
+        self.handover.resize_rejections[key] = of_pods(
+            self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
         )
         snapshot = replace(
             snapshot,
             probes=dict(self._probes.get(key, {})),
-            resize_rejections=dict(self._resize_rejections[key]),
+            resize_rejections=dict(self.handover.resize_rejections[key]),
         )
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(
@@ -175,6 +191,8 @@ class Reconciler:
             self._starting.add(key)
         try:
             await self._carry_out(key, snapshot, decided)
+        except NamespaceTerminating:
+            raise
         except REFUSALS as error:
             told = await self._report_apply_failure(key, snapshot, decided, error)
             if isinstance(error, Forbidden):
@@ -186,7 +204,7 @@ class Reconciler:
             await self._write_status(snapshot, decided.status, decided.events)
         untold = (
             await self._create_beside(key, snapshot, decided)
-            or self._resize_rejections[key] != snapshot.resize_rejections
+            or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # the next pass tells it
         polls = SOURCE_POLL_SECONDS if sources else None
         return Result(
@@ -214,7 +232,8 @@ class Reconciler:
             pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)
         )
         nodes = await self._nodes() if unplaced else None
-        told = (self.intent(key), self.view(key), self.latencies(key))
+        published = self.handover
+        told = (published.intent(key), published.view(key), published.latencies.get(key))
         uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
         return Snapshot(
             raw,
@@ -227,7 +246,7 @@ class Reconciler:
             *told,
             tuning_pods=apart,
             tuning_rejection=self._tuning_rejection.pop(key, ""),
-            monitoring=self.monitoring(key),
+            monitoring=published.monitoring.get(key),
             remembered=last[1] if last[0] == uid else "",
         )
 
@@ -253,7 +272,9 @@ class Reconciler:
             state.desired if state.generation == snapshot.generation else "",
         }
         health = pipeline.spec.health
-        asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)
+        asked = health.inference is InferenceHealth.AUTO and not probe_blocker(
+            pipeline, wanted.graph
+        )
         known = self._probes.setdefault(key, {})
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
         for uid in set(known) - set(running):
@@ -357,6 +378,8 @@ class Reconciler:
         try:
             for item in decided.beside:
                 await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
+        except NamespaceTerminating:
+            raise
         except REFUSALS as error:
             self._tuning_rejection[key] = (
                 f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
@@ -366,7 +389,7 @@ class Reconciler:
 
     async def _resize(self, key: Key, snapshot: Snapshot, resize: Resize) -> None:
         """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
-        since, known = self.store.mark(), self._resize_rejections.setdefault(key, {})
+        since, known = self.store.mark(), self.handover.resize_rejections.setdefault(key, {})
         try:
             self.store.put(
                 PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
@@ -384,10 +407,6 @@ class Reconciler:
             return
         known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
-
-    def refusals(self, key: Key) -> Mapping[str, Refusal]:
-        """What the API server refused of pods' CPU, by pod uid."""
-        return self._resize_rejections.get(key, {})
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
@@ -492,7 +511,8 @@ class Reconciler:
             "instance": self.instance,
         }
         made = event_object(pipeline, type=event.type, **told, now=self.clock())
-        if (error := await post_event(self.client, made)) is not None:
+        error = await post_event(self.client, made)
+        if error is not None and not isinstance(error, NamespaceTerminating):
             await _log.awarning("event not written", reason=event.reason, error=str(error))
 
 

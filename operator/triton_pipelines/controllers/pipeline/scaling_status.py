@@ -12,16 +12,16 @@ from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import truncate
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
-from triton_pipelines.controllers.handover import (
+from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
+from triton_pipelines.controllers.scaling_conditions import (
     OWNER_CONFLICTS,
-    scaled_steps,
-    status_of,
-    steady,
-    verdicts_of,
-    with_limits,
+    is_unchanged,
+    scaling_conditions,
+    scaling_status,
+    step_verdicts,
+    with_owner_conflicts,
 )
-from triton_pipelines.controllers.handover import conditions as scaling_conditions
+from triton_pipelines.controllers.scaling_limits import scaled_steps
 from triton_pipelines.controllers.timestamps import rfc3339
 
 from .policies.cpu_resize import CpuResize
@@ -94,7 +94,7 @@ def live_conditions(
     conditions = scaling_conditions(
         snapshot.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), snapshot.status
     )
-    return with_limits(
+    return with_owner_conflicts(
         conditions,
         number.conflict,
         cpu.conflict,
@@ -134,7 +134,7 @@ def _scaling(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, An
     before: Mapping[str, Any] = snapshot.status.get("scaling") or {}
     if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
         return {}
-    return before if snapshot.view is None else status_of(snapshot.view, before)
+    return before if snapshot.view is None else scaling_status(snapshot.view, before)
 
 
 def _steps(
@@ -148,10 +148,10 @@ def _steps(
     pods = [pod for pod in snapshot.pods if pod.revision == wanted and not pod.deleting]
     probes = [snapshot.probes[pod.uid] for pod in pods if pod.uid in snapshot.probes]
     result = []
-    judged = verdicts_of(snapshot.view)
+    judged = step_verdicts(snapshot.view)
     before = {item.get("name"): item for item in snapshot.status.get("steps") or ()}
     silent = snapshot.view is None and _looked_after(pipeline, graph)
-    same = snapshot.view is not None and steady(snapshot.view, snapshot.status)
+    same = snapshot.view is not None and is_unchanged(snapshot.view, snapshot.status)
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [

@@ -12,7 +12,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.loadplan import LoadReport
-from triton_pipelines.controllers.handover import Intent, View
+from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 
 from .latency_figures import Latencies
 from .resize_rejections import Refusal, explained
@@ -197,9 +197,9 @@ class Snapshot:
     """Messages about ConfigMap sources that do not exist, by step."""
     nodes: tuple[Object, ...] | None = None
     """``None`` if they were not needed or may not be read."""
-    intent: Intent | None = None
+    intent: ScalingIntent | None = None
     """What live scaling wants recorded; ``None`` before its first decision."""
-    view: View | None = None
+    view: ScalingView | None = None
     """What live scaling reports; ``None`` before its first decision."""
     resize_rejections: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
     """Why the API server last rejected another CPU limit of a pod, by pod uid."""

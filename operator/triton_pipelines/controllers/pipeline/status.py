@@ -20,7 +20,7 @@ from triton_pipelines.api.conditions import (
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
-from triton_pipelines.compile.graph.example_request import public_shape, why_unasked, wire_type
+from triton_pipelines.compile.graph.example_request import probe_blocker, public_shape, wire_type
 from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
 
@@ -191,7 +191,7 @@ def conditions_of(
         ]
     updated = [pod for pod in serving if pod.revision == wanted]
     rest = [pod for pod in snapshot.pods if pod.revision != wanted and not pod.deleting]
-    asked = pipeline.spec.health.inference is InferenceHealth.AUTO and not why_unasked(
+    asked = pipeline.spec.health.inference is InferenceHealth.AUTO and not probe_blocker(
         pipeline, graph
     )
     unproven = [pod for pod in updated if _unproven(snapshot.probes.get(pod.uid), asked)]

@@ -13,10 +13,10 @@ from typing import Self
 import httpx
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.listing import check_name
-from triton_pipelines.loader.sources import Access, Folders, open_source
+from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
 from triton_pipelines.loader.uris import HubUri, SourceMap, parse_hub
 
@@ -58,7 +58,7 @@ class HubFiles:
         self.uri = f"hf://{parsed.repo}"
         # A folder of this machine has no revisions: what a rule maps there is taken as it is.
         located = self._map.apply(self.uri)
-        credentials = Credentials(token=self._token)
+        credentials = SourceCredentials(token=self._token)
         client = self._stack.enter_context(
             httpx.Client(verify=credentials.ssl_context(), timeout=TIMEOUT)
         )
@@ -75,7 +75,9 @@ class HubFiles:
         )
         folders = Folders(workspace, workspace, workspace, workspace)
         opened = open_source(
-            item, located, Access(credentials, folders, client, None, lambda _: None, workspace)
+            item,
+            located,
+            SourceAccess(credentials, folders, client, None, lambda _: None, workspace),
         )
         self._source, self._place = opened.source, (opened.place or "").strip("/")
         self.commit = self._source.resolve()

@@ -1,4 +1,4 @@
-"""Walking and renaming in ONNX graphs, bodies of If, Loop and Scan included."""
+"""Walk and rename in ONNX graphs, with the bodies of If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STANDARD = ("", "ai.onnx")
 
 
 def bodies(node: Any) -> Iterator[Any]:
-    """The graphs that a node holds: branches, loop bodies."""
+    """Yield the graphs that a node holds: branches and loop bodies."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -20,7 +20,7 @@ def bodies(node: Any) -> Iterator[Any]:
 
 
 def nodes(graph: Any) -> Iterator[Any]:
-    """Every node of a graph and of the bodies in it."""
+    """Yield every node of a graph and of its bodies."""
     for node in graph.node:
         yield node
         for body in bodies(node):
@@ -28,7 +28,7 @@ def nodes(graph: Any) -> Iterator[Any]:
 
 
 def every_node(model: Any) -> Iterator[Any]:
-    """Every node of a model, those of its local functions too."""
+    """Yield every node of a model, with those of its local functions."""
     yield from nodes(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -38,27 +38,30 @@ def every_node(model: Any) -> Iterator[Any]:
 
 
 def opset(model: Any) -> int:
-    """The version of the standard operators; 0 where the model names none."""
+    """Return the version of the standard operators; 0 if the model names none."""
     return max(
         (entry.version for entry in model.opset_import if entry.domain in STANDARD), default=0
     )
 
 
 def inputs(graph: Any) -> dict[str, Any]:
-    """Name → what a caller has to give, without inputs that an initializer fills."""
+    """Return the inputs that a caller has to fill, by name; an initializer fills the others."""
     filled = _fixed(graph)
     return {value.name: value for value in graph.input if value.name not in filled}
 
 
 def _fixed(graph: Any) -> set[str]:
-    """Names of a graph's initializers, sparse ones too."""
+    """Return the names of a graph's initializers, with sparse ones."""
     return {tensor.name for tensor in graph.initializer} | {
         tensor.values.name for tensor in graph.sparse_initializer
     }
 
 
 def dims(value: Any) -> tuple[int | str | None, ...] | None:
-    """The shape of an input or output: numbers, names of axes, None for unnamed ones; None as a whole where nothing is said."""
+    """Return the shape of an input or output: number, axis name or ``None`` per axis.
+
+    ``None`` as a whole if the graph states no shape.
+    """
     if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField(
         "shape"
     ):
@@ -72,7 +75,7 @@ def dims(value: Any) -> tuple[int | str | None, ...] | None:
 
 
 def values(graph: Any) -> set[str]:
-    """Every name of a value in a graph and its bodies."""
+    """Return every name of a value in a graph and its bodies."""
     found = {value.name for value in (*graph.input, *graph.output, *graph.value_info)} | _fixed(
         graph
     )
@@ -84,20 +87,14 @@ def values(graph: Any) -> set[str]:
 
 
 def rename(graph: Any, names: Mapping[str, str]) -> None:
-    """Give values of a graph other names where nodes read and write them, and in the bodies that see them. Inputs and outputs of the graph stay."""
+    """Rename values of a graph where nodes read and write them, bodies that see them included.
+
+    Inputs and outputs of the graph keep their names.
+    """
     if not names:
         return
     for node in graph.node:
-        for part in (node.input, node.output):
-            for place, name in enumerate(part):
-                if name in names:
-                    part[place] = names[name]
-        for body in bodies(node):
-            own = _defined(body)
-            seen = {old: new for old, new in names.items() if old not in own}
-            rename(body, seen)
-            for output in body.output:
-                output.name = seen.get(output.name, output.name)
+        _rename_in_node(node, names)
     for value in graph.value_info:
         value.name = names.get(value.name, value.name)
     for tensor in graph.initializer:
@@ -106,14 +103,30 @@ def rename(graph: Any, names: Mapping[str, str]) -> None:
         sparse.values.name = names.get(sparse.values.name, sparse.values.name)
 
 
+def _rename_in_node(node: Any, names: Mapping[str, str]) -> None:
+    for part in (node.input, node.output):
+        for place, name in enumerate(part):
+            if name in names:
+                part[place] = names[name]
+    for body in bodies(node):
+        own = _defined(body)
+        visible = {old: new for old, new in names.items() if old not in own}
+        rename(body, visible)
+        for output in body.output:
+            output.name = visible.get(output.name, output.name)
+
+
 def _defined(graph: Any) -> set[str]:
-    """Names that a body makes itself and that hide the same names outside."""
+    """Return the names that a body defines and that hide the same names outside."""
     made = {name for node in graph.node for name in node.output}
     return made | {value.name for value in graph.input} | _fixed(graph)
 
 
 def reached(graph: Any, start: Collection[str]) -> set[str]:
-    """Every value that hangs on the values of ``start``; a node with bodies hangs on all that these read."""
+    """Return every value that depends on the values of ``start``.
+
+    A node with bodies depends on everything that these read.
+    """
     found = set(start)
     for node in graph.node:
         read = set(node.input)
@@ -125,7 +138,10 @@ def reached(graph: Any, start: Collection[str]) -> set[str]:
 
 
 def element_type(value: Any) -> int:
-    """The element type (TensorProto.DataType) of an input or output; UNDEFINED where it is no tensor."""
+    """Return the element type (TensorProto.DataType) of an input or output.
+
+    UNDEFINED if it is not a tensor.
+    """
     return (
         int(value.type.tensor_type.elem_type)
         if value.type.WhichOneof("value") == "tensor_type"

@@ -1,21 +1,22 @@
-"""What a graph itself says about its inputs: how many ids a table knows, how many positions there are."""
+"""Limits that a graph states about its inputs: how many ids a table has, how many positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 from onnx import numpy_helper
 
-from triton_pipelines.loader.ragged.graph_walk import STANDARD
-from triton_pipelines.loader.ragged.scopes import Laid, Operation, laid
+from triton_pipelines.loader.onnx_graph.scopes import FlatGraph, Operation, flatten_graph
 
 _CARRIES: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "If"}
 )
-"""Operators whose output holds the elements of their first input; what comes out of a branch of an If is what the branch made."""
+"""Operators whose output holds the elements of their first input.
+
+The output of an If is what its branch made.
+"""
 _CONVERTS: Final = frozenset({"Cast", "Identity", "DequantizeLinear"})
-"""Operators that give a table in another element type."""
+"""Operators that return a table in another element type."""
 _COUNTS: Final = frozenset(
     {
         "Add",
@@ -41,16 +42,22 @@ _LOOKUPS: Final = frozenset({"Gather", "GatherBlockQuantized"})
 _INDEXED: Final = _LOOKUPS | {"GatherElements", "GatherND", "ScatterElements", "ScatterND"}
 _MICROSOFT: Final = "com.microsoft"
 _EMBEDDINGS: Final = frozenset({"EmbedLayerNormalization", "QEmbedLayerNormalization"})
-"""Fused embeddings of ONNX Runtime's optimizer. Their inputs: ids, segment ids, word table, position table, segment table, …"""
+"""Fused embeddings of ONNX Runtime's optimizer.
+
+Their inputs: ids, segment ids, word table, position table, segment table, …
+"""
 
 
 def table_size(graph: Any, name: str) -> int | None:
-    """The rows of the smallest table that the values of input ``name`` index; None where none is found.
+    """Return the rows of the smallest table that the values of input ``name`` index.
 
-    Follows the input through operators that only reshape or convert it, into the bodies of If, Loop and Scan and out of the branches of an If, to lookups
-    along axis 0 of a constant (quantized or not), and to the fused embedding of ONNX Runtime's optimizer.
+    Follows the input through operators that only reshape or convert it, into the bodies of If, Loop
+    and
+    Scan and out of the branches of an If, to lookups along axis 0 of a constant (quantized or not),
+    and
+    to the fused embedding of ONNX Runtime's optimizer. ``None`` if no table is found.
     """
-    whole = laid(graph)
+    whole = flatten_graph(graph)
     tables, names, sizes = _tables(whole), {name}, list[int]()
     for one in whole.operations:
         if one.standard and one.kind in _CARRIES and one.read(0) in names:
@@ -65,12 +72,13 @@ def table_size(graph: Any, name: str) -> int | None:
 
 
 def indexes(graph: Any, name: str) -> bool:
-    """Whether values computed from input ``name`` choose elements of another tensor: then a value out of range is an error of the whole run.
+    """Return whether values computed from input ``name`` choose elements of another tensor.
 
-    Comparisons end the way: what they give is 0 or 1.
+    A value out of range then fails the whole run. Comparisons are not followed: their result is 0
+    or 1.
     """
     names = {name}
-    for one in laid(graph).operations:
+    for one in flatten_graph(graph).operations:
         if one.kind in _INDEXED and one.read(1) in names:
             return True
         if one.kind in _CARRIES | _COUNTS and names.intersection(one.inputs):
@@ -79,12 +87,13 @@ def indexes(graph: Any, name: str) -> bool:
 
 
 def positions(graph: Any) -> int | None:
-    """How many tokens a row may have by the graph's own table of positions; None where it does not show.
+    """Return how many tokens a row may have by the graph's own table of positions.
 
-    Seen are tables that are cut to length (Slice), tables indexed by a constant list of positions that is cut to length, and by
-    a Range. Positions that are computed otherwise (from the mask or the ids, as RoBERTa does) do not show: see :func:`computed_positions`.
+    Recognizes tables that are cut to length (Slice), tables indexed by a constant list of positions
+    that is cut to length, and tables indexed by a Range. ``None`` for positions that are computed
+    otherwise (from the mask or the ids, as in RoBERTa): see :func:`computed_positions`.
     """
-    whole = laid(graph)
+    whole = flatten_graph(graph)
     fixed, tables, top = (
         whole.constants,
         _tables(whole),
@@ -117,8 +126,11 @@ def positions(graph: Any) -> int | None:
 
 
 def computed_positions(graph: Any) -> int | None:
-    """The rows of the smallest table that is indexed by a running sum (CumSum): about as many tokens as a row may have, some rows being kept for padding."""
-    whole = laid(graph)
+    """Return the rows of the smallest table that is indexed by a running sum (CumSum).
+
+    That is about as many tokens as a row may have; some rows are reserved for padding.
+    """
+    whole = flatten_graph(graph)
     tables, summed, sizes = _tables(whole), set[str](), list[int]()
     for one in whole.operations:
         if one.kind == "CumSum" or (
@@ -131,8 +143,8 @@ def computed_positions(graph: Any) -> int | None:
     return min(sizes, default=None)
 
 
-def _tables(whole: Laid) -> dict[str, Any]:
-    """Name → tensor of what is fixed, in bodies too, and of what is that in another element type."""
+def _tables(whole: FlatGraph) -> dict[str, Any]:
+    """Return constants by name, in bodies too, with conversions to another element type."""
     found = dict(whole.constants)
     for one in whole.operations:
         if one.kind in _CONVERTS and (table := found.get(one.read(0) or "")) is not None:
@@ -141,7 +153,7 @@ def _tables(whole: Laid) -> dict[str, Any]:
 
 
 def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
-    """Whether a value is 0, 1, 2, … of a Range."""
+    """Return whether a value is 0, 1, 2, … of a Range."""
     # As many steps as there are values: a graph that is no graph may go in circles.
     for _ in range(len(makers) + 1):
         if (one := makers.get(name or "")) is None or not one.standard:
@@ -153,7 +165,7 @@ def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
 
 
 def _sliced_axis(one: Operation, fixed: dict[str, Any]) -> int | None:
-    """The one axis that a Slice cuts; None where it does not show or there are several."""
+    """Return the one axis that a Slice cuts; ``None`` if it is unknown or there are several."""
     if (name := one.read(3)) is None:
         return 0
     tensor = fixed.get(name)
@@ -163,7 +175,7 @@ def _sliced_axis(one: Operation, fixed: dict[str, Any]) -> int | None:
 
 
 def _looked_up(tables: dict[str, Any], one: Operation) -> list[int]:
-    """The rows of the table that a lookup reads, where it does so along the first axis."""
+    """Return the rows of the table that a lookup reads along the first axis."""
     name = "gather_axis" if one.domain == _MICROSOFT else "axis"
     axis = next((int(attribute.i) for attribute in one.node.attribute if attribute.name == name), 0)
     table = one.read(0)
@@ -174,46 +186,3 @@ def _looked_up(tables: dict[str, Any], one: Operation) -> list[int]:
 def _rows(tables: dict[str, Any], name: str | None) -> list[int]:
     tensor = tables.get(name or "")
     return [int(tensor.dims[0])] if tensor is not None and len(tensor.dims) >= 2 else []
-
-
-def company(model_nodes: Iterator[Any]) -> dict[str, str]:
-    """Operator → why answers of a row hang on the other rows of its batch, or on chance, for the operators found that do so."""
-    found: dict[str, str] = {}
-    for node in model_nodes:
-        if node.op_type in _DYNAMIC:
-            found[node.op_type] = (
-                "its scale is taken over the whole batch (dynamic quantization): a row's answer hangs on the other rows"
-            )
-        elif (
-            node.domain in STANDARD
-            and node.op_type in _RECURRENT
-            and not (len(node.input) > 4 and node.input[4])
-        ):
-            found[node.op_type] = (
-                "a recurrent layer without sequence_lens reads the padding behind a row"
-            )
-        elif node.domain in STANDARD and node.op_type in _RANDOM:
-            found[node.op_type] = "its values are random"
-        elif (
-            node.domain in STANDARD
-            and node.op_type == "BatchNormalization"
-            and any(a.name == "training_mode" and a.i for a in node.attribute)
-        ):
-            found[node.op_type] = "in training mode it normalizes over the batch"
-    return found
-
-
-_DYNAMIC: Final = frozenset(
-    {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}
-)
-_RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
-_RANDOM: Final = frozenset(
-    {
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-    }
-)

@@ -1,4 +1,4 @@
-"""Graphs with local functions written out: what an input does inside of one cannot be followed otherwise."""
+"""Inline local functions: what an input does inside a function cannot be followed otherwise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from onnx import inliner
 from triton_pipelines.loader.onnx_store import skeleton
 
 
-def inlined(model: Any) -> None:
-    """Write out the calls of a model's local functions, as ONNX Runtime does when it loads it. A function that cannot be written out stays.
+def inline_local_functions(model: Any) -> None:
+    """Inline the calls of a model's local functions, as ONNX Runtime does when it loads the model.
 
-    Weights take no part: the inliner gets names in their place, and is spared a copy of each.
+    A function that cannot be inlined stays. The inliner gets names in place of the weights, which
+    saves
+    a copy of each.
     """
     if not model.functions:
         return

@@ -12,8 +12,13 @@ from tests.support import builders
 from triton_pipelines.compile.graph import build, check
 from triton_pipelines.compile.graph.resource_patch import document_of, merge_patch, patch_pipeline
 from triton_pipelines.compile.render.model_config import configs
-from triton_pipelines.tools.tuner.contract import Knobs, TuneError
-from triton_pipelines.tools.tuner.knobs import grid, knobs_of, model_of, patch_of
+from triton_pipelines.tools.tuner import BatchingSetting, TuneError
+from triton_pipelines.tools.tuner.settings import (
+    setting_grid,
+    setting_of,
+    setting_patch,
+    tuned_step,
+)
 
 SPECS: tuple[dict[str, Any], ...] = (
     {},
@@ -29,7 +34,7 @@ SPECS: tuple[dict[str, Any], ...] = (
     {"model": {"instances": {"initial": 2, "min": 2, "max": 2}}},
 )
 settings_of = st.builds(
-    Knobs,
+    BatchingSetting,
     st.sampled_from([1, 4, 8, 64, 128]),
     st.sampled_from([0, 500, 8000]),
     st.integers(1, 3),
@@ -40,13 +45,13 @@ settings_of = st.builds(
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), wanted=settings_of)
 def test_a_patched_resource_is_valid_and_has_the_setting(
-    spec: dict[str, Any], wanted: Knobs
+    spec: dict[str, Any], wanted: BatchingSetting
 ) -> None:
     before = builders.built(**spec)
-    patch = patch_of(before.pipeline, knobs_of(before.graph), wanted)
+    patch = setting_patch(before.pipeline, setting_of(before.graph), wanted)
     after = patch_pipeline(before.pipeline, patch)
     graph = build(after, before.options)
-    assert knobs_of(graph) == wanted
+    assert setting_of(graph) == wanted
     assert check(after, graph, before.options) == []
     configs(graph)
 
@@ -54,14 +59,16 @@ def test_a_patched_resource_is_valid_and_has_the_setting(
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_same_setting_needs_no_patch(spec: dict[str, Any]) -> None:
     before = builders.built(**spec)
-    current = knobs_of(before.graph)
-    assert patch_of(before.pipeline, current, current) == {}
+    current = setting_of(before.graph)
+    assert setting_patch(before.pipeline, current, current) == {}
     assert build(patch_pipeline(before.pipeline, {}), before.options) == before.graph
 
 
 def test_a_patch_names_only_what_changes() -> None:
     before = builders.built(model={"maxBatchSize": 8})
-    assert patch_of(before.pipeline, knobs_of(before.graph), Knobs(32, 1000, 1, 2)) == {
+    assert setting_patch(
+        before.pipeline, setting_of(before.graph), BatchingSetting(32, 1000, 1, 2)
+    ) == {
         "spec": {
             "model": {"maxBatchSize": 32, "dynamicBatching": {"maxQueueDelayMicroseconds": 1000}},
             "tokenizer": {"instances": {"initial": 2}},
@@ -74,9 +81,11 @@ def test_a_patch_keeps_everything_else_of_the_resource() -> None:
         model={"maxBatchSize": 8, "dynamicBatching": {"queuePolicy": {"maxQueueSize": 7}}},
         slo={"p99Milliseconds": 40},
     )
-    wanted = Knobs(32, 1000, 1, 1)
+    wanted = BatchingSetting(32, 1000, 1, 1)
     after = document_of(
-        patch_pipeline(before.pipeline, patch_of(before.pipeline, knobs_of(before.graph), wanted))
+        patch_pipeline(
+            before.pipeline, setting_patch(before.pipeline, setting_of(before.graph), wanted)
+        )
     )
     assert after["spec"]["model"]["dynamicBatching"] == {
         "queuePolicy": {"maxQueueSize": 7},
@@ -96,7 +105,7 @@ def test_merge_patches_are_those_of_rfc_7396() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "text"),
     [
         (
             {"model": {"maxBatchSize": 0}, "tokenizer": {"maxBatchSize": 0}},
@@ -105,9 +114,9 @@ def test_merge_patches_are_those_of_rfc_7396() -> None:
         ({"model": {"dynamicBatching": {"mode": "Disabled"}}}, "dynamicBatching"),
     ],
 )
-def test_what_cannot_be_tuned_is_said(spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(TuneError, match=said):
-        model_of(builders.built(**spec).graph)
+def test_what_cannot_be_tuned_is_said(spec: dict[str, Any], text: str) -> None:
+    with pytest.raises(TuneError, match=text):
+        tuned_step(builders.built(**spec).graph)
 
 
 def test_the_grid_holds_the_current_setting_and_keeps_to_bounds() -> None:
@@ -116,9 +125,9 @@ def test_the_grid_holds_the_current_setting_and_keeps_to_bounds() -> None:
         tokenizer={"instances": {"initial": 1, "max": 2}},
         ensemble={"maxBatchSize": 6},
     )
-    found = list(grid(before.pipeline, before.graph, rows=4, cores=8))
-    assert knobs_of(before.graph) in found
-    assert min(knobs.max_batch_size for knobs in found) == 8
-    assert max(knobs.max_batch_size for knobs in found) == 128
-    assert {knobs.tokenizer_instances for knobs in found} == {1, 2}
+    found = list(setting_grid(before.pipeline, before.graph, rows=4, cores=8))
+    assert setting_of(before.graph) in found
+    assert min(setting.max_batch_size for setting in found) == 8
+    assert max(setting.max_batch_size for setting in found) == 128
+    assert {setting.tokenizer_instances for setting in found} == {1, 2}
     assert len(found) == len(set(found))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.builders import built
-from triton_pipelines.compile.graph.tensor_origin import with_maker
+from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 
-MADE = "(made by spec.model: step model declares its output as logits FP32[2], and has to answer just that)"
+MADE = "(made by spec.model: step model declares its output as logits FP32[2], and must return exactly that)"
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ MADE = "(made by spec.model: step model declares its output as logits FP32[2], a
     ],
 )
 def test_what_a_step_reads(said: str, told: str | None) -> None:
-    assert with_maker(built().graph, said) == f"{told or said} {MADE}"
+    assert with_tensor_origin(built().graph, said) == f"{told or said} {MADE}"
 
 
 def test_what_clients_read() -> None:
     graph = built(postprocess=None).graph
     assert (
-        with_maker(graph, "output logits is FP64, declared FP32")
+        with_tensor_origin(graph, "output logits is FP64, declared FP32")
         == f"output logits is FP64, declared FP32 {MADE}"
     )
     for fault in (
@@ -51,7 +51,7 @@ def test_what_clients_read() -> None:
         "has shape [2, 3, 1], declared [-1, 2]",
         "is empty: shape [2, 0]",
     ):
-        assert with_maker(graph, f"output logits {fault}").endswith(MADE)
+        assert with_tensor_origin(graph, f"output logits {fault}").endswith(MADE)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_clients_read() -> None:
 )
 def test_what_no_step_made(said: str) -> None:
     assert (
-        with_maker(
+        with_tensor_origin(
             built(postprocess=None).graph if said.startswith("output") else built().graph, said
         )
         == said

@@ -1,6 +1,7 @@
-"""A graph with its bodies as one list of operations, in which a name means one value and no other.
+"""Flatten a graph with its bodies into one list of operations with unique names.
 
-The branches of an If may both call a value ``c``, and a body may hide a value of the graph around it: by their bare names they would be mixed up.
+The branches of an If may both call a value ``c``, and a body may hide a value of the graph around
+it: their bare names would be ambiguous.
 """
 
 from __future__ import annotations
@@ -10,54 +11,62 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from triton_pipelines.loader.ragged.graph_walk import STANDARD, bodies
+from triton_pipelines.loader.onnx_graph.graph_walk import STANDARD, bodies
 
 _APART: Final = "\0"
-"""What stands between a body's own name and the body's number: no name of a graph holds it."""
+"""Separates a body's own name from the body's number; it occurs in no name of a graph."""
 _LINKED: Final = frozenset({"If", "Loop", "Scan"})
-"""Operators whose bodies take the node's last inputs and give its last outputs, one for one."""
+"""Operators whose bodies take the node's last inputs and return its last outputs, one for one."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A node, or how a value goes into a body or comes out of one: ``kind`` is then that of the node with the body.
-
-    ``inputs`` and ``outputs`` may be empty names, which stand for what is left out. ``top`` says that it stands in the graph itself.
-    """
+    """A node, or the way of a value into or out of a body."""
 
     kind: str
+    """Operator; for the way of a value, that of the node with the body."""
     domain: str
+    """Domain of the operator."""
     inputs: tuple[str, ...]
+    """Input names; empty for an input that is left out."""
     outputs: tuple[str, ...]
+    """Output names; empty for an output that is left out."""
     node: Any
+    """The ``onnx.NodeProto``."""
     top: bool
+    """Whether it is in the graph itself rather than in a body."""
 
     @property
     def standard(self) -> bool:
-        """Whether the operator is one of ONNX itself."""
+        """Return whether the operator is one of ONNX itself."""
         return self.domain in STANDARD
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The outputs that have a name."""
+        """Return the outputs that have a name."""
         return tuple(name for name in self.outputs if name)
 
     def read(self, place: int) -> str | None:
-        """The input at ``place``; None where it is left out."""
+        """Return the input at ``place``; ``None`` if it is left out."""
         return self.inputs[place] or None if place < len(self.inputs) else None
 
 
 @dataclass(frozen=True)
-class Laid:
-    """Operations in the order of their nodes, and name → tensor of what is fixed: initializers and Constant nodes. Names of the graph itself are bare."""
+class FlatGraph:
+    """The operations of a graph and its bodies. Names of the graph itself are bare."""
 
     operations: list[Operation] = field(default_factory=list)
+    """Operations in the order of their nodes."""
     constants: dict[str, Any] = field(default_factory=dict)
+    """Name → tensor of initializers and Constant nodes."""
 
 
-def laid(graph: Any) -> Laid:
-    """The operations of a graph and of all bodies in it. An If, Loop or Scan itself is not among them, but what goes into its bodies and comes out."""
-    result = Laid()
+def flatten_graph(graph: Any) -> FlatGraph:
+    """Return the operations of a graph and of all bodies in it.
+
+    An If, Loop or Scan is not listed itself, but as the ways of values into and out of its bodies.
+    """
+    result = FlatGraph()
     scopes = _Scopes(result)
     scopes.lay(graph, scopes.open(graph, ChainMap()))
     return result
@@ -65,7 +74,7 @@ def laid(graph: Any) -> Laid:
 
 @dataclass
 class _Scope:
-    """The names that a graph or body sees, with what they are called in the list."""
+    """The names that a graph or body sees, and their names in the list."""
 
     number: int
     names: ChainMap[str, str]
@@ -81,11 +90,11 @@ class _Scope:
 
 
 class _Scopes:
-    def __init__(self, result: Laid) -> None:
+    def __init__(self, result: FlatGraph) -> None:
         self._result, self._count = result, 0
 
     def open(self, graph: Any, outer: ChainMap[str, str]) -> _Scope:
-        """A scope in which the graph's inputs and initializers are known."""
+        """Return a scope in which the graph's inputs and initializers are known."""
         scope = _Scope(self._count, outer.new_child())
         self._count += 1
         for value in graph.input:

@@ -1,4 +1,4 @@
-"""What a watch event does to store and queue, Kopf's settings, and the credentials handed to Kopf."""
+"""Effect of watch events on store and queue, Kopf's settings and its credentials."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 import yaml
 
 from triton_pipelines.api import names
-from triton_pipelines.app import kubernetes_watches
-from triton_pipelines.app.config import load_config
-from triton_pipelines.app.kubernetes_watches import (
-    WATCHED,
-    connection_info,
-    kopf_settings,
-    selector_of,
-    take_in,
-)
-from triton_pipelines.app.operator_metrics import Metrics
+from triton_pipelines.app.operator_metrics import OperatorMetrics
+from triton_pipelines.cluster import watches
 from triton_pipelines.cluster.login import LoginError
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
@@ -30,6 +23,13 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.cluster.watches import (
+    WATCHED,
+    connection_info,
+    kopf_settings,
+    selector_of,
+    update_store,
+)
 
 
 def obj(name: str, version: int, pipeline: str = "p", uid: str = "u") -> dict[str, Any]:
@@ -45,27 +45,31 @@ def obj(name: str, version: int, pipeline: str = "p", uid: str = "u") -> dict[st
     }
 
 
+def settings_of(*, cluster_wide: bool) -> kopf.OperatorSettings:
+    return kopf_settings(cluster_wide=cluster_wide, request_timeout_seconds=30, shutdown_seconds=10)
+
+
 def test_events_make_owners_due() -> None:
     store = Store()
-    assert take_in(store, PODS, None, obj("a", 1)) == {("n", "p")}
-    assert take_in(store, PODS, "MODIFIED", obj("a", 1)) == set()
-    assert take_in(store, PODS, "MODIFIED", obj("a", 2, "q")) == {("n", "p"), ("n", "q")}
-    assert take_in(store, PODS, "DELETED", obj("a", 3, "q", uid="other")) == set()
-    assert take_in(store, PODS, "DELETED", obj("a", 3, "q")) == {("n", "q")}
-    assert take_in(store, PODS, "ADDED", obj("b", 4, "")) == set()
-    assert take_in(store, INFERENCE_PIPELINES, "ADDED", obj("x", 5, "")) == {("n", "x")}
+    assert update_store(store, PODS, None, obj("a", 1)) == {("n", "p")}
+    assert update_store(store, PODS, "MODIFIED", obj("a", 1)) == set()
+    assert update_store(store, PODS, "MODIFIED", obj("a", 2, "q")) == {("n", "p"), ("n", "q")}
+    assert update_store(store, PODS, "DELETED", obj("a", 3, "q", uid="other")) == set()
+    assert update_store(store, PODS, "DELETED", obj("a", 3, "q")) == {("n", "q")}
+    assert update_store(store, PODS, "ADDED", obj("b", 4, "")) == set()
+    assert update_store(store, INFERENCE_PIPELINES, "ADDED", obj("x", 5, "")) == {("n", "x")}
 
 
 def test_secrets_are_not_watched_and_children_are_selected_by_the_server() -> None:
     assert SECRETS not in WATCHED
-    settings = kopf_settings(load_config(environ={}))
+    settings = settings_of(cluster_wide=True)
     assert selector_of(INFERENCE_PIPELINES) is None
     assert selector_of(PODS) == names.MANAGED_SELECTOR
     assert len(settings.watching.label_selectors) == len(WATCHED) - 1
 
 
 def test_kopf_is_set_as_the_design_says() -> None:
-    settings = kopf_settings(load_config({"namespaces": ["a"], "shutdown_seconds": 10}, {}))
+    settings = settings_of(cluster_wide=False)
     assert settings.persistence.finalizer == "kopf.tritonpipelines.io/finalizer"
     assert isinstance(settings.watching.server_timeout, int)
     assert settings.watching.client_timeout == settings.watching.server_timeout + 30
@@ -75,7 +79,7 @@ def test_kopf_is_set_as_the_design_says() -> None:
     assert settings.queueing.worker_limit is None
     assert settings.scanning.disabled
     assert not settings.posting.enabled
-    assert not kopf_settings(load_config(environ={})).scanning.disabled
+    assert not settings_of(cluster_wide=True).scanning.disabled
 
 
 def kubeconfig(path: Path, user: dict[str, Any]) -> Path:
@@ -113,7 +117,7 @@ async def test_bad_kubeconfigs_are_named(tmp_path: Path) -> None:
 
 def test_watch_age_grows_until_the_next_event() -> None:
     now = [100.0]
-    metrics = Metrics(clock=lambda: now[0])
+    metrics = OperatorMetrics(clock=lambda: now[0])
     metrics.observe_event(CONFIG_MAPS)
     now[0] = 107.0
     age = {"resource": "configmaps"}
@@ -134,8 +138,8 @@ async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not while the API server does not serve it, and not for what Kopf finds by itself."""
-    monkeypatch.setattr(kubernetes_watches, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(kubernetes_watches.until_watched, "__defaults__", (0.1,))
+    monkeypatch.setattr(watches, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(watches.wait_until_watched, "__defaults__", (0.1,))
     known: Any = Known(set(WATCHED))
     served, asked = {INFERENCE_PIPELINES: False}, asyncio.Event()
 
@@ -147,7 +151,7 @@ async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(
         asked.clear()
         await asyncio.wait_for(asked.wait(), 5)
 
-    looking = asyncio.create_task(kubernetes_watches.keep_watched(known, listed, 0.02))
+    looking = asyncio.create_task(watches.check_watches(known, listed, 0.02))
     await asyncio.sleep(0)  # it has begun, with every kind watched
     known.watched_resources.discard(INFERENCE_PIPELINES)
     await is_asked()
@@ -156,14 +160,14 @@ async def test_a_crd_that_comes_again_and_is_not_watched_ends_the_process(
     known.watched_resources.add(INFERENCE_PIPELINES)
     served[INFERENCE_PIPELINES] = True
     known.watched_resources.discard(INFERENCE_PIPELINES)
-    with pytest.raises(kubernetes_watches.UnwatchedError, match=names.PLURAL):
+    with pytest.raises(watches.UnwatchedError, match=names.PLURAL):
         await asyncio.wait_for(looking, 5)
 
 
 async def test_a_crd_that_comes_again_and_is_watched_in_time_is_no_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kubernetes_watches, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "_POLL_SECONDS", 0.01)
     known: Any = Known(set(WATCHED))
     back = asyncio.Event()
 
@@ -172,7 +176,7 @@ async def test_a_crd_that_comes_again_and_is_watched_in_time_is_no_fault(
         back.set()
         return True
 
-    looking = asyncio.create_task(kubernetes_watches.keep_watched(known, listed, 0.02))
+    looking = asyncio.create_task(watches.check_watches(known, listed, 0.02))
     await asyncio.sleep(0)
     for _ in range(3):
         back.clear()

@@ -1,4 +1,4 @@
-"""From a stock graph to one that takes ragged batches."""
+"""Adapt a stock graph so that it takes ragged batches."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import shape_input
+from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, inputs, rename, values
 from triton_pipelines.loader.ragged.eligibility import Adaptable
-from triton_pipelines.loader.ragged.graph_walk import dims, element_type, inputs, rename, values
-from triton_pipelines.loader.ragged.input_padding import front
-from triton_pipelines.loader.ragged.node_builder import Builder
-from triton_pipelines.loader.ragged.output_flattening import Back
+from triton_pipelines.loader.ragged.input_padding import pad_inputs
+from triton_pipelines.loader.ragged.node_builder import NodeBuilder
+from triton_pipelines.loader.ragged.output_flattening import OutputFlattener
 
 ROWS, TOKENS = "rows", "tokens"
 
 
 def adapt(model: Any, adaptable: Adaptable) -> Any:
-    """The adapted model: inputs flat, under their names and with their element types; lengths beside them; outputs under their names.
+    """Adapt a model, which is changed and returned.
 
-    ``model`` (an ``onnx.ModelProto``) is changed and returned: a copy of a large model would not fit into the memory that a loader has.
-    Weights, external or not, stay as they are. Meaningful only for what :func:`.examine.examine` found adaptable.
+    Inputs become flat and keep their names and element types. Their lengths are added as further
+    inputs. Outputs keep their names. A copy of a large model would not fit into the loader's
+    memory.
+    Weights, external or not, stay as they are.
+
+    Args:
+        model: an ``onnx.ModelProto``.
+        adaptable: what :func:`.eligibility.check_eligibility` returned for it.
     """
     graph = model.graph
-    build = Builder(values(graph), adaptable.opset)
-    given = inputs(graph)
+    build = NodeBuilder(values(graph), adaptable.opset)
+    graph_inputs = inputs(graph)
     planned = [item.name for item in adaptable.plan.inputs]
-    types = {name: element_type(given[name]) for name in planned}
-    matrices, rows = front(build, adaptable, types)
+    types = {name: element_type(graph_inputs[name]) for name in planned}
+    matrices, rows = pad_inputs(build, adaptable, types)
     inner = {value.name: build.name(f"inner_{value.name}") for value in graph.output}
     rename(graph, matrices | inner)
     before = len(build.nodes)
-    back = Back(build, rows)
+    flattener = OutputFlattener(build, rows)
     for value in graph.output:
         shape, kind = dims(value) or (), element_type(value)
         if value.name in adaptable.plan.token_outputs:
-            back.token_output(inner[value.name], value.name, kind, shape)
+            flattener.token_output(inner[value.name], value.name, kind, shape)
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [None, *shape[2:]]))
         else:
-            back.row_output(inner[value.name], value.name, kind, len(shape))
+            flattener.row_output(inner[value.name], value.name, kind, len(shape))
     behind = build.nodes[before:]
     body = list(graph.node)
     del graph.node[:]
@@ -57,7 +63,7 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
 
 
 def _inputs(graph: Any, planned: list[str], types: dict[str, int]) -> None:
-    """Flat inputs in the places of the matrices; the lengths behind all others."""
+    """Put flat inputs in the places of the matrices, and the lengths after all others."""
     for value in graph.input:
         if value.name in planned:
             value.CopyFrom(

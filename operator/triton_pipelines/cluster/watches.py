@@ -1,0 +1,259 @@
+"""Watch the cluster with Kopf. Handlers only update the store and enqueue pipelines.
+
+No handler calls the API server, patches an object or raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import kopf
+
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.kopf_internals import Insights, watched_kinds
+from triton_pipelines.cluster.login import load_configuration
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, WATCHED_CHILDREN, Resource
+from triton_pipelines.cluster.store import Key, Store, key_of, owner_key
+
+WATCHED: Final[tuple[Resource, ...]] = (INFERENCE_PIPELINES, *WATCHED_CHILDREN)
+# Bound service account tokens are valid for an hour or more and are rotated at 80 % of that:
+# reading them every ten minutes is early enough.
+_CREDENTIAL_LIFETIME: Final = datetime.timedelta(minutes=10)
+# Prefix of Kopf's own finalizer and annotations. Kopf strips this finalizer from objects, so no
+# managed object may have it; `on.event` handlers alone never write either.
+_KOPF_PREFIX: Final = f"kopf.{names.GROUP}"
+# From the first lists to all watches: by then Kopf's own discovery is done, or is not repeated.
+WATCHING_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 0.5
+# Time between two checks of what Kopf watches.
+CHECK_SECONDS: Final = 15.0
+
+
+class UnwatchedError(RuntimeError):
+    """Kinds that the API server lists and that Kopf does not watch."""
+
+
+def selector_of(resource: Resource) -> str | None:
+    """Return the label selector of a kind's watch and list: our children, but every pipeline."""
+    return None if resource == INFERENCE_PIPELINES else names.MANAGED_SELECTOR
+
+
+def kopf_settings(
+    *, cluster_wide: bool, request_timeout_seconds: float, shutdown_seconds: float
+) -> kopf.OperatorSettings:
+    """Return Kopf's settings; each one differs from its default for a reason.
+
+    Args:
+        cluster_wide: whether all namespaces are watched.
+        request_timeout_seconds: time-out of one request to the API server.
+        shutdown_seconds: time that running reconciles get at the end.
+    """
+    settings = kopf.OperatorSettings()
+    settings.persistence.finalizer = f"{_KOPF_PREFIX}/finalizer"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_KOPF_PREFIX)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_KOPF_PREFIX)
+    # The reconciler posts events about pipelines; Kopf posts none.
+    settings.posting.enabled = False
+    settings.posting.reporting_component = names.APP
+    # A watch is renewed by the server, by the client if that fails, and by Kopf if it is frozen
+    # (default: 70 s without a bookmark).
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = request_timeout_seconds
+    settings.networking.connect_timeout = 10
+    settings.networking.trust_env = True
+    for resource in WATCHED:
+        if selector := selector_of(resource):
+            kind = (resource.group, resource.version, resource.plural)
+            settings.watching.label_selectors[kind] = selector
+    # With namespaced roles, CRDs and namespaces cannot be listed.
+    settings.scanning.disabled = not cluster_wide
+    # Kopf's SIGKILL of last resort, after its own shutdown and ours. Without it a process that
+    # hangs would be left to the kubelet.
+    settings.process.ultimate_exiting_timeout = shutdown_seconds + 30
+    return settings
+
+
+def register_watches(
+    registry: kopf.OperatorRegistry,
+    store: Store,
+    enqueue: Callable[[Key], None],
+    observe: Callable[[Resource], None],
+) -> None:
+    """Register the handlers of watch events.
+
+    Args:
+        registry: where to register them.
+        store: updated with each event.
+        enqueue: makes the owning pipelines due.
+        observe: called with the kind of each event.
+    """
+    for resource in WATCHED:
+        kopf.on.event(
+            resource.group,
+            resource.version,
+            resource.plural,
+            registry=registry,
+            id=f"watch-{resource.plural}",
+        )(_handler(resource, store, enqueue, observe))
+
+
+def _handler(
+    resource: Resource,
+    store: Store,
+    enqueue: Callable[[Key], None],
+    observe: Callable[[Resource], None],
+) -> Callable[..., Any]:
+    # Kopf awaits coroutine functions in place; plain functions would run in a thread.
+    async def on_event(event: Any, **_: Any) -> None:
+        observe(resource)
+        obj = event["object"]
+        obj.setdefault("apiVersion", resource.api_version)
+        obj.setdefault("kind", resource.kind)
+        for owner in update_store(store, resource, event["type"], obj):
+            enqueue(owner)
+
+    return on_event
+
+
+def update_store(store: Store, resource: Resource, event_type: str | None, obj: Object) -> set[Key]:
+    """Apply one watch event to the store.
+
+    Args:
+        store: the caches.
+        resource: the object's kind.
+        event_type: DELETED, or anything else for an object that exists.
+        obj: the object.
+
+    Returns:
+        Pipelines to reconcile: the owner, and the previous owner if the label changed. Empty if
+        the store already had this state.
+    """
+    namespace, name = key_of(obj)
+    before = store.get(resource, namespace, name)
+    uid = obj["metadata"].get("uid")
+    changed = (
+        store.remove(resource, namespace, name, uid=uid)
+        if event_type == "DELETED"
+        else store.put(resource, obj)
+    )
+    if not changed:
+        return set()
+    owners = {owner_key(resource, obj), owner_key(resource, before) if before else None}
+    return {owner for owner in owners if owner is not None}
+
+
+async def wait_until_watched(insights: Insights, seconds: float = WATCHING_SECONDS) -> None:
+    """Wait until Kopf watches every kind that the operator needs.
+
+    A kind that was just created can be listed shortly before discovery reports it. If Kopf runs its
+    discovery in that moment, it finds no such kind and does not retry until a CRD changes (Kopf
+    1.3x: a 404 of a group's version counts as an empty group). Nothing would be watched, without
+    any error.
+
+    Args:
+        insights: what Kopf watches.
+        seconds: how long to wait.
+
+    Raises:
+        UnwatchedError: a kind is still not watched. A restart runs discovery again.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while missing := unwatched(insights):
+        if loop.time() > end:
+            kinds = (
+                f"{resource.plural}.{resource.group}" if resource.group else resource.plural
+                for resource in missing
+            )
+            raise UnwatchedError(
+                f"{', '.join(sorted(kinds))}: listed by the API server, but not found by discovery "
+                "when the watches began; a restart tries again"
+            )
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def unwatched(insights: Insights) -> list[Resource]:
+    """Return the kinds that the operator needs and Kopf does not watch."""
+    known = watched_kinds(insights)
+    return [
+        resource
+        for resource in WATCHED
+        if (resource.group, resource.version, resource.plural) not in known
+    ]
+
+
+async def check_watches(
+    insights: Insights,
+    is_served: Callable[[Resource], Awaitable[bool]],
+    interval: float = CHECK_SECONDS,
+) -> None:
+    """Check forever that every served kind is watched.
+
+    A CRD that is deleted and created again causes the same race as at start-up.
+
+    Args:
+        insights: what Kopf watches.
+        is_served: returns whether the API server serves a kind. One that is not served cannot be
+            watched, and is checked again.
+        interval: seconds between two checks.
+
+    Raises:
+        UnwatchedError: a kind is served, and not watched in time.
+    """
+    await wait_until_watched(insights)
+    while True:
+        await asyncio.sleep(interval)
+        missing = unwatched(insights)
+        served = [await is_served(resource) for resource in missing]
+        if any(served):
+            await wait_until_watched(insights)
+
+
+def register_login(
+    registry: kopf.OperatorRegistry, kubeconfig: str | None, context: str | None
+) -> None:
+    """Register a login that gives Kopf the credentials of the operator's own client.
+
+    They expire, so that rotated tokens are read again.
+    """
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await connection_info(kubeconfig, context)
+
+    kopf.on.login(registry=registry, id="login")(login)
+
+
+async def connection_info(
+    kubeconfig: str | None = None, context: str | None = None
+) -> kopf.ConnectionInfo:
+    """Return the credentials as Kopf needs them.
+
+    Raises:
+        LoginError: as ``cluster.login.load_configuration``.
+    """
+    configuration = await load_configuration(kubeconfig, context)
+    header: str | None = await configuration.get_api_key_with_prefix(
+        "BearerToken", alias="authorization"
+    )
+    scheme, _, token = (header or "").strip().partition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        # In a cluster the library writes "bearer"; some proxies accept only the registered
+        # spelling.
+        scheme=scheme.capitalize() if token else None,
+        token=(token or scheme).strip() or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        proxy_url=configuration.proxy,
+        trust_env=True,
+        expiration=datetime.datetime.now(datetime.UTC) + _CREDENTIAL_LIFETIME if header else None,
+    )

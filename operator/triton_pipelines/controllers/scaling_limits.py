@@ -1,0 +1,144 @@
+"""Derive what bounds scaling, and the constants of the control law, from a spec. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from triton_pipelines.api.scaling import Scaling, ScalingMode
+from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.autoscaling.types import ControlLaw, Fallback, PipelineLimits, StepLimits
+from triton_pipelines.compile.graph.example_request import probe_blocker
+from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
+from triton_pipelines.compile.graph.server_settings import (
+    SHARED_MEMORY_PER_INSTANCE,
+    bytes_of,
+    millis,
+    sizes,
+)
+
+# Default fast window (seconds) if pods are read directly, which happens every 2 s: growth need not
+# wait as long as with scrapes of Prometheus.
+DIRECT_FAST_SECONDS: Final = 6.0
+
+
+def scaled_steps(graph: Graph) -> list[Step]:
+    """Return the steps whose instance count may change live."""
+    if graph.auto_complete:
+        return []
+    return [
+        step
+        for step in graph.models
+        if step.instances.scaled and step.sequences is None and step.instances.kind == "KIND_CPU"
+    ]
+
+
+def law_of(scaling: Scaling, *, direct: bool = False) -> ControlLaw:
+    """Return the control law's constants as the resource sets them.
+
+    Args:
+        scaling: ``spec.scaling``.
+        direct: whether pods are read directly; the default fast window is shorter then.
+    """
+    target = scaling.target / 100
+    up = scaling.scale_up_threshold_percent
+    cooldown = scaling.scale_up.cooldown_seconds
+    short_window = direct and scaling.windows.fast_seconds is None
+    return ControlLaw(
+        target=target,
+        up_threshold=max(0.80, target) if up is None else up / 100,
+        fast=DIRECT_FAST_SECONDS if short_window else float(scaling.windows.fast),
+        slow=float(scaling.windows.slow),
+        cooldown_up=None if cooldown is None else float(cooldown),
+        stabilization=float(scaling.scale_down.stabilization_seconds),
+        down_step=scaling.scale_down.max_step_percent / 100,
+        drain=float(scaling.backlog_drain_seconds),
+        stale_after=float(scaling.stale_after_seconds),
+        fallback=Fallback(scaling.fallback.value),
+        flaps_per_hour=scaling.max_direction_changes_per_hour,
+    )
+
+
+def limits_of(
+    pipeline: InferencePipeline,
+    graph: Graph,
+    revision: str,
+    applied: Mapping[str, Any] | None = None,
+    *,
+    direct: bool = False,
+) -> PipelineLimits:
+    """Return what bounds the pods of a pipeline.
+
+    Args:
+        pipeline: the pipeline.
+        graph: its graph.
+        revision: the revision that its pods run.
+        applied: ``resources`` of the container's status, if the kubelet reports them (after a
+            resize).
+        direct: as in :func:`law_of`.
+    """
+    size = sizes(pipeline, graph)
+    limits = (applied or {}).get("limits") or {}
+    scaled = scaled_steps(graph)
+    health = pipeline.spec.health
+    is_tested = health.inference is InferenceHealth.AUTO and not probe_blocker(pipeline, graph)
+    fed = [
+        step
+        for step in graph.steps
+        if step not in scaled and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)
+    ]
+    return PipelineLimits(
+        steps=tuple(_step_limits(step) for step in scaled),
+        gpu_steps=tuple(step.model_name for step in fed),
+        on_cpu=frozenset(step.model_name for step in fed if _runs_on_cpu(pipeline, step)),
+        cpu_limit=millis(str(limits.get("cpu", size.cpu_limit))) / 1000,
+        memory_limit=float(bytes_of(str(limits.get("memory", size.memory_limit)))),
+        shared_memory=float(bytes_of(size.shared_memory)),
+        gpu_instances={step.model_name: step.instances.counts.initial for step in fed},
+        gpu_batches={
+            step.model_name: step.max_batch_size for step in fed if step.batching is not None
+        },
+        revision=revision,
+        active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
+        probe_rate=1 / health.period_seconds if is_tested else 0.0,
+        law=law_of(pipeline.spec.scaling, direct=direct),
+    )
+
+
+def _runs_on_cpu(pipeline: InferencePipeline, step: Step) -> bool:
+    """Return whether no GPU computes the step.
+
+    A step that runs on the CPU fallback backend by the operator's choice still counts as one that
+    is meant for the GPU.
+    """
+    gpu = pipeline.spec.server.gpu
+    if gpu.count == 0 and gpu.claim_template is None:
+        return True
+    spec = pipeline.spec
+    fields = {
+        "spec.model": spec.model,
+        **{f"spec.steps[{index}]": one for index, one in enumerate(spec.steps)},
+    }.get(step.path)
+    substituted = (
+        step.implementation is Implementation.ONNX_RUNNER
+        and fields is not None
+        and fields.python is None
+    )
+    if substituted and fields is not None and fields.instances.kind is None:
+        return False
+    return step.instances.kind == "KIND_CPU"
+
+
+def _step_limits(step: Step) -> StepLimits:
+    return StepLimits(
+        name=step.name,
+        model_name=step.model_name,
+        low=step.instances.counts.min,
+        high=step.instances.counts.max,
+        initial=step.instances.counts.initial,
+        cores=millis(step.resources.cpu) / 1000,
+        memory_bytes=float(bytes_of(step.resources.memory)),
+        shared_memory_bytes=float(SHARED_MEMORY_PER_INSTANCE),
+        tokenizer=step.role is Role.TOKENIZER,
+    )
