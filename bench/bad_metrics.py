@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 
 from bench.results import thresholds, write
 from bench.simulator import traces
-from bench.simulator.engine import Run, View
+from bench.simulator.engine import LawInput, Run
 from bench.simulator.managed import Managed
 from bench.simulator.scenarios import WORLD
 from triton_pipelines.autoscaling.metrics.samples import (
-    Counters,
-    Failure,
+    MetricsFailure,
+    MetricsProblem,
+    ModelCounters,
+    PipelineSample,
     PodHistory,
-    Sample,
     Scrape,
-    Trouble,
 )
 
 SEEDS = (1, 2, 3)
@@ -32,7 +32,7 @@ BAD = (600.0, 900.0)
 """Seconds in which metrics are spoilt."""
 PODS = 2
 
-Spoil = Callable[[Sample, float], Sample | Failure]
+Spoil = Callable[[PipelineSample, float], PipelineSample | MetricsFailure]
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Fault:
     spoil: Spoil
 
 
-def _fails(trouble: Trouble) -> Spoil:
-    return lambda sample, bad: Failure(trouble, "spoilt")
+def _fails(trouble: MetricsProblem) -> Spoil:
+    return lambda sample, bad: MetricsFailure(trouble, "spoilt")
 
 
-def _stale(sample: Sample, bad: float) -> Sample:
+def _stale(sample: PipelineSample, bad: float) -> PipelineSample:
     """The scrapes end where the fault began."""
     newest = max(history.scrapes[-1].at for history in sample.pods.values())
     cut = {
@@ -63,20 +63,20 @@ def _stale(sample: Sample, bad: float) -> Sample:
     return replace(sample, pods=cut)
 
 
-def _one_pod_missing(sample: Sample, bad: float) -> Sample:
+def _one_pod_missing(sample: PipelineSample, bad: float) -> PipelineSample:
     return replace(sample, pods=dict(list(sample.pods.items())[1:]))
 
 
-def _one_pod_empty(sample: Sample, bad: float) -> Sample:
+def _one_pod_empty(sample: PipelineSample, bad: float) -> PipelineSample:
     name, history = next(iter(sample.pods.items()))
     return replace(sample, pods={**sample.pods, name: replace(history, scrapes=())})
 
 
-def _no_pods(sample: Sample, bad: float) -> Sample:
+def _no_pods(sample: PipelineSample, bad: float) -> PipelineSample:
     return replace(sample, pods={})
 
 
-def _one_model_missing(sample: Sample, bad: float) -> Sample:
+def _one_model_missing(sample: PipelineSample, bad: float) -> PipelineSample:
     def without(scrape: Scrape) -> Scrape:
         return replace(
             scrape,
@@ -88,8 +88,8 @@ def _one_model_missing(sample: Sample, bad: float) -> Sample:
     return _changed(sample, without)
 
 
-def _values(change: Callable[[Counters], Counters]) -> Spoil:
-    def spoil(sample: Sample, bad: float) -> Sample:
+def _values(change: Callable[[ModelCounters], ModelCounters]) -> Spoil:
+    def spoil(sample: PipelineSample, bad: float) -> PipelineSample:
         return _changed(
             sample,
             lambda scrape: replace(
@@ -100,7 +100,7 @@ def _values(change: Callable[[Counters], Counters]) -> Spoil:
     return spoil
 
 
-def _changed(sample: Sample, change: Callable[[Scrape], Scrape]) -> Sample:
+def _changed(sample: PipelineSample, change: Callable[[Scrape], Scrape]) -> PipelineSample:
     pods: dict[str, PodHistory] = {
         name: replace(history, scrapes=tuple(map(change, history.scrapes)))
         for name, history in sample.pods.items()
@@ -108,7 +108,7 @@ def _changed(sample: Sample, change: Callable[[Scrape], Scrape]) -> Sample:
     return replace(sample, pods=pods)
 
 
-def _backwards(sample: Sample, bad: float) -> Sample:
+def _backwards(sample: PipelineSample, bad: float) -> PipelineSample:
     """Every scrape's counters are lower than those of the scrape before."""
     newest = max(history.scrapes[-1].at for history in sample.pods.values())
     return _changed(
@@ -123,31 +123,33 @@ def _backwards(sample: Sample, bad: float) -> Sample:
     )
 
 
-def _frozen(sample: Sample, bad: float) -> Sample:
+def _frozen(sample: PipelineSample, bad: float) -> PipelineSample:
     """No counter moves, and requests wait."""
     return _changed(
         sample,
         lambda scrape: replace(
             scrape,
-            models={name: Counters(success=1e6, execs=1e6, pending=20.0) for name in scrape.models},
+            models={
+                name: ModelCounters(success=1e6, execs=1e6, pending=20.0) for name in scrape.models
+            },
         ),
     )
 
 
-def _ahead(sample: Sample, bad: float) -> Sample:
+def _ahead(sample: PipelineSample, bad: float) -> PipelineSample:
     return _changed(sample, lambda scrape: replace(scrape, at=scrape.at + 3600.0))
 
 
 FAULTS = (
-    Fault("Prometheus does not answer", "missing", _fails(Trouble.ERROR)),
-    Fault("no series", "missing", _fails(Trouble.MISSING)),
+    Fault("Prometheus does not answer", "missing", _fails(MetricsProblem.ERROR)),
+    Fault("no series", "missing", _fails(MetricsProblem.MISSING)),
     Fault("no pod in the response", "missing", _no_pods),
     Fault("no series for the tokenizer", "missing", _one_model_missing),
     Fault("old samples", "stale", _stale),
-    Fault("samples marked as stale", "stale", _fails(Trouble.STALE)),
+    Fault("samples marked as stale", "stale", _fails(MetricsProblem.STALE)),
     Fault("one of two pods is missing", "partial", _one_pod_missing),
     Fault("one of two pods without samples", "partial", _one_pod_empty),
-    Fault("samples marked as partial", "partial", _fails(Trouble.PARTIAL)),
+    Fault("samples marked as partial", "partial", _fails(MetricsProblem.PARTIAL)),
     Fault(
         "counters are NaN",
         "implausible",
@@ -180,11 +182,11 @@ class Spoilt(Managed):
         self._last: int | None = None
         self.falls: list[float] = []
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
         """One decision."""
         at = view.now - 1.7e9
         bad = BAD[0] <= at < BAD[1]
-        if bad and self._fault is not None and isinstance(view.sample, Sample):
+        if bad and self._fault is not None and isinstance(view.sample, PipelineSample):
             view = replace(view, sample=self._fault.spoil(view.sample, at - BAD[0]))
         counts, verdict = super().wanted(view)
         count = next(iter(counts.values()))

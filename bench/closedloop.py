@@ -37,8 +37,13 @@ from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
-from triton_pipelines.autoscaling.metrics.metrics_page import parse
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Scrape
+from triton_pipelines.autoscaling.metrics.metrics_page import parse_metrics_page
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    PipelineSample,
+    Scrape,
+)
 from triton_pipelines.cli.documents import only
 from triton_pipelines.cli.serve import SUBSTITUTED, _lay_out, _on_cpu
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
@@ -161,11 +166,11 @@ class Place:
             await asyncio.sleep(QUIET_SECONDS)
         return self.load.since(0)
 
-    async def sample(self) -> Sample | Failure:
+    async def sample(self) -> PipelineSample | MetricsFailure:
         """What the loop's source knows of the pod now."""
         assert self.scaler is not None
         models = frozenset(step.model_name for step in self.graph.steps)
-        expected = Expected(
+        expected = ExpectedPods(
             SPACE, {POD: f"{self.triton.address}:{self.triton.metrics_port}"}, models, 60.0
         )
         collector = self.scaler.collectors.get("default") or self.scaler.collectors[""]
@@ -175,7 +180,7 @@ class Place:
 
     async def _look(self, client: httpx.AsyncClient) -> Scrape:
         text = (await client.get(self.triton.metrics_url)).raise_for_status().text
-        return parse(text, time.monotonic())[0]
+        return parse_metrics_page(text, time.monotonic())[0]
 
     async def _second(self, before: Scrape, after: Scrape) -> Second:
         gpu = next(step for step in self.graph.steps if step.name == "model")

@@ -21,8 +21,8 @@ from tests.support.web import LoopbackServer, Request, Response
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
-from triton_pipelines.autoscaling.metrics.samples import Expected, Sample
-from triton_pipelines.autoscaling.types import Memory, PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.metrics.samples import ExpectedPods, PipelineSample
+from triton_pipelines.autoscaling.types import PipelineLimits, ScalingState, StepLimits
 
 PIPELINES = 1000
 NAMESPACES = 100
@@ -84,13 +84,13 @@ def _target(address: str, key: Key) -> Target:
 
 
 async def _measure(prometheus: PrometheusServer) -> None:
-    wanted = {key: Expected(key[0], {_pod(key): ""}, frozenset(STEPS), 60.0) for key in _keys()}
+    wanted = {key: ExpectedPods(key[0], {_pod(key): ""}, frozenset(STEPS), 60.0) for key in _keys()}
     limits = PipelineLimits(
         steps=(StepLimits(name="tokenizer", model_name="tokenizer", low=1, high=8, initial=2),),
         gpu_steps=("model",),
         cpu_limit=8.0,
     )
-    memories = dict.fromkeys(wanted, Memory())
+    memories = dict.fromkeys(wanted, ScalingState())
     collecting: list[float] = []
     deciding: list[float] = []
     failed: set[str] = set()
@@ -106,14 +106,18 @@ async def _measure(prometheus: PrometheusServer) -> None:
                 pod = _pod(key)
                 memories[key] = decide(
                     limits, memories[key], sample, {"tokenizer": {pod: 2}}, (pod,), now
-                ).memory
+                ).state
             after = time.process_time()
             failed |= (
-                {sample.message for sample in found.values() if not isinstance(sample, Sample)}
+                {
+                    sample.message
+                    for sample in found.values()
+                    if not isinstance(sample, PipelineSample)
+                }
                 if number >= WARM
                 else set()
             )
-            usable = sum(isinstance(sample, Sample) for sample in found.values())
+            usable = sum(isinstance(sample, PipelineSample) for sample in found.values())
             counted = number >= WARM and usable == PIPELINES
             print(
                 f"collection {between - before:5.2f} s, decisions {after - between:5.2f} s of CPU; {usable} samples{'' if counted else ' (not counted)'}"

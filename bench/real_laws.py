@@ -25,7 +25,7 @@ from bench.phases import play
 from bench.plots import Timeline, save
 from bench.responses import Phase, Response
 from bench.results import thresholds, write
-from bench.simulator.engine import View, World
+from bench.simulator.engine import LawInput, World
 from bench.simulator.rivals import Kpa
 from bench.simulator.station import StationSpec
 from e2e.load.bins import Second
@@ -68,7 +68,7 @@ async def rival(made: Place) -> None:
         due = time.monotonic() + SCRAPE_SECONDS
         count = await made.count()
         wanted, _ = law.wanted(
-            View(time.time(), await made.sample(), {step: {POD: count}}, [POD], CORES)
+            LawInput(time.time(), await made.sample(), {step: {POD: count}}, [POD], CORES)
         )
         aim = min(max(wanted.get(step, count), 1), MOST)
         if aim != count:

@@ -24,7 +24,7 @@ from e2e.suite.kube import Kube
 from e2e.suite.pipelines import Pipeline, merged
 from e2e.suite.reach import Endpoint, Reach
 from e2e.suite.scraping import Scraper
-from triton_pipelines.autoscaling.metrics.metrics_page import parse
+from triton_pipelines.autoscaling.metrics.metrics_page import parse_metrics_page
 from triton_pipelines.autoscaling.metrics.samples import Scrape
 
 CLIENTS = 16
@@ -213,7 +213,7 @@ class _Watch:
         return found
 
     def _look(self) -> Scrape:
-        return parse(
+        return parse_metrics_page(
             self._client.get(f"http://{self.endpoint.metrics}/metrics").raise_for_status().text,
             time.monotonic(),
         )[0]

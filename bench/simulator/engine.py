@@ -17,12 +17,12 @@ import numpy as np
 from bench.simulator import traces
 from bench.simulator.station import NOISE, Request, Station, StationSpec, noise
 from triton_pipelines.autoscaling.metrics.samples import (
-    Failure,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
     PodHistory,
-    Sample,
+    PodUsage,
     Scrape,
-    Trouble,
-    Usage,
 )
 
 LOOK_BACK = 75.0  # seconds of samples that a law sees, as the collector keeps them
@@ -31,7 +31,7 @@ EPOCH = 1.7e9  # laws see Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class Incident:
     """Something that changes at ``at`` (seconds): ``what`` is service (value: factor of ``step``'s time), cores (value: the limit),
     outage (value: seconds without metrics), restart (value: seconds until the pod ``pod`` is ready again)."""
 
@@ -60,15 +60,15 @@ class World:
     low: int = 1
     high: int = 12
     gpu_reports: float | None = 1.0
-    happenings: tuple[Happening, ...] = ()
+    happenings: tuple[Incident, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LawInput:
     """What a law sees at a tick. ``counts``: step → pod → instances; ``cores``: the CPU limit of a pod."""
 
     now: float
-    sample: Sample | Failure
+    sample: PipelineSample | MetricsFailure
     counts: Mapping[str, Mapping[str, int]]
     ready: Sequence[str]
     cores: float
@@ -80,7 +80,7 @@ class Controller(Protocol):
     name: str
     period: float | None
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
         """Counts and a verdict."""
 
 
@@ -244,7 +244,7 @@ class Run:
                 station.grow(what.count, at)
             else:
                 station.shrink(-what.count)
-        elif isinstance(what, Happening):
+        elif isinstance(what, Incident):
             self._happen(at, what)
 
     def _scrape(self, at: float) -> None:
@@ -273,17 +273,17 @@ class Run:
             }
             for index in self._scaled
         }
-        sample: Sample | Failure
+        sample: PipelineSample | MetricsFailure
         if at < self._dark_until:
-            sample = Failure(Trouble.ERROR, "Prometheus does not answer")
+            sample = MetricsFailure(MetricsProblem.ERROR, "Prometheus does not answer")
         else:
-            sample = Sample(
+            sample = PipelineSample(
                 {pod.name: PodHistory(tuple(pod.history), self._usage(pod, at)) for pod in ready},
                 self._world.scrape,
                 "simulated",
             )
         wanted, self._verdict = self._controller.wanted(
-            View(EPOCH + at, sample, counts, [pod.name for pod in ready], self._cores)
+            LawInput(EPOCH + at, sample, counts, [pod.name for pod in ready], self._cores)
         )
         for index in self._scaled:
             name = self._world.stations[index].name
@@ -293,7 +293,7 @@ class Run:
             if count != self._desired[name] and at >= self._busy_until[name]:
                 self._act(at, index, name, count)
 
-    def _usage(self, pod: _Pod, at: float) -> Usage:
+    def _usage(self, pod: _Pod, at: float) -> PodUsage:
         (begin, cpu0, thr0, gpu0), (end, cpu1, thr1, gpu1) = pod.cpu[0], pod.cpu[-1]
         seconds = max(1e-9, end - begin)
         used = max(0.0, cpu1 - cpu0)
@@ -303,7 +303,7 @@ class Run:
             if self._world.gpu_reports is None
             else min(1.0, max(0.0, (gpu1 - gpu0) / seconds) * self._world.gpu_reports)
         )
-        return Usage(
+        return PodUsage(
             at=EPOCH + at,
             cpu_cores=min(self._cores, used / seconds + self._world.other_cores),
             throttled=lost / (used + lost) if lost > 0 else 0.0,
@@ -328,7 +328,7 @@ class Run:
                 self._push(end, "change", _Change(pod, index, -1))
         self._busy_until[name] = end
 
-    def _happen(self, at: float, what: Happening) -> None:
+    def _happen(self, at: float, what: Incident) -> None:
         if what.what == "service":
             for pod in self._pods:
                 for station in pod.stations:

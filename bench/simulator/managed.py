@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bench.simulator.engine import View, World
+from bench.simulator.engine import LawInput, World
 from triton_pipelines.autoscaling import state_json as memories
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.samples import Failure
-from triton_pipelines.autoscaling.types import Decision, Law, Memory, PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure
+from triton_pipelines.autoscaling.types import (
+    ControlLaw,
+    PipelineLimits,
+    ScalingDecision,
+    ScalingState,
+    StepLimits,
+)
 
 
-def limits_of(world: World, law: Law) -> PipelineLimits:
+def limits_of(world: World, law: ControlLaw) -> PipelineLimits:
     """The limits that a pipeline of this world would have."""
     return PipelineLimits(
         steps=tuple(
@@ -36,25 +42,27 @@ class Managed:
     def __init__(
         self,
         world: World,
-        law: Law | None = None,
+        law: ControlLaw | None = None,
         name: str = "managed",
         limits: PipelineLimits | None = None,
     ) -> None:
         self.name = name
         self._limits = (
-            limits if limits is not None else limits_of(world, law if law is not None else Law())
+            limits
+            if limits is not None
+            else limits_of(world, law if law is not None else ControlLaw())
         )
-        self.memory = Memory(actuation=world.growth)
-        self.decisions: list[tuple[float, Decision]] = []
+        self.state = ScalingState(actuation=world.growth)
+        self.decisions: list[tuple[float, ScalingDecision]] = []
         self.keep = False
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
         """One decision."""
         limits = replace(self._limits, cpu_limit=view.cores)
-        decision = decide(limits, self.memory, view.sample, view.counts, view.ready, view.now)
-        self.memory = decision.memory
+        decision = decide(limits, self.state, view.sample, view.counts, view.ready, view.now)
+        self.state = decision.state
         if self.keep:
             self.decisions.append((view.now, decision))
-        if isinstance(view.sample, Failure):
-            self.memory = memories.loads(memories.dumps(self.memory))
+        if isinstance(view.sample, MetricsFailure):
+            self.state = memories.loads(memories.dumps(self.state))
         return {item.step: item.count for item in decision.steps}, str(decision.verdict)

@@ -9,16 +9,16 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
-from bench.simulator.engine import View, World
+from bench.simulator.engine import LawInput, World
 from triton_pipelines.autoscaling.metrics.rates import Rates, mean_pending, rates, total
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 
 _WINDOW = 30.0
 _DOWN = 300.0
 _TOLERANCE = 0.1
 
 
-class _Rival:
+class _Baseline:
     """What they share: one scaled step, a window for scale-down, no answer without metrics."""
 
     name = ""
@@ -31,9 +31,9 @@ class _Rival:
         self._world = world
         self._wants: deque[tuple[float, int]] = deque()
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
         """The law's count, the highest of the scale-down window."""
-        if isinstance(view.sample, Failure) or not view.sample.pods:
+        if isinstance(view.sample, MetricsFailure) or not view.sample.pods:
             return {}, ""
         counts = view.counts[self._step]
         now = max(counts.values())
@@ -47,10 +47,10 @@ class _Rival:
             self._step: want if want > now else min(now, max(count for _, count in self._wants))
         }, ""
 
-    def _law(self, view: View, sample: Sample, count: int, pods: int) -> int | None:
+    def _law(self, view: LawInput, sample: PipelineSample, count: int, pods: int) -> int | None:
         raise NotImplementedError
 
-    def _rates(self, sample: Sample, seconds: float) -> Rates | None:
+    def _rates(self, sample: PipelineSample, seconds: float) -> Rates | None:
         return total(rates(history, self._step, seconds) for history in sample.pods.values())
 
 
@@ -59,12 +59,12 @@ def _ratio(count: int, ratio: float) -> int:
     return count if abs(ratio - 1) <= _TOLERANCE else max(1, math.ceil(count * ratio))
 
 
-class CpuHpa(_Rival):
+class CpuHpa(_Baseline):
     """Kubernetes HPA on CPU utilisation against the limit, target 60 %."""
 
     name = "CPU-HPA"
 
-    def _law(self, view: View, sample: Sample, count: int, pods: int) -> int | None:
+    def _law(self, view: LawInput, sample: PipelineSample, count: int, pods: int) -> int | None:
         used = [
             history.usage.cpu_cores
             for history in sample.pods.values()
@@ -73,12 +73,12 @@ class CpuHpa(_Rival):
         return _ratio(count, sum(used) / len(used) / view.cores / 0.6) if used else None
 
 
-class QueueRatio(_Rival):
+class QueueRatio(_Baseline):
     """NVIDIA's recipe: HPA on queue time : compute time = 1."""
 
     name = "queue:compute"
 
-    def _law(self, view: View, sample: Sample, count: int, pods: int) -> int | None:
+    def _law(self, view: LawInput, sample: PipelineSample, count: int, pods: int) -> int | None:
         window = self._rates(sample, _WINDOW)
         if window is None:
             return None
@@ -90,12 +90,12 @@ class QueueRatio(_Rival):
         )
 
 
-class BusyHpa(_Rival):
+class BusyHpa(_Baseline):
     """HPA on the busy fraction of the instances, target 0.7, with HPA's growth policy."""
 
     name = "busy HPA"
 
-    def _law(self, view: View, sample: Sample, count: int, pods: int) -> int | None:
+    def _law(self, view: LawInput, sample: PipelineSample, count: int, pods: int) -> int | None:
         window = self._rates(sample, _WINDOW)
         if window is None:
             return None
@@ -105,7 +105,7 @@ class BusyHpa(_Rival):
         )
 
 
-class Kpa(_Rival):
+class Kpa(_Baseline):
     """Knative's autoscaler: mean in-flight requests, target 1 per instance; stable window 60 s, panic window 6 s (or 1.1 scrapes) at
     twice what runs, then no decrease for 60 s; at most halves."""
 
@@ -117,9 +117,9 @@ class Kpa(_Rival):
         self._panic_until = -math.inf
         self._panic_count = 0
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
         """KPA has no scale-down window of its own beside the stable one."""
-        if isinstance(view.sample, Failure) or not view.sample.pods:
+        if isinstance(view.sample, MetricsFailure) or not view.sample.pods:
             return {}, ""
         counts = view.counts[self._step]
         count, pods = max(counts.values()), len(counts)
@@ -138,7 +138,7 @@ class Kpa(_Rival):
             want = want_stable
         return {self._step: max(want, math.ceil(count / 2))}, ""
 
-    def _in_flight(self, sample: Sample, seconds: float) -> float | None:
+    def _in_flight(self, sample: PipelineSample, seconds: float) -> float | None:
         window = self._rates(sample, seconds)
         waiting = [mean_pending(history, self._step, seconds) for history in sample.pods.values()]
         return (
@@ -147,7 +147,7 @@ class Kpa(_Rival):
             else sum(value or 0.0 for value in waiting) + window.throughput * self._service
         )
 
-    def _law(self, view: View, sample: Sample, count: int, pods: int) -> int | None:
+    def _law(self, view: LawInput, sample: PipelineSample, count: int, pods: int) -> int | None:
         raise NotImplementedError
 
 
@@ -161,6 +161,6 @@ class Fixed:
         self._step = next(spec.name for spec in world.stations if spec.scaled)
         self._count = count
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
         """Always the same."""
         return {self._step: self._count}, ""

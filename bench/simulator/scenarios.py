@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bench.simulator import traces
-from bench.simulator.engine import Controller, Happening, Record, Run, World
+from bench.simulator.engine import Controller, Incident, Record, Run, World
 from bench.simulator.managed import Managed
 from bench.simulator.measures import Measures, measure
 from bench.simulator.rivals import BusyHpa, CpuHpa, Fixed, Kpa, QueueRatio
 from bench.simulator.station import StationSpec
-from triton_pipelines.autoscaling.types import Law
+from triton_pipelines.autoscaling.types import ControlLaw
 
 # One instance of the tokenizer takes 10 ms per request, the GPU step 4 ms and 0.8 ms per request of a batch (autoscaling.md §6.1).
 TOKENIZER = StationSpec("tokenizer", alpha=0.010, spread=0.1, scaled=True)
@@ -20,7 +20,7 @@ WORLD = World((TOKENIZER, GPU))
 DIRECT = replace(
     WORLD, scrape=2.0, tick_after=0.1, growth=0.2
 )  # pods read directly, instances that start fast
-DIRECT_LAW = Law(fast=6.0)
+DIRECT_LAW = ControlLaw(fast=6.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def _slower(name: str, factor: float) -> Scenario:
     world = replace(
         WORLD,
         happenings=tuple(
-            Happening(float(at), "service", value, "tokenizer") for at, value in changes
+            Incident(float(at), "service", value, "tokenizer") for at, value in changes
         ),
     )
     return Scenario(name, traces.flat, world, since=500, service=changes)
@@ -69,17 +69,17 @@ HELD_OUT: Mapping[str, Scenario] = {
         Scenario(
             "cap drop",
             traces.ramp,
-            replace(WORLD, happenings=(Happening(600.0, "cores", 6.0),)),
+            replace(WORLD, happenings=(Incident(600.0, "cores", 6.0),)),
             most=9,
         ),
         Scenario(
-            "outage", traces.sine, replace(WORLD, happenings=(Happening(620.0, "outage", 300.0),))
+            "outage", traces.sine, replace(WORLD, happenings=(Incident(620.0, "outage", 300.0),))
         ),
         Scenario(
             "pod restart",
             traces.sine,
             replace(
-                WORLD, pods=2, cores=6.0, happenings=(Happening(700.0, "restart", 20.0, pod=1),)
+                WORLD, pods=2, cores=6.0, happenings=(Incident(700.0, "restart", 20.0, pod=1),)
             ),
         ),
         Scenario(

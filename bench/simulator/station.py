@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from triton_pipelines.autoscaling.metrics.samples import Counters
+from triton_pipelines.autoscaling.metrics.samples import ModelCounters
 
 Request = tuple[float, float]  # (arrival at this station, birth at the client), seconds
 
@@ -133,10 +133,10 @@ class Station:
             totals.throttled += seconds - plain if executions else 0.0
         return [(item[0], item[1]) for item in done]
 
-    def counters(self, now: float) -> Counters:
+    def counters(self, now: float) -> ModelCounters:
         """As Triton's metrics endpoint would give them."""
         totals = self.totals
-        return Counters(
+        return ModelCounters(
             success=float(totals.success),
             execs=float(totals.execs),
             queue_us=totals.queue * 1e6,

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from triton_pipelines.autoscaling.metrics.samples import Counters, PodHistory, Sample, Scrape, Usage
-from triton_pipelines.autoscaling.types import Law, Memory, PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.metrics.samples import (
+    ModelCounters,
+    PipelineSample,
+    PodHistory,
+    PodUsage,
+    Scrape,
+)
+from triton_pipelines.autoscaling.types import ControlLaw, PipelineLimits, ScalingState, StepLimits
 
 NOW = 1_700_000_000.0
 INTERVAL = 5.0
@@ -24,12 +30,12 @@ class Flow:
     batch: float = 1.0
     hits: float = 0.0  # requests/s answered by the cache, beside ``rate``
 
-    def at(self, age: float) -> Counters:
+    def at(self, age: float) -> ModelCounters:
         """Counters ``age`` seconds ago, of a pod that began long before."""
         done = self.rate * (100_000 - age)
         hits = self.hits * (100_000 - age)
         # Triton adds the whole batch's time to each of its requests.
-        return Counters(
+        return ModelCounters(
             success=done + hits,
             execs=done / self.batch,
             cache_hits=hits,
@@ -47,7 +53,7 @@ def history(
     seconds: float = 75.0,
     interval: float = INTERVAL,
     now: float = NOW,
-    usage: Usage | None = None,
+    usage: PodUsage | None = None,
 ) -> PodHistory:
     """Scrapes of a pod up to ``now``, oldest first."""
     ages = [interval * number for number in range(int(seconds / interval), -1, -1)]
@@ -65,11 +71,11 @@ def sample(
     gpu: Flow | None = None,
     *,
     pods: int = 1,
-    usage: Usage | None = None,
+    usage: PodUsage | None = None,
     seconds: float = 75.0,
     interval: float = INTERVAL,
     now: float = NOW,
-) -> Sample:
+) -> PipelineSample:
     """The same flow in each of ``pods`` pods; the GPU step is fed what the tokenizer completes, and has time to spare."""
     fed = (
         gpu
@@ -77,7 +83,7 @@ def sample(
         else Flow(tokenizer.rate, service=min(0.0005, 0.5 / max(1.0, tokenizer.rate)))
     )
     flows = {TOKENIZER: tokenizer, MODEL: fed}
-    return Sample(
+    return PipelineSample(
         {
             name: history(flows, seconds=seconds, interval=interval, now=now, usage=usage)
             for name in names(pods)
@@ -93,7 +99,7 @@ def names(pods: int) -> list[str]:
 
 
 def limits(
-    *, low: int = 1, high: int = 12, cpu_limit: float | None = None, law: Law | None = None
+    *, low: int = 1, high: int = 12, cpu_limit: float | None = None, law: ControlLaw | None = None
 ) -> PipelineLimits:
     """A tokenizer before one GPU step."""
     return PipelineLimits(
@@ -101,7 +107,7 @@ def limits(
         gpu_steps=(MODEL,),
         gpu_batches={MODEL: 64},
         cpu_limit=cpu_limit,
-        law=law if law is not None else Law(),
+        law=law if law is not None else ControlLaw(),
     )
 
 
@@ -110,13 +116,15 @@ def counts(count: int, pods: int = 1, step: str = TOKENIZER) -> dict[str, dict[s
     return {step: dict.fromkeys(names(pods), count)}
 
 
-def rested(memory: Memory, wants: int, *, now: float = NOW, law: Law | None = None) -> Memory:
+def rested(
+    state: ScalingState, wants: int, *, now: float = NOW, law: ControlLaw | None = None
+) -> ScalingState:
     """``memory`` of a step that wanted ``wants`` over the whole stabilization window, with nothing else in its way."""
-    seconds = (law if law is not None else Law()).stabilization
+    seconds = (law if law is not None else ControlLaw()).stabilization
     ticks = tuple((now - age, wants) for age in range(int(seconds), 0, -5))
     return replace(
-        memory,
+        state,
         steps={
-            name: replace(step, wants=ticks, last_up=None) for name, step in memory.steps.items()
+            name: replace(step, demands=ticks, last_up=None) for name, step in state.steps.items()
         },
     )

@@ -20,7 +20,11 @@ from tests.support.flows import Flow, history
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    PipelineSample,
+)
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler import controller as module
@@ -90,13 +94,15 @@ class Told:
     """A collector that says what it is told to: a flow for every pod, a failure, or anything else."""
 
     says: Any = None
-    asked: list[Mapping[Key, Expected]] = field(default_factory=list)
+    asked: list[Mapping[Key, ExpectedPods]] = field(default_factory=list)
 
-    async def collect(self, wanted: Mapping[Key, Expected]) -> Mapping[Key, Sample | Failure]:
+    async def collect(
+        self, wanted: Mapping[Key, ExpectedPods]
+    ) -> Mapping[Key, PipelineSample | MetricsFailure]:
         self.asked.append(wanted)
         if isinstance(self.says, Exception):
             raise self.says
-        made: dict[Key, Sample | Failure] = {
+        made: dict[Key, PipelineSample | MetricsFailure] = {
             key: self.says(one) if callable(self.says) else self.says for key, one in wanted.items()
         }
         return made
@@ -152,9 +158,11 @@ class Loop:
     def flow(self, rate: float, **fields: float) -> None:
         """What the collector says from now on: this flow in every pod, with scrapes up to now."""
 
-        def says(one: Expected) -> Sample:
+        def says(one: ExpectedPods) -> PipelineSample:
             flows = {"tokenizer": Flow(rate, **fields), "model": Flow(rate, service=0.0005)}
-            return Sample({pod: history(flows, now=self.now) for pod in one.pods}, 5.0, "test")
+            return PipelineSample(
+                {pod: history(flows, now=self.now) for pod in one.pods}, 5.0, "test"
+            )
 
         self.collector.says = says
 

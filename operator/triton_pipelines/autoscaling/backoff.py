@@ -1,26 +1,34 @@
-"""Pauses after changes that failed: the same change is not tried again and again. Pure."""
+"""Exponential back-off between attempts of a change that failed. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
-LONGEST_S = 600.0
+LONGEST_S: Final = 600.0
+"""Longest pause, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
-    """Failures in a row of one step, when the last was (Unix seconds), and Triton's reason."""
+class ScalingBackoff:
+    """Consecutive failures of a step's change."""
 
     failures: int = 0
+    """Failures in a row."""
     last: float = 0.0
+    """Time of the last one, Unix seconds."""
     reason: str = ""
+    """Triton's reason."""
 
-    def failed(self, now: float, reason: str) -> Backoff:
-        """One more failure."""
+    def failed(self, now: float, reason: str) -> ScalingBackoff:
+        """Return the back-off after one more failure."""
         return replace(self, failures=self.failures + 1, last=now, reason=reason)
 
     def wait(self, cooldown: float, now: float) -> float:
-        """Seconds until the next try: the cool-down doubled with each failure, at most ten minutes."""
+        """Return the seconds until the next attempt.
+
+        The cool-down doubles with each failure, up to ten minutes.
+        """
         if not self.failures:
             return 0.0
         pause = min(LONGEST_S, cooldown * 2.0 ** min(self.failures, 16))

@@ -1,163 +1,227 @@
-"""What bounds growth: CPU, memory, shared memory, what the GPU step can take, the user's bounds; all per pod. Pure.
+"""What bounds growth per pod: CPU, memory, shared memory, the GPU step, the user's maximum. Pure.
 
-Caps bound growth only: where one falls below a count that runs, the count is held. Memory alone may take instances away.
+Caps bound growth only: a cap below the running count holds the count. Only memory pressure removes
+instances.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from triton_pipelines.autoscaling.signals import CPU_HEADROOM, THROTTLED, CpuSignal
-from triton_pipelines.autoscaling.types import PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.types import CapKind, PipelineLimits, StepLimits
 
-MEMORY_HEADROOM = 0.95  # share of the memory limit that is planned with, as for CPU
-_BUSY_ENOUGH = 0.2  # busy instances below which CPU per busy second is not judged: Triton's own CPU would swamp it
-_ROOMY = 0.25  # share of the CPU limit that is unused, or one instance's cores: then busy time is not stretched by contention
-_LEAST_CORES = (
-    0.05  # no step is taken to need less: 20 instances a core are beyond any use of this law
-)
+MEMORY_HEADROOM: Final = 0.95
+"""Share of the memory limit that may be planned with, as for CPU."""
+_BUSY_ENOUGH: Final = 0.2
+"""Busy instances below which CPU per busy second is not measured: Triton's own CPU would dominate
+it."""
+_ROOMY: Final = 0.25
+"""Share of the CPU limit that is unused (or one instance's cores) from which busy time is not
+stretched by contention."""
+_LEAST_CORES: Final = 0.05
+"""Least cores assumed per instance: 20 instances per core exceed any use of this law."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What one step asks for and how urgently, per pod. ``steady``: for what arrives, ``wanted``: with what drains its backlog too;
-    ``busy``: busy instances; ``wait``, ``service``: seconds."""
+class StepLoad:
+    """What one step asks for per pod, and how urgently."""
 
     limits: StepLimits
+    """Bounds of the step."""
     count: int
-    steady: int
-    wanted: int
+    """Instances that run."""
+    steady_instances: int
+    """Instances for what arrives."""
+    instances: int
+    """Instances for what arrives and for the backlog."""
     busy: float
+    """Busy instances."""
     wait: float
+    """Current wait, seconds."""
     service: float | None
+    """Service time, seconds."""
 
     @property
-    def kept(self) -> int:
-        """Instances that are used, or needed: those beyond stand idle and leave their CPU to other steps."""
-        return min(self.count, max(self.wanted, math.ceil(self.busy)))
+    def used(self) -> int:
+        """Instances that are busy or needed; the CPU of the others is free for other steps."""
+        return min(self.count, max(self.instances, math.ceil(self.busy)))
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
-    """The bound on one step's count, and what sets it in words."""
+class GrowthCap:
+    """The bound on the growth of one step."""
 
     count: int
-    by: str
+    """Most instances."""
+    kind: CapKind
+    """What sets the bound."""
+    text: str
+    """What sets the bound, with its numbers, for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cpu:
-    """The CPU budget of one pod, cores: per busy instance of each step, not used now (``headroom``), ``share`` of all
-    scaled steps together, and used by others."""
+class CpuBudget:
+    """The CPU of one pod, in cores."""
 
     cores: Mapping[str, float]
+    """Cores per busy instance, by step."""
     headroom: float
+    """Cores that are unused now."""
     share: float
+    """Cores for all scaled steps together."""
     other: float
+    """Cores that everything else uses."""
     limited: bool
+    """Whether there is a CPU limit."""
     throttled: bool
+    """Whether the container is throttled by it."""
 
-    def short(self, step: str) -> bool:
-        """Whether CPU leaves no room for one more busy instance of ``step`` now, or is throttled."""
+    def is_short(self, step: str) -> bool:
+        """Return whether there is no room for one more busy instance of ``step`` now."""
         return self.throttled or (self.limited and self.headroom < self.cores[step])
 
 
-def cpu_budget(limits: PipelineLimits, loads: Sequence[Load], cpu: CpuSignal) -> Cpu:
-    """Split the CPU limit: what runs beside the steps, what their instances may use, what is free.
+def cpu_budget(limits: PipelineLimits, loads: Sequence[StepLoad], cpu: CpuSignal) -> CpuBudget:
+    """Split the CPU limit into what others use, what instances may use and what is free.
 
-    CPU per busy second is at most what the resource grants an instance, and at most all the CPU used per busy second; the second
-    is believed only while CPU is not short: contention stretches busy time.
+    CPU per busy second is at most what the resource grants an instance, and at most all the CPU
+    used per busy second. The latter counts only while CPU is not short, since contention stretches
+    busy time.
     """
     throttled = cpu.throttled > THROTTLED
     granted = {load.limits.name: max(_LEAST_CORES, load.limits.cores) for load in loads}
     if limits.cpu_limit is None:
-        return Cpu(granted, math.inf, math.inf, 0.0, limited=False, throttled=throttled)
+        return CpuBudget(granted, math.inf, math.inf, 0.0, limited=False, throttled=throttled)
     plan = CPU_HEADROOM * limits.cpu_limit
     headroom = plan - cpu.used
     need = sum(granted[load.limits.name] * load.busy for load in loads)
     cores = dict(granted)
     roomy = not throttled and headroom >= min(_ROOMY * limits.cpu_limit, *granted.values())
-    if (
-        cpu.measured
-        and roomy
-        and need > cpu.used
-        and sum(load.busy for load in loads) >= _BUSY_ENOUGH
-    ):
+    busy_enough = sum(load.busy for load in loads) >= _BUSY_ENOUGH
+    if cpu.measured and roomy and need > cpu.used and busy_enough:
         cores = {
             name: max(_LEAST_CORES, value * cpu.used / need) for name, value in granted.items()
         }
     other = max(0.0, cpu.used - sum(cores[load.limits.name] * load.busy for load in loads))
-    return Cpu(cores, headroom, max(0.0, plan - other), other, limited=True, throttled=throttled)
+    share = max(0.0, plan - other)
+    return CpuBudget(cores, headroom, share, other, limited=True, throttled=throttled)
 
 
-def caps(
-    limits: PipelineLimits, loads: Sequence[Load], budget: Cpu, cpu: CpuSignal
-) -> dict[str, Cap]:
-    """The bound of each step. Steps that want more share free CPU and memory: the longer wait per CPU-second first, but what drains a
-    backlog comes after what all of them need for good."""
-    result: dict[str, Cap] = {}
-    free = budget.share - sum(budget.cores[load.limits.name] * load.kept for load in loads)
-    memory, shared = _memory_left(limits, cpu), _shared_left(limits, loads)
+@dataclass(slots=True)
+class _Free:
+    """What is left for the steps that have not been given their share yet."""
+
+    cores: float
+    memory: float | None
+    """Bytes; ``None``: not limited."""
+    shared_memory: float | None
+    """Bytes; ``None``: not limited."""
+
+    def take(self, load: StepLoad, cap: int, cores: float) -> None:
+        """Subtract what the step takes within its cap."""
+        taken = min(load.instances, cap)
+        grown = max(0, taken - load.count)
+        self.cores -= max(0, taken - load.used) * cores
+        if self.memory is not None:
+            self.memory -= grown * load.limits.memory_bytes
+        if self.shared_memory is not None:
+            self.shared_memory -= grown * load.limits.shared_memory_bytes
+
+
+def growth_caps(
+    limits: PipelineLimits, loads: Sequence[StepLoad], budget: CpuBudget, cpu: CpuSignal
+) -> dict[str, GrowthCap]:
+    """Return the bound of each step.
+
+    Steps that ask for more share the free CPU and memory. The step with the longest wait per
+    CPU-second comes first, but working off its backlog comes after what all steps need steadily.
+    """
+    result: dict[str, GrowthCap] = {}
+    free = _Free(
+        budget.share - sum(budget.cores[load.limits.name] * load.used for load in loads),
+        _memory_left(limits, cpu),
+        _shared_memory_left(limits, loads),
+    )
     order = sorted(loads, key=lambda load: (-_urgency(load, budget), load.limits.name))
     for number, load in enumerate(order):
-        step, cores = load.limits, budget.cores[load.limits.name]
-        bounds = [(step.high, f"instances.max {step.high}")]
-        if budget.limited:
-            claimed = sum(
-                budget.cores[other.limits.name] * max(0, other.steady - other.kept)
-                for other in order[number + 1 :]
-            )
-            more = max(
-                _fits(free - claimed, cores), min(load.steady - load.kept, _fits(free, cores))
-            )
-            more = min(more, load.count - load.kept) if budget.short(step.name) else more
-            bounds.append((load.kept + more, _cpu_words(limits, budget, step)))
-        if memory is not None and step.memory_bytes:
-            bounds.append(
-                (
-                    load.count + _fits(memory, step.memory_bytes),
-                    f"memory: {_mib(memory)} left of {_mib(limits.memory_limit)}",
-                )
-            )
-        if shared is not None and step.shared_memory_bytes:
-            bounds.append(
-                (
-                    load.count + _fits(shared, step.shared_memory_bytes),
-                    f"shared memory of {_mib(limits.shared_memory)}",
-                )
-            )
-        if limits.gpu_capacity is not None and load.service:
-            most = math.ceil(limits.gpu_capacity * load.service / limits.law.target)
-            bounds.append((most, f"the GPU step's {limits.gpu_capacity:.0f} requests/s"))
-        count, by = min(bounds, key=lambda bound: bound[0])
-        result[step.name] = Cap(max(1, count), by)
-        grown = max(0, min(load.wanted, count) - load.count)
-        free -= max(0, min(load.wanted, count) - load.kept) * cores
-        memory = None if memory is None else memory - grown * step.memory_bytes
-        shared = None if shared is None else shared - grown * step.shared_memory_bytes
+        bounds = list(_bounds(limits, load, order[number + 1 :], budget, free))
+        lowest = min(bounds, key=lambda bound: bound.count)
+        result[load.limits.name] = GrowthCap(max(1, lowest.count), lowest.kind, lowest.text)
+        free.take(load, lowest.count, budget.cores[load.limits.name])
     return result
 
 
-def _urgency(load: Load, budget: Cpu) -> float:
-    """Wait per CPU-second of a request."""
+def _bounds(
+    limits: PipelineLimits,
+    load: StepLoad,
+    later: Sequence[StepLoad],
+    budget: CpuBudget,
+    free: _Free,
+) -> Iterator[GrowthCap]:
+    """Yield every bound on one step; of equal bounds the first counts."""
+    step = load.limits
+    yield GrowthCap(step.high, CapKind.MAXIMUM, f"instances.max {step.high}")
+    if budget.limited:
+        count = load.used + _cpu_growth(load, later, budget, free.cores)
+        yield GrowthCap(count, CapKind.CPU, _cpu_text(limits, budget, step))
+    if free.memory is not None and step.memory_bytes:
+        yield GrowthCap(
+            load.count + _fits(free.memory, step.memory_bytes),
+            CapKind.MEMORY,
+            f"memory: {_mib(free.memory)} left of {_mib(limits.memory_limit)}",
+        )
+    if free.shared_memory is not None and step.shared_memory_bytes:
+        yield GrowthCap(
+            load.count + _fits(free.shared_memory, step.shared_memory_bytes),
+            CapKind.SHARED_MEMORY,
+            f"shared memory of {_mib(limits.shared_memory)}",
+        )
+    if limits.gpu_capacity is not None and load.service:
+        yield GrowthCap(
+            math.ceil(limits.gpu_capacity * load.service / limits.law.target),
+            CapKind.GPU_CAPACITY,
+            f"the GPU step's capacity of {limits.gpu_capacity:.0f} requests/s",
+        )
+
+
+def _cpu_growth(load: StepLoad, later: Sequence[StepLoad], budget: CpuBudget, free: float) -> int:
+    """Return by how many instances CPU lets the step grow beyond those used."""
+    cores = budget.cores[load.limits.name]
+    claimed = sum(
+        budget.cores[other.limits.name] * max(0, other.steady_instances - other.used)
+        for other in later
+    )
+    more = max(
+        _fits(free - claimed, cores), min(load.steady_instances - load.used, _fits(free, cores))
+    )
+    return min(more, load.count - load.used) if budget.is_short(load.limits.name) else more
+
+
+def _urgency(load: StepLoad, budget: CpuBudget) -> float:
+    """Return the wait per CPU-second of a request."""
     return load.wait / (budget.cores[load.limits.name] * load.service) if load.service else 0.0
 
 
-def too_much_memory(limits: PipelineLimits, cpu: CpuSignal) -> bool:
-    """Whether a pod is so close to its memory limit that an instance has to go before the kernel takes the whole container."""
+def is_out_of_memory(limits: PipelineLimits, cpu: CpuSignal) -> bool:
+    """Return whether a pod is so close to its memory limit that an instance has to go.
+
+    Otherwise the kernel kills the whole container.
+    """
     left = _memory_left(limits, cpu)
     return left is not None and left < 0
 
 
 def _memory_left(limits: PipelineLimits, cpu: CpuSignal) -> float | None:
-    if limits.memory_limit is None or cpu.memory is None:
+    if limits.memory_limit is None or cpu.memory_bytes is None:
         return None
-    return MEMORY_HEADROOM * limits.memory_limit - cpu.memory
+    return MEMORY_HEADROOM * limits.memory_limit - cpu.memory_bytes
 
 
-def _shared_left(limits: PipelineLimits, loads: Sequence[Load]) -> float | None:
+def _shared_memory_left(limits: PipelineLimits, loads: Sequence[StepLoad]) -> float | None:
     if limits.shared_memory is None:
         return None
     return (
@@ -171,10 +235,13 @@ def _fits(left: float, each: float) -> int:
     return math.floor(left / each + 1e-9)
 
 
-def _cpu_words(limits: PipelineLimits, budget: Cpu, step: StepLimits) -> str:
+def _cpu_text(limits: PipelineLimits, budget: CpuBudget, step: StepLimits) -> str:
     if budget.throttled:
-        return f"CPU: throttled at a limit of {limits.cpu_limit:g} cores"
-    return f"CPU: limit {limits.cpu_limit:g} cores, {max(0.0, budget.headroom):.1f} unused, {budget.cores[step.name]:.2g} per busy instance"
+        return f"CPU: throttled at its limit of {limits.cpu_limit:g} cores"
+    return (
+        f"CPU: limit {limits.cpu_limit:g} cores, {max(0.0, budget.headroom):.1f} unused,"
+        f" {budget.cores[step.name]:.2g} per busy instance"
+    )
 
 
 def _mib(size: float | None) -> str:

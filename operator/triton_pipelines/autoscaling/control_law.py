@@ -1,7 +1,8 @@
-"""The control law of one scaled step: what it needs, and when a count moves. Pure. Times are Unix seconds, counts per pod.
+"""The control law of one scaled step: its demand, and when its count changes. Pure.
 
-Offered load a = arrivals x service time (Erlang) is measured, not inferred from a saturating ratio, so growth of any size is one
-step. Counts grow at once and shrink only when the highest need of the whole stabilization window allows it.
+Times are Unix seconds, counts are per pod. The offered load a = arrivals x service time (Erlang) is
+measured and not inferred from a saturating ratio, so growth of any size takes one change. Counts
+grow at once; they shrink only to the highest demand of the whole stabilization window.
 """
 
 from __future__ import annotations
@@ -10,75 +11,104 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
-from triton_pipelines.autoscaling.metrics.rates import Ran, Rates
+from triton_pipelines.autoscaling.metrics.rates import InstanceRange, Rates
 from triton_pipelines.autoscaling.signals import StepSignal
-from triton_pipelines.autoscaling.types import Growth, Law, StepLimits, StepMemory
+from triton_pipelines.autoscaling.types import ControlLaw, InstanceGrowth, StepLimits, StepState
 
-RECENT_SECONDS = 900.0  # over which the fallback RecentMax looks back (KEDA's currentReplicasIfHigher keeps it for ever)
-FLAP_SECONDS = 3600.0
-IN_FLIGHT_SECONDS = 120.0  # a change that pods do not show by then has failed: the actuator's business, not a reason to wait
-_ROUND = 0.02  # instances: a need of 5.02 is 5
-_SLOTS = 60  # of the stabilization window: what is remembered of it stays small
-_COVERAGE = 0.9  # share of the stabilization window from which samples must have come before a count shrinks
-_DENSITY = 0.8  # share of that time in which they came without a gap
-_JUMP = 1.2  # times the arrivals before: less is drift, which the windows follow
-_DEVIATIONS = 3.0
-_SPARE = 0.1  # share of capacity that must have been unused before a jump, else the share of the interval cannot be told
-_LEAST_SHARE = 0.3  # of an interval: a jump right before a scrape is not blown up by more
-_IN_FORCE = (
-    30.0  # seconds after which a growth is taken to be in force: several times as long as they take
-)
-_COOLDOWN = 8.0  # seconds between growths while no change has been measured
+RECENT_SECONDS: Final = 900.0
+"""Time that the fallback RecentMax looks back (KEDA's currentReplicasIfHigher never forgets)."""
+FLAP_SECONDS: Final = 3600.0
+"""Time over which reversals are counted."""
+IN_FLIGHT_SECONDS: Final = 120.0
+"""A change that pods do not show by then has failed: that is the actuator's business, not a reason
+to wait."""
+_ROUND: Final = 0.02
+"""Instances: a demand of 5.02 is 5."""
+_SLOTS: Final = 60
+"""Slots of the stabilization window; bounds what is remembered of it."""
+_COVERAGE: Final = 0.9
+"""Share of the stabilization window that samples must cover before a count shrinks."""
+_DENSITY: Final = 0.8
+"""Share of that time in which samples came without a gap."""
+_JUMP: Final = 1.2
+"""Times the arrivals before: a smaller rise is drift, which the windows follow."""
+_DEVIATIONS: Final = 3.0
+_SPARE: Final = 0.1
+"""Share of capacity that must have been unused before a jump; else the time of the jump within the
+interval cannot be inferred."""
+_LEAST_SHARE: Final = 0.3
+"""Share of an interval: bounds the extrapolation of a jump right before a scrape."""
+_IN_FORCE: Final = 30.0
+"""Seconds after which a growth has certainly taken effect: several times as long as it takes."""
+_COOLDOWN: Final = 8.0
+"""Seconds between growths while no change has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What one step needs now, over all pods that speak.
-
-    ``arrivals``: requests/s; ``service``: E, seconds; ``offered``: Erlang; ``steady``, ``wanted``: to grow to, per pod,
-    before hysteresis and caps, without and with what drains the backlog; ``kept``: to shrink to; ``wait``: live, seconds, over all pods and of the worst; ``busy``: offered per instance; ``saturated``:
-    T of the decision table; ``stalled``: requests wait, none completes.
-    """
+class StepDemand:
+    """What one step needs now, over all trusted pods."""
 
     arrivals: float
+    """Requests/s."""
     service: float | None
-    offered: float
-    steady: int
-    wanted: int
-    kept: int
-    wait: float
-    worst_wait: float
-    busy: float
-    saturated: bool
-    stalled: bool
+    """Service time, seconds."""
+    offered: float = 0.0
+    """Offered load, Erlang."""
+    steady_instances: int = 0
+    """Instances per pod to grow to for what arrives, before hysteresis and caps."""
+    instances: int = 0
+    """The same, and what works off the backlog."""
+    keep_instances: int = 0
+    """Instances per pod to shrink to."""
+    wait: float = 0.0
+    """Current wait over all pods, seconds."""
+    worst_wait: float = 0.0
+    """Current wait in the worst pod, seconds."""
+    busy: float = 0.0
+    """Offered load per instance."""
+    saturated: bool = False
+    """Busy or waiting beyond the threshold (T of the decision table)."""
+    stalled: bool = False
+    """Requests wait and none completes."""
 
 
-def ran(memory: StepMemory, count: int) -> Callable[[float, float], Ran]:
-    """Tells how many instances ran in a pod between two Unix times; ``count`` run now. What nobody noted is taken for the extremes known.
+def instances_between(state: StepState, count: int) -> Callable[[float, float], InstanceRange]:
+    """Return a function that says how many instances ran in a pod between two Unix times.
 
-    A change is noted when it is decided. More may be busy from then on; all the time ran only those that were there a while before.
+    A change is recorded when it is decided. From then on more instances may be busy, but only those
+    that existed a while earlier ran all the time. Changes that were not recorded are covered by the
+    extremes known.
+
+    Args:
+        state: Holds the counts recorded.
+        count: Instances that run now.
     """
-    times = [at for at, _ in memory.counts]
+    times = [at for at, _ in state.counts]
 
-    def noted(begin: float, end: float) -> list[int]:
+    def recorded(begin: float, end: float) -> list[int]:
         first, last = bisect_right(times, begin), bisect_right(times, end)
-        return [each for _, each in (memory.counts[first - 1 : last] if first else memory.counts)]
+        return [each for _, each in (state.counts[first - 1 : last] if first else state.counts)]
 
-    def instances(begin: float, end: float) -> Ran:
+    def instances(begin: float, end: float) -> InstanceRange:
         last = bisect_right(times, end)
-        # What runs now runs since the last note, whatever that says: somebody else may have changed it.
+        # The present count has run since the last record, whatever that says: another manager may
+        # have changed it.
         now = [count] if last == len(times) or not bisect_right(times, begin) else []
-        most = max(1, *now, *noted(begin, end))
-        return Ran(least=max(1, min(most, *now, *noted(begin - _IN_FORCE, end))), most=most)
+        most = max(1, *now, *recorded(begin, end))
+        least = max(1, min(most, *now, *recorded(begin - _IN_FORCE, end)))
+        return InstanceRange(least=least, most=most)
 
     return instances
 
 
 def service_time(known: float | None, signal: StepSignal, *, contended: bool) -> float | None:
-    """E: the slow window's busy time per request; where CPU is contended the smaller of it and the known one.
+    """Return the service time: the slow window's busy time per request.
 
-    Contention stretches busy time: taken as it is, it would ask for instances that make it worse. Without completions E stays.
+    CPU contention stretches busy time, and instances added for it would make contention worse. So
+    where CPU is contended, the smaller of the measured and the known time counts. Without
+    completions the known time stays.
     """
     measured = signal.possible.service if signal.possible is not None else None
     if measured is None or measured <= 0:
@@ -86,16 +116,24 @@ def service_time(known: float | None, signal: StepSignal, *, contended: bool) ->
     return min(known, measured) if contended and known is not None else measured
 
 
-def _beyond_noise(last: Rates, arrivals: float) -> bool:
-    """Whether the last interval's arrivals are more than chance makes of ``arrivals``: three standard deviations of a Poisson count."""
+def _is_beyond_noise(last: Rates, arrivals: float) -> bool:
+    """Return whether the last interval's arrivals exceed ``arrivals`` by more than chance.
+
+    The limit is three standard deviations of a Poisson count.
+    """
     return last.arrivals > arrivals + _DEVIATIONS * math.sqrt(arrivals / last.seconds)
 
 
-def _jump(signal: StepSignal, capacity: float) -> float:
-    """Arrivals after a jump inside the last interval, whose mean still holds arrivals from before it.
+def _arrivals_after_jump(signal: StepSignal, capacity: float) -> float:
+    """Return the arrivals after a jump within the last interval; 0 where there was none.
 
-    ``capacity``: requests/s that the instances carry. Since the jump they were busy to the brim, so the completions beyond the old rate
-    tell for which share of the interval: (x_last - before) / (capacity - before).
+    The interval's mean still holds arrivals from before the jump. Since the jump all instances were
+    busy, so completions beyond the old rate say for which share of the interval:
+    (x_last - before) / (capacity - before).
+
+    Args:
+        signal: Signals of the step.
+        capacity: Requests/s that the instances sustain.
     """
     last, before = signal.last, signal.before
     if (
@@ -112,97 +150,133 @@ def _jump(signal: StepSignal, capacity: float) -> float:
     return before.arrivals + (last.arrivals - before.arrivals) / share
 
 
-def need(
+def step_demand(
     signal: StepSignal,
     service: float | None,
     counts: Mapping[str, int],
-    law: Law,
+    law: ControlLaw,
     lead: float,
     expected: float = 0.0,
     *,
     grew: bool = False,
-) -> Need:
-    """What the step needs. ``counts``: instances of the pods that speak; ``lead``: seconds until a growth decided now is in force,
-    the age of the sample included: the backlog that is drained is the one that will stand then. ``expected``: arrivals/s that a step
-    before this one will let through once it has grown itself; ``grew``: a growth came in force within the last interval, whose completions
-    are not those of ``counts``."""
+) -> StepDemand:
+    """Return what the step needs.
+
+    Args:
+        signal: Signals of the step.
+        service: Service time, seconds; ``None`` while unknown.
+        counts: Instances of the trusted pods.
+        law: Constants of the control law.
+        lead: Seconds until a growth decided now takes effect, including the age of the sample. The
+            backlog to work off is the one at that time.
+        expected: Arrivals/s that the step before will pass on once it has grown.
+        grew: Whether a growth took effect within the last interval, whose completions are then not
+            those of ``counts``.
+    """
+    arrivals = _windowed_arrivals(signal, expected)
+    stalled = _is_stalled(signal)
+    if service is None:
+        return StepDemand(arrivals, None, stalled=stalled)
     capacity, pods = max(1, sum(counts.values())), max(1, len(counts))
-    waiting = signal.waiting
-    arrivals = max(
+    wait = signal.waiting * service / capacity
+    behind = wait > service
+    if behind and signal.last is not None and _is_beyond_noise(signal.last, arrivals):
+        jump = 0.0 if grew else _arrivals_after_jump(signal, capacity / service)
+        arrivals = max(arrivals, signal.last.arrivals, jump)
+    offered = arrivals * service
+    # Counts are whole numbers: growing exactly to the target would stay below it on average, and
+    # shrinking beyond it would soon cause growth again.
+    steady = instances = offered / ((law.target + law.up_threshold) / 2)
+    if behind:
+        backlog = signal.waiting + max(0.0, arrivals - capacity / service) * lead
+        instances += backlog * service / law.drain
+    worst_wait, worst_busy = _worst_pod(signal, service, counts)
+    busiest = max(offered / capacity, min(worst_busy, 1.0))
+    return StepDemand(
+        arrivals=arrivals,
+        service=service,
+        offered=offered,
+        steady_instances=_whole(steady / pods),
+        instances=_whole(instances / pods),
+        keep_instances=_whole((instances - steady + offered / law.target) / pods),
+        wait=wait,
+        worst_wait=worst_wait,
+        busy=offered / capacity,
+        saturated=busiest >= law.up_threshold or worst_wait > service,
+        stalled=stalled,
+    )
+
+
+def _windowed_arrivals(signal: StepSignal, expected: float) -> float:
+    """Return the highest arrivals/s of both windows and of what is expected."""
+    return max(
         0.0,
         expected,
         signal.fast.arrivals if signal.fast else 0.0,
         signal.slow.arrivals if signal.slow else 0.0,
     )
-    moves = signal.fast is not None and signal.fast.throughput > 0
-    stalled = signal.fast is not None and not moves and waiting > 0
-    if service is None:
-        return Need(arrivals, None, 0.0, 0, 0, 0, 0.0, 0.0, 0.0, saturated=False, stalled=stalled)
-    wait = waiting * service / capacity
-    behind = wait > service
-    if behind and signal.last is not None and _beyond_noise(signal.last, arrivals):
-        arrivals = max(
-            arrivals, signal.last.arrivals, 0.0 if grew else _jump(signal, capacity / service)
-        )
-    offered = arrivals * service
-    # Counts are whole: grown to the aim at most, they would stay below it on average; shrunk beyond it, they would soon grow again.
-    steady = instances = offered / ((law.target + law.up_threshold) / 2)
-    if behind:
-        backlog = waiting + max(0.0, arrivals - capacity / service) * lead
-        instances += backlog * service / law.drain
-    worst = max(
-        (signal.pending[pod] * service / max(1, count) for pod, count in counts.items()),
-        default=0.0,
-    )
-    hottest = max(
-        (signal.busy.get(pod, 0.0) / max(1, count) for pod, count in counts.items()), default=0.0
-    )
-    return Need(
-        arrivals=arrivals,
-        service=service,
-        offered=offered,
-        steady=max(1, math.ceil(steady / pods - _ROUND)),
-        wanted=max(1, math.ceil(instances / pods - _ROUND)),
-        kept=max(1, math.ceil((instances - steady + offered / law.target) / pods - _ROUND)),
-        wait=wait,
-        worst_wait=worst,
-        busy=offered / capacity,
-        saturated=max(offered / capacity, min(hottest, 1.0)) >= law.up_threshold or worst > service,
-        stalled=stalled,
-    )
 
 
-def cooldown(law: Law, actuation: float | None, interval: float, age: float) -> float:
-    """Seconds from one growth to the next: until the first scrape after it is in force. ``age``: of the newest scrape, seconds."""
+def _is_stalled(signal: StepSignal) -> bool:
+    """Return whether requests wait and none completed in the fast window."""
+    return signal.fast is not None and not signal.fast.throughput > 0 and signal.waiting > 0
+
+
+def _worst_pod(
+    signal: StepSignal, service: float, counts: Mapping[str, int]
+) -> tuple[float, float]:
+    """Return the longest wait (seconds) and the highest busy share of any pod."""
+    waits = (signal.pending[pod] * service / max(1, count) for pod, count in counts.items())
+    busy = (signal.busy.get(pod, 0.0) / max(1, count) for pod, count in counts.items())
+    return max(waits, default=0.0), max(busy, default=0.0)
+
+
+def _whole(instances: float) -> int:
+    """Return the number of instances per pod, at least 1."""
+    return max(1, math.ceil(instances - _ROUND))
+
+
+def cooldown(law: ControlLaw, actuation: float | None, interval: float, age: float) -> float:
+    """Return the seconds from one growth to the next: until the first scrape after it took effect.
+
+    Args:
+        law: Constants of the control law.
+        actuation: Seconds that a change takes; ``None`` while not measured.
+        interval: Seconds between scrapes.
+        age: Age of the newest scrape, seconds.
+    """
     if law.cooldown_up is not None:
         return law.cooldown_up
     return actuation + age if actuation is not None else max(_COOLDOWN, interval)
 
 
-def remember_want(memory: StepMemory, want: int, law: Law, now: float) -> StepMemory:
-    """Note what was wanted now: the highest of each slot of the stabilization window."""
+def record_demand(state: StepState, demand: int, law: ControlLaw, now: float) -> StepState:
+    """Record the demand: the highest of each slot of the stabilization window."""
     width = law.stabilization / _SLOTS
-    wants = [item for item in memory.wants if now - law.stabilization - width < item[0] <= now]
-    if wants and now - wants[-1][0] < width:
-        wants[-1] = (wants[-1][0], max(wants[-1][1], want))
+    demands = [item for item in state.demands if now - law.stabilization - width < item[0] <= now]
+    if demands and now - demands[-1][0] < width:
+        demands[-1] = (demands[-1][0], max(demands[-1][1], demand))
     else:
-        wants.append((now, want))
-    return replace(memory, wants=tuple(wants))
+        demands.append((now, demand))
+    return replace(state, demands=tuple(demands))
 
 
-def remember_count(memory: StepMemory, count: int, now: float) -> StepMemory:
-    """Note the present count: those of the last quarter of an hour, where they changed."""
-    counts = list(memory.counts)
+def record_count(state: StepState, count: int, now: float) -> StepState:
+    """Record the present count; counts are kept for a quarter of an hour, where they changed."""
+    counts = list(state.counts)
     if not counts or counts[-1][1] != count:
         counts.append((now, count))
     while len(counts) > 1 and counts[1][0] <= now - RECENT_SECONDS:
         del counts[0]
-    return replace(memory, counts=tuple(counts[-_SLOTS:]))
+    return replace(state, counts=tuple(counts[-_SLOTS:]))
 
 
-def covered(memory: StepMemory, law: Law, interval: float, now: float) -> bool:
-    """Whether wants speak for the stabilization window: over 90 % of it, at least 80 % of that without a gap."""
-    times = [at for at, _ in memory.wants]
+def covers_stabilization(state: StepState, law: ControlLaw, interval: float, now: float) -> bool:
+    """Return whether the recorded demands are evidence for the whole stabilization window.
+
+    They must reach back over 90 % of it, and at least 80 % of it must be without a gap.
+    """
+    times = [at for at, _ in state.demands]
     if not times or now - times[0] < _COVERAGE * law.stabilization:
         return False
     usual = max(2.5 * interval, 1.5 * law.stabilization / _SLOTS)
@@ -211,76 +285,91 @@ def covered(memory: StepMemory, law: Law, interval: float, now: float) -> bool:
     return filled >= _DENSITY * law.stabilization
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The next count, and whether flap budget keeps it up."""
-
-    count: int
-    flapping: bool = False
-
-
-def move(
-    memory: StepMemory,
+def next_count(
+    state: StepState,
     step: StepLimits,
-    law: Law,
+    law: ControlLaw,
     *,
     count: int,
-    want: int,
+    demand: int,
     now: float,
     wait_up: float,
     in_flight: bool,
     interval: float,
-) -> Move:
-    """The next count. ``want`` is within caps; ``wait_up``: cool-down; ``in_flight``: pods do not all show ``count`` yet."""
+) -> NextCount:
+    """Return the next count.
+
+    Args:
+        state: State of the step.
+        step: Bounds of the step.
+        law: Constants of the control law.
+        count: The present count.
+        demand: Instances that are needed, within caps.
+        now: Unix seconds.
+        wait_up: Cool-down between growths, seconds.
+        in_flight: Whether some pods do not show ``count`` yet.
+        interval: Seconds between scrapes.
+    """
     if not step.low <= count <= step.high:
-        return Move(min(max(count, step.low), step.high))
-    want = min(max(want, step.low), step.high)
+        return NextCount(min(max(count, step.low), step.high))
+    demand = min(max(demand, step.low), step.high)
     if in_flight:
-        return Move(count)
-    if want > count:
-        cooled = memory.last_up is None or now - memory.last_up >= wait_up or now < memory.last_up
-        return Move(want if cooled else count)
-    most = max((wanted for _, wanted in memory.wants), default=count)
+        return NextCount(count)
+    if demand > count:
+        cooled = state.last_up is None or now - state.last_up >= wait_up or now < state.last_up
+        return NextCount(demand if cooled else count)
+    most = max((each for _, each in state.demands), default=count)
     most = min(max(most, step.low), step.high)
-    rested = memory.last_up is None or now - memory.last_up >= law.stabilization
-    if most >= count or not rested or not covered(memory, law, interval, now):
-        return Move(count)
-    if memory.direction > 0 and len(_recent(memory.turns, now)) >= law.flaps_per_hour:
-        return Move(count, flapping=True)
-    return Move(max(most, count - max(1, math.floor(count * law.down_step))))
+    rested = state.last_up is None or now - state.last_up >= law.stabilization
+    if most >= count or not rested or not covers_stabilization(state, law, interval, now):
+        return NextCount(count)
+    if state.direction > 0 and len(_recent(state.reversals, now)) >= law.flaps_per_hour:
+        return NextCount(count, flapping=True)
+    return NextCount(max(most, count - max(1, math.floor(count * law.down_step))))
 
 
-def moved(memory: StepMemory, before: int, after: int, now: float) -> StepMemory:
-    """Memory after a change of count."""
+@dataclass(frozen=True, slots=True)
+class NextCount:
+    """The result of :func:`next_count`."""
+
+    count: int
+    """The next count."""
+    flapping: bool = False
+    """Whether a decrease is withheld because of too many reversals."""
+
+
+def after_change(state: StepState, before: int, after: int, now: float) -> StepState:
+    """Return the state after a change of the count."""
     if after == before:
-        return memory
+        return state
     direction = 1 if after > before else -1
-    turns = _recent(memory.turns, now)
-    if memory.direction and direction != memory.direction:
-        turns = (*turns, now)
+    reversals = _recent(state.reversals, now)
+    if state.direction and direction != state.direction:
+        reversals = (*reversals, now)
     return replace(
-        memory,
+        state,
         desired=after,
-        last_up=now if direction > 0 else memory.last_up,
+        last_up=now if direction > 0 else state.last_up,
         last_change=now,
-        turns=turns[-_SLOTS:],
+        reversals=reversals[-_SLOTS:],
         direction=direction,
     )
 
 
-def grown(
-    memory: StepMemory,
+def record_growth(
+    state: StepState,
     before: int,
     throughput: float | None,
     service: float | None,
     cores: float | None,
     now: float,
-) -> StepMemory:
-    """Note a growth for the knee: what it has to raise."""
-    if memory.desired <= before or throughput is None or service is None:
-        return memory
-    return replace(memory, growth=Growth(now, before, memory.desired, throughput, service, cores))
+) -> StepState:
+    """Record a growth and what it has to raise (:mod:`.diminishing_returns`)."""
+    if state.desired <= before or throughput is None or service is None:
+        return state
+    growth = InstanceGrowth(now, before, state.desired, throughput, service, cores)
+    return replace(state, growth=growth)
 
 
-def _recent(turns: tuple[float, ...], now: float) -> tuple[float, ...]:
-    return tuple(at for at in turns if now - FLAP_SECONDS < at <= now)
+def _recent(times: tuple[float, ...], now: float) -> tuple[float, ...]:
+    return tuple(at for at in times if now - FLAP_SECONDS < at <= now)

@@ -1,7 +1,8 @@
-"""The CPU limit of each pod, where it may grow in place: to what the instances need, no further than for the most of them. Pure.
+"""The CPU limit of each pod where it can be resized in place. Pure.
 
-Thousandths of a core throughout; times are Unix seconds. It grows only where CPU is what limits (CPUBound), and falls once fewer instances
-have long run: what is given back may be somebody else's by then.
+Values are thousandths of a core; times are Unix seconds. The limit grows only where CPU is what
+limits (CPUBound), at most to what the most instances need. It falls once fewer instances have run
+for long: CPU that is given back may be in use elsewhere by the time it is needed again.
 """
 
 from __future__ import annotations
@@ -9,106 +10,140 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from triton_pipelines.autoscaling import control_law
 from triton_pipelines.autoscaling.pod_count import STABILIZATION_SECONDS
 from triton_pipelines.autoscaling.types import (
-    CpuMemory,
-    Decision,
-    Infeasible,
+    CpuLimitState,
+    InfeasibleResize,
+    Limitation,
     PipelineLimits,
+    ScalingDecision,
     StepLimits,
-    StepMemory,
+    StepState,
     Verdict,
 )
+
+CPU: Final = "cpu"
+"""Subject of limitations."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuBounds:
-    """``start``: the limit that pods begin with; ``most``: what instances.max of every step need; ``base``: of both, what no scaled step uses."""
+    """Bounds of the CPU limit."""
 
     start: int
+    """Limit that pods begin with."""
     most: int
+    """What ``instances.max`` of every step needs."""
     base: int
+    """Part of both that no scaled step uses."""
 
 
 @dataclass(frozen=True, slots=True)
-class CpuTurn:
-    """The wanted limit, what to remember, why it changed, and what keeps it from what is needed ("" nothing)."""
+class CpuLimitDecision:
+    """The decision on the CPU limit."""
 
     millis: int
-    memory: CpuMemory
+    """Desired limit."""
+    state: CpuLimitState
+    """The next state."""
     reason: str = ""
-    limited: str = ""
+    """Why it changed, for people."""
+    limitation: Limitation | None = None
+    """What keeps it from what is needed."""
 
 
-def room(bounds: CpuBounds | None, memory: CpuMemory | None) -> bool:
-    """Whether pods can still get more CPU."""
-    return (
-        bounds is not None and memory is not None and memory.scale.desired < _high(bounds, memory)
-    )
+def has_room(bounds: CpuBounds | None, state: CpuLimitState | None) -> bool:
+    """Return whether pods can get more CPU."""
+    return bounds is not None and state is not None and state.scale.desired < _high(bounds, state)
 
 
-def noted(memory: CpuMemory, seen: Mapping[str, Infeasible], present: frozenset[str]) -> CpuMemory:
-    """Memory with the pods that were ``seen`` to be unable to have more (by uid), without those that are no longer ``present``."""
-    known = [item for item in memory.infeasible if item.pod in present and item.pod not in seen]
-    return replace(memory, infeasible=(*known, *seen.values()))
+def record_infeasible(
+    state: CpuLimitState, seen: Mapping[str, InfeasibleResize], present: frozenset[str]
+) -> CpuLimitState:
+    """Return the state with the infeasible resizes that were seen now.
+
+    Args:
+        state: The state so far.
+        seen: Infeasible resizes by pod UID.
+        present: UIDs of the pods that exist; others are dropped.
+    """
+    known = [item for item in state.infeasible if item.pod in present and item.pod not in seen]
+    return replace(state, infeasible=(*known, *seen.values()))
 
 
-def decide_cpu(
+def decide_cpu_limit(
     bounds: CpuBounds,
     limits: PipelineLimits,
-    memory: CpuMemory,
-    decision: Decision,
+    state: CpuLimitState,
+    decision: ScalingDecision,
     *,
     settled: bool,
     blocked: str,
     interval: float,
     now: float,
-) -> CpuTurn:
-    """The CPU limit of each pod. ``settled``: every pod has what was asked for last; ``blocked``: what else is under way ("" nothing);
-    ``interval``: between scrapes, seconds."""
-    scale, current, high = memory.scale, memory.scale.desired, _high(bounds, memory)
-    known = decision.fresh and not any(item.verdict is Verdict.UNKNOWN for item in decision.steps)
-    bound = known and any(item.verdict is Verdict.CPU_BOUND for item in decision.steps)
+) -> CpuLimitDecision:
+    """Return the CPU limit of each pod.
+
+    Args:
+        bounds: Bounds of the limit.
+        limits: What bounds the pipeline.
+        state: The state after the last decision.
+        decision: The decision on counts.
+        settled: Whether every pod has the limit that was requested last.
+        blocked: What else is in progress, for people ("" for nothing).
+        interval: Seconds between scrapes.
+        now: Unix seconds.
+    """
+    scale, current, high = state.scale, state.scale.desired, _high(bounds, state)
+    verdicts = {item.verdict for item in decision.steps}
+    known = decision.fresh and Verdict.UNKNOWN not in verdicts
+    bound = known and Verdict.CPU_BOUND in verdicts
     needed = _needed(bounds, limits, decision, growing=bound)
-    # Instances that use less than they are granted run within a smaller limit; it falls with their count, but is not raised for it.
-    wanted = max(needed, current + _least(limits)) if bound else min(current, needed)
+    # Instances that use less than they are granted run within a smaller limit: it falls with their
+    # count but is not raised for it.
+    wanted = max(needed, current + _smallest_instance(limits)) if bound else min(current, needed)
     windows = replace(limits.law, stabilization=STABILIZATION_SECONDS, down_step=1.0)
     if known:
-        scale = control_law.remember_want(scale, min(max(wanted, bounds.start), high), windows, now)
-    turn = control_law.move(
-        scale if known else replace(scale, wants=()),
-        StepLimits("cpu", "", bounds.start, high, bounds.start),
+        within = min(max(wanted, bounds.start), high)
+        scale = control_law.record_demand(scale, within, windows, now)
+    reachable = wanted if settled else min(wanted, current)
+    following = control_law.next_count(
+        scale if known else replace(scale, demands=()),
+        StepLimits(CPU, "", bounds.start, high, bounds.start),
         windows,
         count=current,
-        want=(wanted if settled else min(wanted, current)) if known else current,
+        demand=reachable if known else current,
         now=now,
-        wait_up=control_law.cooldown(limits.law, decision.memory.actuation, interval, interval),
+        wait_up=control_law.cooldown(limits.law, decision.state.actuation, interval, interval),
         in_flight=bool(blocked),
         interval=interval,
-    )
-    after = replace(memory, scale=control_law.moved(scale, current, turn.count, now))
-    limited = ""
-    if bound and memory.infeasible and current >= high:
-        worst = min(memory.infeasible, key=lambda item: item.given)
-        limited = f"cpu: a pod on node {worst.node} cannot have more than {worst.given}m ({worst.asked}m is refused there)"
-    return CpuTurn(turn.count, after, _reason(turn.count, memory, high, needed), limited)
+    ).count
+    after = replace(state, scale=control_law.after_change(scale, current, following, now))
+    limitation = _limitation(state) if bound and current >= high else None
+    return CpuLimitDecision(following, after, _reason(following, state, high, needed), limitation)
 
 
-def adopted(memory: CpuMemory | None, recorded: int) -> CpuMemory:
-    """Memory of an earlier process; the limit that is recorded holds."""
-    known = memory if memory is not None else CpuMemory(StepMemory(desired=recorded))
+def adopt_limit(state: CpuLimitState | None, recorded: int) -> CpuLimitState:
+    """Return the state of an earlier process with the recorded limit."""
+    known = state if state is not None else CpuLimitState(StepState(desired=recorded))
     return replace(known, scale=replace(known.scale, desired=recorded))
 
 
-def _high(bounds: CpuBounds, memory: CpuMemory) -> int:
-    """The most that every pod can have."""
-    return max(bounds.start, min([bounds.most, *(item.given for item in memory.infeasible)]))
+def _high(bounds: CpuBounds, state: CpuLimitState) -> int:
+    """Return the most that every pod can have."""
+    return max(bounds.start, min([bounds.most, *(item.given for item in state.infeasible)]))
 
 
-def _needed(bounds: CpuBounds, limits: PipelineLimits, decision: Decision, *, growing: bool) -> int:
-    """What the instances may use: those that run, and where CPU keeps them from growing those that the load asks for."""
+def _needed(
+    bounds: CpuBounds, limits: PipelineLimits, decision: ScalingDecision, *, growing: bool
+) -> int:
+    """Return what the running instances may use.
+
+    Where CPU keeps a step from growing, the instances that its load asks for count.
+    """
     decided = {item.step: item for item in decision.steps}
     total = float(bounds.base)
     for step in limits.steps:
@@ -116,26 +151,33 @@ def _needed(bounds: CpuBounds, limits: PipelineLimits, decision: Decision, *, gr
             continue
         count = item.count
         if growing and item.verdict is Verdict.CPU_BOUND:
-            count = max(count, min(step.high, max(item.figures.wanted, count + 1)))
+            count = max(count, min(step.high, max(item.figures.demand, count + 1)))
         total += 1000 * step.cores * count
     return math.ceil(total - 1e-6)
 
 
-def _least(limits: PipelineLimits) -> int:
-    """One more of the smallest instance."""
-    return max(
-        1,
-        math.ceil(1000 * min((step.cores for step in limits.steps if step.cores > 0), default=1.0)),
+def _smallest_instance(limits: PipelineLimits) -> int:
+    """Return the CPU of one more of the smallest instance."""
+    cores = min((step.cores for step in limits.steps if step.cores > 0), default=1.0)
+    return max(1, math.ceil(1000 * cores))
+
+
+def _limitation(state: CpuLimitState) -> Limitation | None:
+    if not state.infeasible:
+        return None
+    worst = min(state.infeasible, key=lambda item: item.given)
+    return Limitation(
+        CPU,
+        f"a pod on node {worst.node} cannot have more than {worst.given}m"
+        f" ({worst.asked}m is infeasible there)",
     )
 
 
-def _reason(millis: int, memory: CpuMemory, high: int, needed: int) -> str:
-    before = memory.scale.desired
+def _reason(millis: int, state: CpuLimitState, high: int, needed: int) -> str:
+    before = state.scale.desired
     if before > high:
-        return (
-            "; ".join(f"{item.asked}m is refused on node {item.node}" for item in memory.infeasible)
-            or f"at most {high}m are needed"
-        )
+        rejected = (f"{item.asked}m is infeasible on node {item.node}" for item in state.infeasible)
+        return "; ".join(rejected) or f"at most {high}m are needed"
     if millis > before:
         return f"CPUBound: instances need {needed}m in each pod"
     return f"at most {millis}m were needed in the last {STABILIZATION_SECONDS:.0f} s"

@@ -1,7 +1,13 @@
-"""The decision: what limits a pipeline and how many instances its CPU steps should have. Pure; the clock is passed in.
+"""The scaling decision: what limits a pipeline, and how many instances its CPU steps should have.
 
-Order of a decision: which pods can be believed; what each step needs (law.py); what bounds growth (caps.py); what each
-is given, held by the GPU step, the knee or a stall, and what that is called (settle.py, verdicts.py). Without believable metrics see blind.py.
+Pure; the clock is passed in. A decision takes these steps:
+
+1. select the pods whose samples can be trusted (:mod:`.signals`),
+2. compute the demand of each step (:mod:`.control_law`),
+3. compute what bounds growth (:mod:`.caps`),
+4. decide count and verdict of each step (:mod:`.step_decision`, :mod:`.verdicts`).
+
+Without trustworthy metrics :mod:`.metrics_outage` applies.
 """
 
 from __future__ import annotations
@@ -10,312 +16,388 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from triton_pipelines.autoscaling import control_law, metrics_outage, verdicts
-from triton_pipelines.autoscaling.caps import Load, caps, cpu_budget
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample
-from triton_pipelines.autoscaling.signals import Pod, cpu_signal, gpu_signal, pick, step_signal
-from triton_pipelines.autoscaling.step_decision import Around, Seen, need_of, settle
+from triton_pipelines.autoscaling.caps import StepLoad, cpu_budget, growth_caps
+from triton_pipelines.autoscaling.control_law import StepDemand
+from triton_pipelines.autoscaling.metrics.samples import (
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
+from triton_pipelines.autoscaling.signals import (
+    PodSignals,
+    TrustedPods,
+    cpu_signal,
+    gpu_signal,
+    step_signal,
+    trusted_pods,
+)
+from triton_pipelines.autoscaling.step_decision import (
+    DecisionContext,
+    StepObservation,
+    StepOutcome,
+    decide_step,
+    demand_of,
+)
 from triton_pipelines.autoscaling.types import (
-    Action,
-    Decision,
-    Figures,
-    Memory,
+    HISTORY_MAX,
+    CountChange,
     PipelineLimits,
+    ScalingDecision,
+    ScalingState,
     StepDecision,
+    StepFigures,
     StepLimits,
-    StepMemory,
+    StepState,
     Verdict,
 )
 
 Counts = Mapping[str, Mapping[str, int]]
-HISTORY = 5
+"""Step → pod → instances."""
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """A step before the decision: its memory, its count, and whether a change of it is still on its way to the pods."""
+class CurrentStep:
+    """A step before the decision."""
 
-    memory: StepMemory
+    state: StepState
+    """What is remembered of it."""
     count: int
+    """Present count per pod."""
     in_flight: bool
+    """Whether a change has not reached all pods yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What a decision starts from."""
+
+    limits: PipelineLimits
+    state: ScalingState
+    steps: Mapping[str, CurrentStep]
+    counts: Counts
+    now: float
 
 
 def decide(
     limits: PipelineLimits,
-    memory: Memory,
-    sample: Sample | Failure,
+    state: ScalingState,
+    sample: PipelineSample | MetricsFailure,
     counts: Counts,
     ready_pods: Sequence[str],
     now: float,
-) -> Decision:
-    """Wanted counts, verdicts and the next memory.
+) -> ScalingDecision:
+    """Return the counts, the verdicts and the next state.
 
-    ``counts``: step → pod → instances as that pod's Triton reports them; ``ready_pods``: by name; ``now``: Unix seconds. The same
-    arguments give the same decision, in whatever order pods and scrapes come. The caller stores ``memory`` and carries counts out
-    (mode Active), or shows them (``limits.active`` False).
+    The same arguments give the same decision, whatever the order of pods and scrapes. The caller
+    stores the state and applies the counts (mode Active) or shows them (``limits.active`` False).
+
+    Args:
+        limits: What bounds the pipeline.
+        state: The state after the last decision.
+        sample: What the last collection of metrics brought.
+        counts: Instances as each pod's Triton reports them.
+        ready_pods: Names of the ready pods.
+        now: Unix seconds.
     """
-    memory = _of_revision(memory, limits.revision)
-    present = {
-        step.name: _present(step, memory, counts, ready_pods, limits.active, now)
+    state = _forget_other_revision(state, limits.revision)
+    steps = {
+        step.name: _current_step(step, state, counts, ready_pods, limits.active, now)
         for step in limits.steps
     }
+    situation = _Situation(limits, state, steps, counts, now)
     if not ready_pods:
-        return _held(limits, memory, present, "no pod is ready", now)
-    if isinstance(sample, Failure):
-        return _blind(limits, memory, present, sample, now, 0.0)
+        return _hold_all(situation, "no pod is ready")
+    if isinstance(sample, MetricsFailure):
+        return _decide_in_outage(situation, sample, 0.0)
     models = [*(step.model_name for step in limits.steps), *limits.gpu_steps]
-    picked = pick(sample, models, ready_pods, now)
-    if not picked.pods:
+    trusted = trusted_pods(sample, models, ready_pods, now)
+    if not trusted.pods:
         failure = (
-            metrics_outage.stale(picked.trouble)
-            if picked.stale
-            else metrics_outage.missing(picked.trouble, sample.source)
+            metrics_outage.stale_samples(trusted.problem)
+            if trusted.stale
+            else metrics_outage.missing_samples(trusted.problem, sample.source)
         )
-        return _blind(limits, memory, present, failure, now, sample.interval)
-    return _seen(limits, memory, present, picked.pods, picked.trouble, counts, sample, now)
+        return _decide_in_outage(situation, failure, sample.interval)
+    return _decide_from_samples(situation, trusted, sample)
 
 
-def _of_revision(memory: Memory, revision: str) -> Memory:
-    """What was measured of another revision says nothing of this one; counts stay."""
-    if memory.revision == revision:
-        return memory
+def _forget_other_revision(state: ScalingState, revision: str) -> ScalingState:
+    """Discard what was measured of another revision; counts stay."""
+    if state.revision == revision:
+        return state
     steps = {
-        name: replace(step, service=None, growth=None, frozen=None, stalled=None, cap=None)
-        for name, step in memory.steps.items()
+        name: replace(
+            step, service=None, growth=None, growth_held=None, stalled_since=None, cap=None
+        )
+        for name, step in state.steps.items()
     }
-    return replace(memory, steps=steps, revision=revision)
+    return replace(state, steps=steps, revision=revision)
 
 
-def _present(
-    step: StepLimits, memory: Memory, counts: Counts, ready: Sequence[str], active: bool, now: float
-) -> Present:
-    """Memory of the step, its present count, and whether a change is still on its way."""
+def _current_step(
+    step: StepLimits,
+    state: ScalingState,
+    counts: Counts,
+    ready: Sequence[str],
+    active: bool,
+    now: float,
+) -> CurrentStep:
+    """Return the step's state and count, and whether a change has not reached all pods yet."""
     reported = [counts.get(step.name, {}).get(pod) for pod in ready]
     known = [count for count in reported if count is not None]
-    seen = max(known, default=None)
-    mine = memory.steps.get(step.name) or StepMemory(
-        desired=seen if seen is not None else step.initial
+    highest = max(known, default=None)
+    own = state.steps.get(step.name) or StepState(
+        desired=highest if highest is not None else step.initial
     )
     if not active:
-        return Present(mine, seen if seen is not None else mine.desired, in_flight=False)
-    waiting = any(count != mine.desired for count in known)
-    recent = (
-        mine.last_change is not None and 0 <= now - mine.last_change < control_law.IN_FLIGHT_SECONDS
-    )
-    return Present(mine, mine.desired, in_flight=waiting and recent)
+        return CurrentStep(own, highest if highest is not None else own.desired, in_flight=False)
+    differs = any(count != own.desired for count in known)
+    since = None if own.last_change is None else now - own.last_change
+    recent = since is not None and 0 <= since < control_law.IN_FLIGHT_SECONDS
+    return CurrentStep(own, own.desired, in_flight=differs and recent)
 
 
-def _seen(
-    limits: PipelineLimits,
-    memory: Memory,
-    present: Mapping[str, Present],
-    pods: Mapping[str, Pod],
-    trouble: str,
-    counts: Counts,
-    sample: Sample,
-    now: float,
-) -> Decision:
-    steps = [
-        _seen_step(step, present[step.name], pods, counts, limits, sample.interval)
-        for step in limits.steps
-    ]
+# --- with metrics ---------------------------------------------------------------------------------
+
+
+def _decide_from_samples(
+    situation: _Situation, trusted: TrustedPods, sample: PipelineSample
+) -> ScalingDecision:
+    limits = situation.limits
+    steps = [_observe_step(step, situation, trusted.pods, sample) for step in limits.steps]
     loads = [
-        Load(item.limits, item.count, item.count, item.count, item.busy, 0.0, item.memory.service)
+        StepLoad(
+            item.limits, item.count, item.count, item.count, item.busy, 0.0, item.state.service
+        )
         for item in steps
     ]
-    cpu = cpu_signal(pods, sum(load.limits.cores * load.busy for load in loads))
-    around = Around(
-        limits=limits,
-        gpu=gpu_signal(pods, limits, sample.interval),
-        cpu=cpu,
-        budget=cpu_budget(limits, loads, cpu),
-        actuation=memory.actuation,
-        interval=sample.interval,
-        age=max(0.0, *(pod.age for pod in pods.values())),
-        partial=bool(trouble),
-        now=now,
-    )
-    needs: list[control_law.Need] = []
-    for number, item in enumerate(steps):
-        needs.append(need_of(item, around, (steps[number - 1], needs[-1]) if number else None))
-    wanted = [
-        replace(load, wanted=need.wanted, steady=need.steady, wait=need.wait, service=need.service)
-        for load, need in zip(loads, needs, strict=True)
-    ]
-    bounds = caps(limits, wanted, around.budget, cpu)
-    settled = [
-        settle(item, need, bounds[item.limits.name], around)
-        for item, need in zip(steps, needs, strict=True)
-    ]
-    found = verdicts.overall(item.decision.verdict for item in settled)
-    reasons = [item.decision.reason for item in settled if item.decision.verdict is found]
-    notes = [
-        trouble and f"MetricsPartial: {trouble}; counts do not fall",
-        verdicts.gpu_notes(around.gpu, limits),
+    context = _context(situation, trusted, sample, loads)
+    outcomes = _decide_steps(steps, loads, context)
+    decisions = tuple(item.decision for item in outcomes)
+    found = verdicts.pipeline_verdict(item.verdict for item in decisions)
+    notes = (
+        trusted.problem and f"MetricsPartial: {trusted.problem}; counts do not fall",
+        verdicts.gpu_note(context.gpu, limits),
         *sample.notes,
-    ]
-    decided = tuple(item.decision for item in settled)
-    return Decision(
-        steps=decided,
+    )
+    reasons = [item.reason for item in decisions if item.verdict is found]
+    return ScalingDecision(
+        steps=decisions,
         verdict=found,
-        memory=_next(
-            memory,
-            {item.decision.step: item.memory for item in settled},
-            decided,
-            present,
-            limits,
-            now,
-            fresh=not trouble,
+        state=_next_state(
+            situation,
+            {item.decision.step: item.state for item in outcomes},
+            decisions,
+            fresh=not trusted.problem,
         ),
-        limited="; ".join(item.limited for item in settled if item.limited),
-        gpu_busy=around.gpu.gpu_busy,
-        fresh=not trouble,
+        limitations=tuple(item.limitation for item in outcomes if item.limitation is not None),
+        gpu_busy=context.gpu.gpu_busy,
+        problem=MetricsProblem.PARTIAL if trusted.problem else None,
         message="; ".join(part for part in dict.fromkeys((*reasons, *notes)) if part),
     )
 
 
-def _seen_step(
-    step: StepLimits,
-    present: Present,
-    pods: Mapping[str, Pod],
-    counts: Counts,
-    limits: PipelineLimits,
-    interval: float,
-) -> Seen:
-    reported = counts.get(step.name, {})
-    ran = {
-        pod: control_law.ran(present.memory, max(present.count, reported.get(pod, 0)))
-        for pod in pods
-    }
-    return Seen(
-        limits=step,
-        memory=present.memory,
-        count=present.count,
-        in_flight=present.in_flight,
-        signal=step_signal(pods, step.model_name, limits.law, interval, ran),
-        counts={pod: max(1, reported.get(pod, present.count)) for pod in pods},
-        own_requests=limits.own_requests,
+def _context(
+    situation: _Situation,
+    trusted: TrustedPods,
+    sample: PipelineSample,
+    loads: Sequence[StepLoad],
+) -> DecisionContext:
+    limits, pods = situation.limits, trusted.pods
+    cpu = cpu_signal(pods, sum(load.limits.cores * load.busy for load in loads))
+    return DecisionContext(
+        limits=limits,
+        gpu=gpu_signal(pods, limits, sample.interval),
+        cpu=cpu,
+        budget=cpu_budget(limits, loads, cpu),
+        actuation=situation.state.actuation,
+        interval=sample.interval,
+        age=max(0.0, *(pod.age for pod in pods.values())),
+        partial=bool(trusted.problem),
+        now=situation.now,
     )
 
 
-def _held(
-    limits: PipelineLimits, memory: Memory, present: Mapping[str, Present], message: str, now: float
-) -> Decision:
-    """Nothing can be said: every count stays (but for the user's bounds)."""
-    decided: list[StepDecision] = []
-    remembered: dict[str, StepMemory] = {}
-    for step in limits.steps:
-        mine, count = present[step.name].memory, present[step.name].count
-        bounded = min(max(count, step.low), step.high)
-        decided.append(
-            StepDecision(
-                step.name, bounded, Verdict.UNKNOWN, message, Figures(service=mine.service)
-            )
+def _decide_steps(
+    steps: Sequence[StepObservation], loads: Sequence[StepLoad], context: DecisionContext
+) -> list[StepOutcome]:
+    """Decide all steps; what one step lets through is demand of the next."""
+    demands: list[StepDemand] = []
+    for number, item in enumerate(steps):
+        before = (steps[number - 1], demands[-1]) if number else None
+        demands.append(demand_of(item, context, before))
+    asked = [
+        replace(
+            load,
+            instances=demand.instances,
+            steady_instances=demand.steady_instances,
+            wait=demand.wait,
+            service=demand.service,
         )
-        remembered[step.name] = control_law.moved(replace(mine, desired=count), count, bounded, now)
-    return Decision(
-        steps=tuple(decided),
+        for load, demand in zip(loads, demands, strict=True)
+    ]
+    caps = growth_caps(context.limits, asked, context.budget, context.cpu)
+    return [
+        decide_step(item, demand, caps[item.limits.name], context)
+        for item, demand in zip(steps, demands, strict=True)
+    ]
+
+
+def _observe_step(
+    step: StepLimits,
+    situation: _Situation,
+    pods: Mapping[str, PodSignals],
+    sample: PipelineSample,
+) -> StepObservation:
+    present, limits = situation.steps[step.name], situation.limits
+    reported = situation.counts.get(step.name, {})
+    ran = {
+        pod: control_law.instances_between(present.state, max(present.count, reported.get(pod, 0)))
+        for pod in pods
+    }
+    return StepObservation(
+        limits=step,
+        state=present.state,
+        count=present.count,
+        in_flight=present.in_flight,
+        signal=step_signal(pods, step.model_name, limits.law, sample.interval, ran),
+        counts={pod: max(1, reported.get(pod, present.count)) for pod in pods},
+        probe_rate=limits.probe_rate,
+    )
+
+
+# --- without metrics ------------------------------------------------------------------------------
+
+
+def _hold_all(situation: _Situation, message: str) -> ScalingDecision:
+    """Hold every count within the user's bounds."""
+    decisions: list[StepDecision] = []
+    states: dict[str, StepState] = {}
+    for step in situation.limits.steps:
+        present = situation.steps[step.name]
+        own, count = present.state, present.count
+        bounded = min(max(count, step.low), step.high)
+        figures = StepFigures(service=own.service)
+        decisions.append(StepDecision(step.name, bounded, Verdict.UNKNOWN, message, figures))
+        states[step.name] = control_law.after_change(
+            replace(own, desired=count), count, bounded, situation.now
+        )
+    return ScalingDecision(
+        steps=tuple(decisions),
         verdict=Verdict.UNKNOWN,
-        memory=_next(memory, remembered, decided, present, limits, now, fresh=False),
-        fresh=False,
+        state=_next_state(situation, states, decisions, fresh=False),
+        problem=MetricsProblem.MISSING,
         message=message,
     )
 
 
-def _blind(
-    limits: PipelineLimits,
-    memory: Memory,
-    present: Mapping[str, Present],
-    failure: Failure,
-    now: float,
-    interval: float,
-) -> Decision:
-    since = memory.blind if memory.blind is not None and memory.blind <= now else now
-    wait_up = control_law.cooldown(limits.law, memory.actuation, interval, interval)
-    decided: list[StepDecision] = []
-    remembered: dict[str, StepMemory] = {}
-    for step in limits.steps:
-        mine, count, in_flight = (
-            present[step.name].memory,
-            present[step.name].count,
-            present[step.name].in_flight,
-        )
-        aim = metrics_outage.fallback_count(
-            mine, step, limits.law, count=count, blind_seconds=now - since
-        )
-        turn = control_law.move(
-            replace(mine, wants=()),
-            step,
-            limits.law,
-            count=count,
-            want=aim,
-            now=now,
-            wait_up=wait_up,
-            in_flight=in_flight,
-            interval=interval,
-        )
-        reason = f"{failure.trouble}: {failure.message}"
-        if turn.count > count:
-            reason = f"{failure.trouble} for {now - since:.0f} s: up to {turn.count} ({limits.law.fallback}); {failure.message}"
-        decided.append(
-            StepDecision(
-                step.name,
-                turn.count,
-                Verdict.UNKNOWN,
-                reason,
-                Figures(service=mine.service, cap=mine.cap or 0),
-            )
-        )
-        noted = control_law.remember_count(replace(mine, desired=count), count, now)
-        remembered[step.name] = control_law.moved(noted, count, turn.count, now)
-    return Decision(
-        steps=tuple(decided),
+def _decide_in_outage(
+    situation: _Situation, failure: MetricsFailure, interval: float
+) -> ScalingDecision:
+    """Hold counts during a metrics outage, or raise them by the fallback."""
+    state, now = situation.state, situation.now
+    known = state.outage_since is not None and state.outage_since <= now
+    since = state.outage_since if known and state.outage_since is not None else now
+    decisions: list[StepDecision] = []
+    states: dict[str, StepState] = {}
+    for step in situation.limits.steps:
+        count = _outage_count(situation, step, now - since, interval)
+        decision, own = _outage_step(situation, step, count, failure, now - since)
+        decisions.append(decision)
+        states[step.name] = own
+    return ScalingDecision(
+        steps=tuple(decisions),
         verdict=Verdict.UNKNOWN,
-        memory=_next(
-            replace(memory, blind=since), remembered, decided, present, limits, now, fresh=False
+        state=_next_state(
+            replace(situation, state=replace(state, outage_since=since)),
+            states,
+            decisions,
+            fresh=False,
         ),
-        fresh=False,
-        message=f"{failure.trouble}: {failure.message}",
+        problem=failure.problem,
+        message=failure.message,
     )
 
 
-def _next(
-    memory: Memory,
-    steps: Mapping[str, StepMemory],
-    decided: Sequence[StepDecision],
-    present: Mapping[str, Present],
-    limits: PipelineLimits,
-    now: float,
+def _outage_count(
+    situation: _Situation, step: StepLimits, outage_seconds: float, interval: float
+) -> int:
+    """Return the next count of a step during a metrics outage."""
+    present, law = situation.steps[step.name], situation.limits.law
+    aim = metrics_outage.fallback_count(
+        present.state, step, law, count=present.count, outage_seconds=outage_seconds
+    )
+    return control_law.next_count(
+        replace(present.state, demands=()),
+        step,
+        law,
+        count=present.count,
+        demand=aim,
+        now=situation.now,
+        wait_up=control_law.cooldown(law, situation.state.actuation, interval, interval),
+        in_flight=present.in_flight,
+        interval=interval,
+    ).count
+
+
+def _outage_step(
+    situation: _Situation,
+    step: StepLimits,
+    count: int,
+    failure: MetricsFailure,
+    outage_seconds: float,
+) -> tuple[StepDecision, StepState]:
+    """Return decision and state of a step that gets ``count`` during a metrics outage."""
+    present, now = situation.steps[step.name], situation.now
+    reason = f"{failure.problem}: {failure.message}"
+    if count > present.count:
+        reason = (
+            f"{failure.problem} for {outage_seconds:.0f} s: increased to {count}"
+            f" ({situation.limits.law.fallback}); {failure.message}"
+        )
+    figures = StepFigures(service=present.state.service, cap=present.state.cap or 0)
+    decision = StepDecision(step.name, count, Verdict.UNKNOWN, reason, figures)
+    own = control_law.record_count(
+        replace(present.state, desired=present.count), present.count, now
+    )
+    return decision, control_law.after_change(own, present.count, count, now)
+
+
+# --- the next state -------------------------------------------------------------------------------
+
+
+def _next_state(
+    situation: _Situation,
+    states: Mapping[str, StepState],
+    decisions: Sequence[StepDecision],
     *,
     fresh: bool,
-) -> Memory:
-    """Memory after the decision; steps that the pipeline no longer has are forgotten."""
-    actions = [
-        Action(
-            now, item.step, present[item.step].count, item.count, f"{item.verdict}: {item.reason}"
-        )
-        for item in decided
+) -> ScalingState:
+    """Return the state after the decision; steps that no longer exist are dropped."""
+    state, now, active = situation.state, situation.now, situation.limits.active
+    before = {name: present.count for name, present in situation.steps.items()}
+    changes = [
+        CountChange(now, item.step, before[item.step], item.count, f"{item.verdict}: {item.reason}")
+        for item in decisions
+        if item.count != before[item.step]
     ]
-    new = [
-        action
-        for action in actions
-        if action.before != action.after and (limits.active or not _told(memory, action))
-    ]
-    if not limits.active:
-        steps = {name: replace(step, desired=present[name].count) for name, step in steps.items()}
-    # A change is noted when it is decided: from then on more instances may have been busy.
-    steps = {
-        name: control_law.remember_count(step, step.desired, now) for name, step in steps.items()
+    news = [change for change in changes if active or not _is_repeated(state, change)]
+    if not active:
+        states = {name: replace(step, desired=before[name]) for name, step in states.items()}
+    # A change is recorded when it is decided: from then on more instances may have been busy.
+    states = {
+        name: control_law.record_count(step, step.desired, now) for name, step in states.items()
     }
     return replace(
-        memory,
-        steps=steps,
-        history=(*new, *memory.history)[:HISTORY],
-        last_fresh=now if fresh else memory.last_fresh,
-        blind=None if fresh else memory.blind,
+        state,
+        steps=states,
+        history=(*news, *state.history)[:HISTORY_MAX],
+        last_fresh=now if fresh else state.last_fresh,
+        outage_since=None if fresh else state.outage_since,
     )
 
 
-def _told(memory: Memory, action: Action) -> bool:
-    """Whether the same recommendation is the newest of its step: it stands, once, until another comes."""
-    last = next((item for item in memory.history if item.step == action.step), None)
-    return last is not None and (last.before, last.after) == (action.before, action.after)
+def _is_repeated(state: ScalingState, change: CountChange) -> bool:
+    """Return whether the same recommendation is the newest of its step."""
+    last = next((item for item in state.history if item.step == change.step), None)
+    return last is not None and (last.before, last.after) == (change.before, change.after)

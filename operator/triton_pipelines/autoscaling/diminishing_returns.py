@@ -1,54 +1,72 @@
-"""The knee: growth that did not raise the GPU step's throughput is not followed by more. Pure.
+"""Diminishing returns: growth that did not raise throughput is not followed by more. Pure.
 
-A growth is judged once it has had time to show, while the step is still saturated: with a backlog that no longer grows (closed-loop
-clients, or a GPU step at its end) and a GPU step no faster than before, more instances only take CPU from each other. The freeze
-ends when its reason does: the step is no longer saturated, a request costs clearly other than then, the CPU limit changed, or a
-quarter of an hour has passed (one more try).
+A growth is assessed once it has had time to show, while the step is still saturated. If the backlog
+no longer grows (closed-loop clients, or a GPU step at its limit) and the GPU step is no faster than
+before, more instances only compete for CPU. Growth is then held until the reason is gone: the step
+is no longer saturated, the service time has clearly changed, the CPU limit has changed, or a quarter
+of an hour has passed (one more try).
 """
 
 from __future__ import annotations
 
-from triton_pipelines.autoscaling.types import Growth
+from typing import Final
 
-GAIN = 0.05  # least rise of throughput that counts as one, of the growth's own share where that is smaller
-THAW_SECONDS = 900.0
-_CHANGED = 0.2  # relative change of E that makes an old judgement void
-_STANDS = 0.05  # growth of the backlog, per completion, below which it stands
+from triton_pipelines.autoscaling.types import InstanceGrowth
+
+GAIN: Final = 0.05
+"""Least rise of throughput that counts; half the growth's own share where that is smaller."""
+HOLD_SECONDS: Final = 900.0
+_CHANGED: Final = 0.2
+"""Relative change of the service time that makes an earlier assessment void."""
+_STEADY: Final = 0.05
+"""Growth of the backlog per completion below which it counts as steady."""
 
 
-def judged(
-    growth: Growth | None,
+def growth_was_useless(
+    growth: InstanceGrowth | None,
     *,
     saturated: bool,
     throughput: float | None,
     arrivals: float,
     settled: bool,
 ) -> bool | None:
-    """Whether the last growth bought nothing; ``None``: too early to say.
+    """Return whether the last growth did not raise throughput; ``None``: too early to say.
 
-    ``throughput`` of the GPU step and ``arrivals`` of the scaled one, requests/s over the fast window; ``settled``: the growth has
-    been in force for that long.
+    Args:
+        growth: The last growth.
+        saturated: Whether the step is still saturated.
+        throughput: Requests/s of the GPU step over the fast window.
+        arrivals: Requests/s that arrive at the scaled step over the fast window.
+        settled: Whether the growth has been in effect for a fast window.
     """
     if growth is None or not saturated or throughput is None or not settled:
         return None
-    if arrivals > (1 + _STANDS) * throughput:
-        return None  # the backlog still grows: there is work that more instances could do
+    if arrivals > (1 + _STEADY) * throughput:
+        return None  # The backlog still grows: there is work for more instances.
     share = growth.after / growth.before - 1
     return throughput < growth.throughput * (1 + min(GAIN, share / 2))
 
 
-def thawed(
-    frozen: tuple[float, Growth],
+def growth_released(
+    held: tuple[float, InstanceGrowth],
     *,
     now: float,
     saturated: bool,
     service: float | None,
     cores: float | None,
 ) -> bool:
-    """Whether the reason of a freeze is gone."""
-    since, growth = frozen
-    if not saturated or now - since >= THAW_SECONDS or cores != growth.cores:
+    """Return whether the reason to hold growth is gone.
+
+    Args:
+        held: Since when growth is held, and the growth that did not raise throughput.
+        now: Unix seconds.
+        saturated: Whether the step is still saturated.
+        service: Service time, seconds.
+        cores: CPU limit, cores.
+    """
+    since, growth = held
+    if not saturated or now - since >= HOLD_SECONDS or cores != growth.cores:
         return True
-    return (
-        service is not None and growth.service > 0 and abs(service / growth.service - 1) > _CHANGED
-    )
+    if service is None or growth.service <= 0:
+        return False
+    return abs(service / growth.service - 1) > _CHANGED

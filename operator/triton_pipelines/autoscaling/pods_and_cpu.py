@@ -1,165 +1,255 @@
-"""What is decided beside counts, and in which order: counts, then each pod's CPU, then pods; one of them at a time. Pure."""
+"""The decisions besides counts, and their order: counts, then each pod's CPU, then pods. Pure.
+
+Only one of them changes at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from triton_pipelines.autoscaling import cpu_limit
-from triton_pipelines.autoscaling import pod_count as pods
+from triton_pipelines.autoscaling import cpu_limit, pod_count
 from triton_pipelines.autoscaling.control_law import IN_FLIGHT_SECONDS
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
-from triton_pipelines.autoscaling.decide import HISTORY
-from triton_pipelines.autoscaling.pod_count import PRESSED_SECONDS
+from triton_pipelines.autoscaling.pod_count import PODS, PRESSED_SECONDS
 from triton_pipelines.autoscaling.types import (
-    Action,
-    Decision,
-    Infeasible,
-    Memory,
+    HISTORY_MAX,
+    CountChange,
+    InfeasibleResize,
+    Limitation,
     PipelineLimits,
+    ScalingDecision,
+    ScalingState,
     StepLimits,
 )
 
-# Names in the history beside those of steps.
-PODS = "pods"
-CPU = "millicores"
+__all__ = [
+    "CPU",
+    "PODS",
+    "PodAndCpuBounds",
+    "PodsObservation",
+    "adopt_recorded",
+    "change_in_progress",
+    "decide_pods_and_cpu",
+]
+
+CPU: Final = "millicores"
+"""Name of the CPU limit in the history, next to those of steps."""
+_RESIZING: Final = "pods are getting another CPU limit"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What scaling may change beside counts; ``None``: not that."""
+class PodAndCpuBounds:
+    """What scaling may change besides counts; ``None``: not that."""
 
     pods: StepLimits | None = None
+    """Bounds of the number of pods."""
     cpu: CpuBounds | None = None
+    """Bounds of each pod's CPU limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The pods as they are. ``uids``: of all that are there; ``there``, ``ready``: how many are to stay, and how many of these serve;
-    ``rolling``: a rollout runs; ``counting``: counts are on their way; ``uneven``: pods, by name, whose CPU is not yet what was asked
-    for, and what they wait for; ``infeasible``: pods (by uid) whose node says that it never can be; ``cpu_taken``: who else writes the
-    pods' CPU, so that it is not scaling's for now, "" nobody."""
+class PodsObservation:
+    """The pods as they are."""
 
     uids: frozenset[str] = frozenset()
+    """UIDs of all pods."""
     there: int = 0
+    """Pods that are to stay."""
     ready: int = 0
+    """Those of them that serve."""
     rolling: bool = False
+    """Whether a rollout is running."""
     counting: bool = False
+    """Whether counts are being changed."""
     uneven: Mapping[str, str] = field(default_factory=dict)
-    infeasible: Mapping[str, Infeasible] = field(default_factory=dict)
+    """Pods by name whose resize is pending, and what they wait for."""
+    infeasible: Mapping[str, InfeasibleResize] = field(default_factory=dict)
+    """Pods by UID whose node cannot give them what was requested."""
     cpu_taken: str = ""
+    """Another manager of the pods' CPU, which scaling then leaves alone; "" for none."""
 
 
-def moving(memory: Memory, seen: Seen, now: float) -> str:
-    """What keeps counts as they are for now: pods or their CPU on their way; "" nothing. Bounded in time: a pod that finds no place for
-    hours must not keep those that serve from being scaled."""
-    scale = memory.cpu.scale if memory.cpu is not None else None
-    if scale is not None and seen.uneven and _recent(scale.last_change, PRESSED_SECONDS, now):
-        return "pods are getting another CPU limit"
-    scale = memory.pods.scale if memory.pods is not None else None
+def change_in_progress(state: ScalingState, seen: PodsObservation, now: float) -> str:
+    """Return what keeps counts as they are for now, for people; "" for nothing.
+
+    This is bounded in time: a pod that stays unscheduled for hours must not block the scaling of
+    those that serve.
+    """
+    scale = state.cpu.scale if state.cpu is not None else None
+    if scale is not None and seen.uneven and _is_recent(scale.last_change, PRESSED_SECONDS, now):
+        return _RESIZING
+    scale = state.pods.scale if state.pods is not None else None
     if (
         scale is not None
         and not seen.there == seen.ready == scale.desired
-        and _recent(scale.last_change, IN_FLIGHT_SECONDS, now)
+        and _is_recent(scale.last_change, IN_FLIGHT_SECONDS, now)
     ):
         return "the number of pods is changing"
     return ""
 
 
-def decide_fleet(
-    bounds: Bounds,
+@dataclass(slots=True)
+class _Combined:
+    """What the decisions on CPU and pods add to that on counts."""
+
+    state: ScalingState
+    blocked: str
+    """What is in progress, for people; "" for nothing."""
+    changes: list[CountChange] = field(default_factory=list)
+    limitations: list[Limitation] = field(default_factory=list)
+
+    def change(self, what: str, before: int, after: int, reason: str, now: float) -> None:
+        """Note a change unless there is none."""
+        if before != after:
+            self.changes.append(CountChange(now, what, before, after, reason))
+
+    def limit(self, limitation: Limitation | None) -> None:
+        """Note a limitation unless there is none."""
+        if limitation is not None:
+            self.limitations.append(limitation)
+
+
+def decide_pods_and_cpu(
+    bounds: PodAndCpuBounds,
     limits: PipelineLimits,
-    decision: Decision,
-    seen: Seen,
+    decision: ScalingDecision,
+    seen: PodsObservation,
     *,
     interval: float,
     now: float,
-) -> Decision:
-    """The decision with CPU and pods in it. ``decision.memory`` has ``cpu`` and ``pods`` where they are in force (:func:`adopt`)."""
-    memory = decision.memory
-    busy = (
-        "counts are changing" if seen.counting else "a rollout is running" if seen.rolling else ""
-    )
-    notes = [decision.limited]
-    actions: list[Action] = []
-    if bounds.cpu is not None and memory.cpu is not None and not seen.cpu_taken:
-        known = cpu_limit.noted(memory.cpu, seen.infeasible, seen.uids)
-        turn = cpu_limit.decide_cpu(
-            bounds.cpu,
-            limits,
-            known,
-            decision,
-            settled=not seen.uneven,
-            blocked=busy or (moving(memory, seen, now) if not seen.uneven else ""),
-            interval=interval,
-            now=now,
-        )
-        actions += _action(CPU, known.scale.desired, turn.millis, turn.reason, now)
-        notes += [
-            turn.limited,
-            *(f"cpu: pod {name} {why}" for name, why in sorted(seen.uneven.items())),
-        ]
-        memory = replace(memory, cpu=turn.memory)
-        busy = busy or ("pods are getting another CPU limit" if actions else "")
-    if bounds.pods is not None and memory.pods is not None:
-        resizing = moving(replace(memory, pods=None), seen, now)
-        turned = pods.decide_pods(
-            bounds.pods,
-            limits,
-            memory.pods,
-            decision,
-            ready=seen.ready,
-            # Where a node makes pods wait for theirs, others are the way.
-            cpu_may_grow=bool(resizing)
-            or (cpu_limit.room(bounds.cpu, memory.cpu) and not seen.uneven and not seen.cpu_taken),
-            blocked=busy or resizing,
-            interval=interval,
-            now=now,
-        )
-        actions += _action(PODS, memory.pods.scale.desired, turned.count, turned.reason, now)
-        notes.append(turned.limited)
-        memory = replace(memory, pods=turned.memory)
+) -> ScalingDecision:
+    """Return the decision with CPU and pods added.
+
+    Args:
+        bounds: What scaling may change.
+        limits: What bounds the pipeline.
+        decision: The decision on counts. Its state has ``cpu`` and ``pods`` where these are owned
+            (:func:`adopt_recorded`).
+        seen: The pods.
+        interval: Seconds between scrapes.
+        now: Unix seconds.
+    """
+    result = _Combined(decision.state, _blocked(seen), limitations=[*decision.limitations])
+    if bounds.cpu is not None and not seen.cpu_taken:
+        _add_cpu(result, bounds.cpu, limits, decision, seen, interval, now)
+    if bounds.pods is not None:
+        _add_pods(result, bounds, bounds.pods, limits, decision, seen, interval, now)
+    state, changes = result.state, result.changes
     if not limits.active:
-        memory, actions = _advised(decision.memory, memory, actions)
-    memory = replace(memory, history=(*actions, *memory.history)[:HISTORY])
-    return replace(decision, memory=memory, limited="; ".join(note for note in notes if note))
+        state, changes = _as_advice(decision.state, state, changes)
+    state = replace(state, history=(*changes, *state.history)[:HISTORY_MAX])
+    return replace(decision, state=state, limitations=tuple(result.limitations))
 
 
-def adopt(memory: Memory, bounds: Bounds, replicas: int | None, millis: int | None) -> Memory:
-    """Memory for what is owned now, ``replicas`` and ``millis`` being in force; what is no longer owned is forgotten."""
+def _blocked(seen: PodsObservation) -> str:
+    if seen.counting:
+        return "counts are changing"
+    return "a rollout is running" if seen.rolling else ""
+
+
+def _add_cpu(
+    result: _Combined,
+    bounds: CpuBounds,
+    limits: PipelineLimits,
+    decision: ScalingDecision,
+    seen: PodsObservation,
+    interval: float,
+    now: float,
+) -> None:
+    """Decide the CPU limit of each pod."""
+    state = result.state
+    if state.cpu is None:
+        return
+    known = cpu_limit.record_infeasible(state.cpu, seen.infeasible, seen.uids)
+    other = change_in_progress(state, seen, now) if not seen.uneven else ""
+    found = cpu_limit.decide_cpu_limit(
+        bounds,
+        limits,
+        known,
+        decision,
+        settled=not seen.uneven,
+        blocked=result.blocked or other,
+        interval=interval,
+        now=now,
+    )
+    result.change(CPU, known.scale.desired, found.millis, found.reason, now)
+    result.limit(found.limitation)
+    for name, why in sorted(seen.uneven.items()):
+        result.limit(Limitation(cpu_limit.CPU, f"pod {name} {why}"))
+    result.state = replace(state, cpu=found.state)
+    result.blocked = result.blocked or (_RESIZING if result.changes else "")
+
+
+def _add_pods(
+    result: _Combined,
+    bounds: PodAndCpuBounds,
+    pods: StepLimits,
+    limits: PipelineLimits,
+    decision: ScalingDecision,
+    seen: PodsObservation,
+    interval: float,
+    now: float,
+) -> None:
+    """Decide the number of pods."""
+    state = result.state
+    if state.pods is None:
+        return
+    resizing = change_in_progress(replace(state, pods=None), seen, now)
+    # Where a node makes pods wait for their CPU, more pods are the way.
+    cpu_is_free = not seen.uneven and not seen.cpu_taken
+    may_grow = bool(resizing) or (cpu_limit.has_room(bounds.cpu, state.cpu) and cpu_is_free)
+    found = pod_count.decide_pods(
+        pods,
+        limits,
+        state.pods,
+        decision,
+        ready=seen.ready,
+        cpu_may_grow=may_grow,
+        blocked=result.blocked or resizing,
+        interval=interval,
+        now=now,
+    )
+    result.change(PODS, state.pods.scale.desired, found.count, found.reason, now)
+    result.limit(found.limitation)
+    result.state = replace(state, pods=found.state)
+
+
+def adopt_recorded(
+    state: ScalingState, bounds: PodAndCpuBounds, replicas: int | None, millis: int | None
+) -> ScalingState:
+    """Return the state for what scaling owns now; the rest is dropped.
+
+    Args:
+        state: The state so far.
+        bounds: What scaling owns.
+        replicas: Number of pods in force; ``None``: as remembered.
+        millis: CPU limit in force, thousandths of a core; ``None``: as remembered.
+    """
     owned = replace(
-        memory, pods=memory.pods if bounds.pods else None, cpu=memory.cpu if bounds.cpu else None
+        state, pods=state.pods if bounds.pods else None, cpu=state.cpu if bounds.cpu else None
     )
     if bounds.pods is not None and replicas is not None:
-        owned = replace(owned, pods=pods.adopted(memory.pods, replicas))
+        owned = replace(owned, pods=pod_count.adopt_replicas(state.pods, replicas))
     if bounds.cpu is not None and millis is not None:
-        owned = replace(owned, cpu=cpu_limit.adopted(memory.cpu, millis))
+        owned = replace(owned, cpu=cpu_limit.adopt_limit(state.cpu, millis))
     return owned
 
 
-def _advised(before: Memory, after: Memory, actions: list[Action]) -> tuple[Memory, list[Action]]:
-    """Mode Advisory: what was seen is remembered, nothing is changed, and the same advice is given once."""
+def _as_advice(
+    before: ScalingState, after: ScalingState, changes: list[CountChange]
+) -> tuple[ScalingState, list[CountChange]]:
+    """Return what mode Advisory keeps: observations but no changes, and each advice once."""
     if before.pods is not None and after.pods is not None:
-        after = replace(
-            after,
-            pods=replace(
-                after.pods, scale=replace(after.pods.scale, desired=before.pods.scale.desired)
-            ),
-        )
+        scale = replace(after.pods.scale, desired=before.pods.scale.desired)
+        after = replace(after, pods=replace(after.pods, scale=scale))
     if before.cpu is not None and after.cpu is not None:
-        after = replace(
-            after,
-            cpu=replace(
-                after.cpu, scale=replace(after.cpu.scale, desired=before.cpu.scale.desired)
-            ),
-        )
-    told = {(item.step, item.before, item.after) for item in before.history}
-    return after, [item for item in actions if (item.step, item.before, item.after) not in told]
+        scale = replace(after.cpu.scale, desired=before.cpu.scale.desired)
+        after = replace(after, cpu=replace(after.cpu, scale=scale))
+    known = {(item.step, item.before, item.after) for item in before.history}
+    return after, [item for item in changes if (item.step, item.before, item.after) not in known]
 
 
-def _action(what: str, before: int, after: int, reason: str, now: float) -> list[Action]:
-    return [Action(now, what, before, after, reason)] if before != after else []
-
-
-def _recent(at: float | None, seconds: float, now: float) -> bool:
+def _is_recent(at: float | None, seconds: float, now: float) -> bool:
     return at is not None and 0 <= now - at < seconds

@@ -1,4 +1,4 @@
-"""One step of a decision: from its need and its bounds to a count, a verdict and the next memory. Pure."""
+"""One step of a decision: from its demand and caps to a count, a verdict and its next state. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from triton_pipelines.autoscaling import control_law, diminishing_returns, verdicts
-from triton_pipelines.autoscaling.caps import Cap, Cpu, too_much_memory
+from triton_pipelines.autoscaling.caps import CpuBudget, GrowthCap, is_out_of_memory
+from triton_pipelines.autoscaling.control_law import NextCount, StepDemand
 from triton_pipelines.autoscaling.signals import (
     CpuSignal,
     GpuSignal,
@@ -15,62 +16,79 @@ from triton_pipelines.autoscaling.signals import (
     slow_window,
 )
 from triton_pipelines.autoscaling.types import (
-    Figures,
+    InstanceGrowth,
+    Limitation,
     PipelineLimits,
     StepDecision,
+    StepFigures,
     StepLimits,
-    StepMemory,
+    StepState,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One step and what the pods say of it. ``counts``: instances of the pods that speak; ``in_flight``: a change is on its way;
-    ``own_requests``: requests/s with which the operator itself asks each pod."""
+class StepObservation:
+    """One step and what the pods report of it."""
 
     limits: StepLimits
-    memory: StepMemory
+    """Bounds of the step."""
+    state: StepState
+    """What is remembered of it."""
     count: int
+    """Present count per pod."""
     in_flight: bool
+    """Whether a change has not reached all pods yet."""
     signal: StepSignal
+    """Rates over the windows."""
     counts: Mapping[str, int]
-    own_requests: float = 0.0
+    """Instances by trusted pod."""
+    probe_rate: float = 0.0
+    """Test inferences per second that the operator sends to each pod."""
 
     @property
     def busy(self) -> float:
-        """Busy instances in the mean pod over the slow window, the one that CPU usage is measured over."""
-        return (
-            self.signal.slow.busy / max(1, len(self.counts))
-            if self.signal.slow is not None
-            else 0.0
-        )
+        """Busy instances in the mean pod over the slow window, the window of CPU usage."""
+        if self.signal.slow is None:
+            return 0.0
+        return self.signal.slow.busy / max(1, len(self.counts))
 
     @property
     def idle(self) -> bool:
-        """No request but the operator's own in the whole slow window, and none waiting. Idle is not missing: the counters are there."""
+        """Whether the slow window has only the operator's own requests, and none are queued.
+
+        Idle differs from missing: the counters exist.
+        """
         slow = self.signal.slow
         if slow is None or not slow.covered or self.signal.waiting > 0:
             return False
-        # As many of its questions as can fall into the window, which has two ends; half a request is for rounding.
-        own = (
-            len(self.counts) * (self.own_requests * slow.seconds + 1) if self.own_requests else 0.0
-        )
+        # As many test inferences as fit into the window including both its ends; half a request
+        # allows for rounding.
+        own = len(self.counts) * (self.probe_rate * slow.seconds + 1) if self.probe_rate else 0.0
         return slow.throughput * slow.seconds < own + 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What all steps of one decision share. ``age``: of the oldest newest scrape, seconds; ``partial``: some pods do not speak."""
+class DecisionContext:
+    """What all steps of one decision share."""
 
     limits: PipelineLimits
+    """What bounds the pipeline."""
     gpu: GpuSignal
+    """Signals of the GPU steps."""
     cpu: CpuSignal
-    budget: Cpu
+    """CPU and memory of the pod that uses most."""
+    budget: CpuBudget
+    """The split of a pod's CPU."""
     actuation: float | None
+    """Seconds that a change takes; ``None`` while not measured."""
     interval: float
+    """Seconds between scrapes."""
     age: float
+    """Age of the oldest pod's newest scrape, seconds."""
     partial: bool
+    """Whether some ready pods have no usable samples."""
     now: float
+    """Unix seconds."""
 
     @property
     def slow(self) -> float:
@@ -79,45 +97,61 @@ class Around:
 
     @property
     def lead(self) -> float:
-        """Seconds from a scrape until a growth that follows from it serves."""
+        """Seconds from a scrape until a growth that follows from it takes effect."""
         return self.actuation if self.actuation is not None else self.interval
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The step's decision, its next memory, and what limits it in words ("" nothing)."""
+class StepOutcome:
+    """What was decided for one step."""
 
     decision: StepDecision
-    memory: StepMemory
-    limited: str
+    """Count and verdict."""
+    state: StepState
+    """The next state."""
+    limitation: Limitation | None
+    """What keeps the count from what the load asks for."""
 
 
-def need_of(
-    item: Seen, around: Around, before: tuple[Seen, control_law.Need] | None = None
-) -> control_law.Need:
-    """What the step needs, whatever bounds it. ``before``: the scaled step whose requests it gets: a queue there comes here next."""
-    contended = around.budget.short(item.limits.name)
-    service = control_law.service_time(item.memory.service, item.signal, contended=contended)
-    lead = around.age + around.lead
-    return control_law.need(
+def demand_of(
+    item: StepObservation,
+    context: DecisionContext,
+    before: tuple[StepObservation, StepDemand] | None = None,
+) -> StepDemand:
+    """Return what the step needs, whatever bounds it.
+
+    Args:
+        item: The step.
+        context: What all steps share.
+        before: The scaled step whose requests come here next, so that its queue counts.
+    """
+    contended = context.budget.is_short(item.limits.name)
+    service = control_law.service_time(item.state.service, item.signal, contended=contended)
+    lead = context.age + context.lead
+    return control_law.step_demand(
         item.signal,
         service,
         item.counts,
-        around.limits.law,
+        context.limits.law,
         lead,
-        _expected(item, before),
-        grew=_grew(item, lead, around.now),
+        _expected_arrivals(item, before),
+        grew=_grew_recently(item, lead, context.now),
     )
 
 
-def _grew(item: Seen, lead: float, now: float) -> bool:
-    """Whether a growth came in force after the last interval began."""
-    last, up = item.signal.last, item.memory.last_up
+def _grew_recently(item: StepObservation, lead: float, now: float) -> bool:
+    """Return whether a growth took effect after the last interval began."""
+    last, up = item.signal.last, item.state.last_up
     return last is not None and up is not None and now - up < last.seconds + lead
 
 
-def _expected(item: Seen, before: tuple[Seen, control_law.Need] | None) -> float:
-    """Arrivals/s once the step before keeps up: its own, in the proportion in which requests passed both."""
+def _expected_arrivals(
+    item: StepObservation, before: tuple[StepObservation, StepDemand] | None
+) -> float:
+    """Return the arrivals/s once the step before keeps up.
+
+    They are its own arrivals, in the proportion in which requests passed both steps.
+    """
     if before is None:
         return 0.0
     here, there = item.signal.slow, before[0].signal.slow
@@ -126,166 +160,228 @@ def _expected(item: Seen, before: tuple[Seen, control_law.Need] | None) -> float
     return before[1].arrivals * min(1.0, here.throughput / there.throughput)
 
 
-def settle(item: Seen, need: control_law.Need, cap: Cap, around: Around) -> Settled:
-    """Decide one step."""
-    limits, now = around.limits, around.now
-    rates = item.signal.fast
-    throughput = (
-        around.gpu.throughput
-        if limits.gpu_steps
-        else (rates.throughput if rates is not None else None)
+def decide_step(
+    item: StepObservation, demand: StepDemand, cap: GrowthCap, context: DecisionContext
+) -> StepOutcome:
+    """Decide the count and the verdict of one step."""
+    limits, now = context.limits, context.now
+    throughput = _fed_throughput(item, context)
+    state = _update_state(item, demand, cap, throughput, context)
+    wanted = _bounded_demand(item, state, demand, cap, context)
+    if not context.partial:
+        state = control_law.record_demand(state, wanted, limits.law, now)
+    state = control_law.record_count(state, item.count, now)
+    following = _next_count(item, state, wanted, context)
+    frees_memory = _must_free_memory(item, state, following.count, context)
+    count = item.count - 1 if frees_memory else following.count
+    decision, limitation = _verdict(item, state, demand, cap, context, count)
+    if frees_memory:
+        decision = replace(decision, reason=f"{_memory_text(context)}; {decision.reason}")
+    if following.flapping:
+        limitation = _flapping(item, state)
+    after = control_law.after_change(replace(state, desired=item.count), item.count, count, now)
+    after = control_law.record_growth(
+        after, item.count, throughput, demand.service, limits.cpu_limit, now
     )
-    memory = _noted(item, need, cap, throughput, around)
-    want = _want(item, memory, need, cap, around)
-    if not around.partial:
-        memory = control_law.remember_want(memory, want, limits.law, now)
-    memory = control_law.remember_count(memory, item.count, now)
-    turn = control_law.move(
-        # Without evidence nothing shrinks, nor before pods go.
-        replace(memory, wants=()) if around.partial or limits.pods_first else memory,
+    return StepOutcome(decision, after, limitation)
+
+
+def _fed_throughput(item: StepObservation, context: DecisionContext) -> float | None:
+    """Return the requests/s of the GPU step, or of this step where there is none."""
+    if context.limits.gpu_steps:
+        return context.gpu.throughput
+    return item.signal.fast.throughput if item.signal.fast is not None else None
+
+
+def _next_count(
+    item: StepObservation, state: StepState, wanted: int, context: DecisionContext
+) -> NextCount:
+    """Return the next count; without evidence it does not fall, nor before pods are removed."""
+    limits = context.limits
+    holds = context.partial or limits.hold_counts_for_pods
+    return control_law.next_count(
+        replace(state, demands=()) if holds else state,
         item.limits,
         limits.law,
         count=item.count,
-        want=want,
-        now=now,
-        wait_up=control_law.cooldown(limits.law, around.actuation, around.interval, around.age),
+        demand=wanted,
+        now=context.now,
+        wait_up=control_law.cooldown(limits.law, context.actuation, context.interval, context.age),
         in_flight=item.in_flight,
-        interval=around.interval,
+        interval=context.interval,
     )
-    count, forced = turn.count, _memory_forces(item, memory, turn.count, around)
-    if forced:
-        count = item.count - 1
-    state = verdicts.State(
+
+
+def _verdict(
+    item: StepObservation,
+    state: StepState,
+    demand: StepDemand,
+    cap: GrowthCap,
+    context: DecisionContext,
+    count: int,
+) -> tuple[StepDecision, Limitation | None]:
+    """Return the decision with its verdict, and what limits the step."""
+    since = state.stalled_since
+    inputs = verdicts.VerdictInputs(
         step=item.limits,
-        need=need,
+        demand=demand,
         count=item.count,
         pods=len(item.counts),
         pending=item.signal.waiting,
-        most=max((wanted for _, wanted in memory.wants), default=item.count),
+        highest_demand=max((each for _, each in state.demands), default=item.count),
         cap=cap,
         idle=item.idle,
-        stalled_seconds=now - memory.stalled if memory.stalled is not None else 0.0,
-        frozen=memory.frozen is not None,
+        stalled_seconds=context.now - since if since is not None else 0.0,
+        growth_held=state.growth_held is not None,
     )
-    found = verdicts.verdict(state, around.gpu, around.budget, around.slow)
-    reason = verdicts.words(state, found, around.gpu, around.budget, limits.law)
-    if forced:
-        reason = f"{_memory_words(around)}; {reason}"
-    limited = verdicts.limitation(state, found, around.gpu)
-    if turn.flapping:
-        limited = f"{item.limits.name}: {len(memory.turns)} changes of direction within an hour: no shrinking until they are fewer"
-    after = control_law.moved(replace(memory, desired=item.count), item.count, count, now)
-    after = control_law.grown(after, item.count, throughput, need.service, limits.cpu_limit, now)
-    return Settled(
-        StepDecision(item.limits.name, count, found, reason, _figures(item, need, cap)),
-        after,
-        limited,
+    gpu, budget = context.gpu, context.budget
+    found = verdicts.step_verdict(inputs, gpu, budget, context.slow)
+    reason = verdicts.reason_text(inputs, found, gpu, budget, context.limits.law)
+    decision = StepDecision(item.limits.name, count, found, reason, _figures(item, demand, cap))
+    return decision, verdicts.limitation(inputs, found, gpu)
+
+
+def _flapping(item: StepObservation, state: StepState) -> Limitation:
+    return Limitation(
+        item.limits.name,
+        f"{len(state.reversals)} changes of direction within an hour; the count does not fall until"
+        " there are fewer",
     )
 
 
-def _noted(
-    item: Seen, need: control_law.Need, cap: Cap, throughput: float | None, around: Around
-) -> StepMemory:
-    """Memory with what this sample tells: E, the bound, a stall, the knee."""
-    memory, now = item.memory, around.now
-    since = memory.stalled if memory.stalled is not None else now
-    memory = replace(
-        memory, service=need.service, cap=cap.count, stalled=since if need.stalled else None
+def _update_state(
+    item: StepObservation,
+    demand: StepDemand,
+    cap: GrowthCap,
+    throughput: float | None,
+    context: DecisionContext,
+) -> StepState:
+    """Return the state with this sample's service time, cap, stall and assessment of growth."""
+    state, now = item.state, context.now
+    since = state.stalled_since if state.stalled_since is not None else now
+    state = replace(
+        state,
+        service=demand.service,
+        cap=cap.count,
+        stalled_since=since if demand.stalled else None,
     )
-    if memory.frozen is not None:
-        over = diminishing_returns.thawed(
-            memory.frozen,
+    if state.growth_held is not None:
+        released = diminishing_returns.growth_released(
+            state.growth_held,
             now=now,
-            saturated=need.saturated,
-            service=need.service,
-            cores=around.limits.cpu_limit,
+            saturated=demand.saturated,
+            service=demand.service,
+            cores=context.limits.cpu_limit,
         )
-        return replace(memory, frozen=None, growth=None) if over else memory
-    growth = memory.growth
-    if growth is None:
-        return memory
-    settled = now - growth.at >= fast_window(around.limits.law, around.interval) + around.lead
-    if settled and not need.saturated:
-        return replace(memory, growth=None)
-    if diminishing_returns.judged(
+        return replace(state, growth_held=None, growth=None) if released else state
+    if state.growth is None:
+        return state
+    return _assess_growth(state, state.growth, demand, throughput, context)
+
+
+def _assess_growth(
+    state: StepState,
+    growth: InstanceGrowth,
+    demand: StepDemand,
+    throughput: float | None,
+    context: DecisionContext,
+) -> StepState:
+    """Return the state with growth held if the last growth did not raise throughput."""
+    fast = fast_window(context.limits.law, context.interval)
+    settled = context.now - growth.at >= fast + context.lead
+    if settled and not demand.saturated:
+        return replace(state, growth=None)
+    useless = diminishing_returns.growth_was_useless(
         growth,
-        saturated=need.saturated,
+        saturated=demand.saturated,
         throughput=throughput,
-        arrivals=need.arrivals,
+        arrivals=demand.arrivals,
         settled=settled,
-    ):
-        # E of now: contention that the growth itself caused is no reason to think again.
-        return replace(
-            memory,
-            frozen=(now, replace(growth, service=need.service or growth.service)),
-            growth=None,
-        )
-    return memory
+    )
+    if not useless:
+        return state
+    # The service time of now: contention that the growth itself caused is no reason to try again.
+    held = replace(growth, service=demand.service or growth.service)
+    return replace(state, growth_held=(context.now, held), growth=None)
 
 
-def _want(item: Seen, memory: StepMemory, need: control_law.Need, cap: Cap, around: Around) -> int:
-    """What is wanted within hysteresis, holds and caps; never below the present count where the sample cannot speak for less."""
+def _bounded_demand(
+    item: StepObservation,
+    state: StepState,
+    demand: StepDemand,
+    cap: GrowthCap,
+    context: DecisionContext,
+) -> int:
+    """Return the demand within hysteresis, holds and caps.
+
+    It is never below the present count where the sample is no evidence for less.
+    """
     unknown = 1 if item.idle else item.count
-    want = need.wanted if need.service is not None else unknown
-    if want > item.count:
-        calm = need.busy < around.limits.law.up_threshold and need.wait <= (need.service or 0.0)
-        want = (
-            item.count
-            if calm or _held(item, memory, around)
-            else max(item.count, min(want, cap.count))
-        )
-    want = max(want, min(need.kept, item.count))
-    if around.partial or not item.signal.covered or memory.stalled is not None:
-        want = max(want, item.count)
-    return want
+    wanted = demand.instances if demand.service is not None else unknown
+    if wanted > item.count:
+        below_threshold = demand.busy < context.limits.law.up_threshold
+        calm = below_threshold and demand.wait <= (demand.service or 0.0)
+        if calm or _growth_cannot_help(item, state, context):
+            wanted = item.count
+        else:
+            wanted = max(item.count, min(wanted, cap.count))
+    wanted = max(wanted, min(demand.keep_instances, item.count))
+    if context.partial or not item.signal.covered or state.stalled_since is not None:
+        wanted = max(wanted, item.count)
+    return wanted
 
 
-def _held(item: Seen, memory: StepMemory, around: Around) -> bool:
-    """Whether more instances cannot help, or nobody can tell."""
+def _growth_cannot_help(item: StepObservation, state: StepState, context: DecisionContext) -> bool:
+    """Return whether more instances cannot help, or whether that cannot be known."""
     pending = item.signal.waiting
     if (
-        verdicts.gpu_bound(around.gpu, pending)
-        or verdicts.defeated(around.gpu, pending)
-        or around.budget.throttled
+        verdicts.is_gpu_bound(context.gpu, pending)
+        or verdicts.is_batching_ineffective(context.gpu, pending)
+        or context.budget.throttled
+        or state.growth_held is not None
     ):
         return True
-    if memory.frozen is not None:
-        return True
-    if memory.stalled is None:
+    if state.stalled_since is None:
         return False
-    grew = memory.last_up is not None and memory.last_up >= memory.stalled
-    return grew or verdicts.no_progress(around.now - memory.stalled, around.slow)
+    grew = state.last_up is not None and state.last_up >= state.stalled_since
+    return grew or verdicts.makes_no_progress(context.now - state.stalled_since, context.slow)
 
 
-def _memory_forces(item: Seen, memory: StepMemory, count: int, around: Around) -> bool:
-    """Whether an instance has to go before the kernel ends the container: at most one in a slow window, so that its effect shows."""
+def _must_free_memory(
+    item: StepObservation, state: StepState, count: int, context: DecisionContext
+) -> bool:
+    """Return whether an instance has to go before the kernel kills the container.
+
+    At most one goes per slow window, so that its effect shows.
+    """
     if (
-        around.partial
+        context.partial
         or item.in_flight
         or not (count >= item.count > item.limits.low)
-        or not too_much_memory(around.limits, around.cpu)
+        or not is_out_of_memory(context.limits, context.cpu)
     ):
         return False
-    return memory.last_change is None or around.now - memory.last_change >= around.slow
+    return state.last_change is None or context.now - state.last_change >= context.slow
 
 
-def _memory_words(around: Around) -> str:
-    used, most = (around.cpu.memory or 0.0) / 2**20, (around.limits.memory_limit or 0.0) / 2**20
-    return f"memory: {used:.0f} MiB of {most:.0f} MiB are used, one instance goes"
+def _memory_text(context: DecisionContext) -> str:
+    used = (context.cpu.memory_bytes or 0.0) / 2**20
+    limit = (context.limits.memory_limit or 0.0) / 2**20
+    return f"memory: {used:.0f} MiB of {limit:.0f} MiB are used; removing one instance"
 
 
-def _figures(item: Seen, need: control_law.Need, cap: Cap) -> Figures:
+def _figures(item: StepObservation, demand: StepDemand, cap: GrowthCap) -> StepFigures:
     slow = item.signal.slow
-    return Figures(
-        arrivals=need.arrivals,
+    return StepFigures(
+        arrivals=demand.arrivals,
         throughput=slow.throughput if slow is not None else 0.0,
-        busy=need.busy,
-        wait=need.worst_wait,
-        service=need.service,
-        offered=need.offered,
+        busy=demand.busy,
+        wait=demand.worst_wait,
+        service=demand.service,
+        offered=demand.offered,
         pending=item.signal.waiting,
         batch=slow.batch if slow is not None else None,
-        wanted=need.wanted,
+        demand=demand.instances,
         cap=cap.count,
-        cap_by=cap.by,
+        cap_reason=cap.text,
     )

@@ -1,6 +1,6 @@
-"""What a scaling decision is made of: limits and observed figures in, a verdict and wanted counts out, and what is remembered.
+"""The values of a scaling decision: limits and state in, verdicts, counts and the next state out.
 
-Everything here is a value; the clock is passed in as Unix seconds. The rules are those of decide.py.
+The clock is passed in as Unix seconds. The rules are in :mod:`.decide`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-REASON_MAX: Final = 256  # characters of a reason in the history
+from triton_pipelines.autoscaling.metrics.samples import MetricsProblem
+
+REASON_MAX: Final = 256
+"""Characters of a reason in the history."""
+HISTORY_MAX: Final = 5
+"""Changes that the history holds."""
 
 
 class Verdict(StrEnum):
-    """What limits a pipeline: reasons of conditions and of the printer column, never condition types."""
+    """What limits a pipeline or one of its steps.
+
+    Used as reason of conditions and in the printer column, never as condition type.
+    """
 
     TOKENIZER_BOUND = "TokenizerBound"
     STEP_BOUND = "StepBound"
@@ -30,230 +38,334 @@ class Verdict(StrEnum):
 
 
 class Fallback(StrEnum):
-    """What happens to counts when metrics stay away."""
+    """What happens to counts during a metrics outage."""
 
     RECENT_MAX = "RecentMax"
     HOLD = "Hold"
     INITIAL = "Initial"
 
 
+class CapKind(StrEnum):
+    """What sets the bound on the growth of a step."""
+
+    MAXIMUM = "Maximum"
+    """``instances.max`` of the step."""
+    CPU = "CPU"
+    MEMORY = "Memory"
+    SHARED_MEMORY = "SharedMemory"
+    GPU_CAPACITY = "GPUCapacity"
+    """The requests/s that the GPU step can take."""
+
+
 @dataclass(frozen=True, slots=True)
-class Law:
-    """Constants of the control law (facts: autoscaling.md §5); seconds and shares (0–1). From ``spec.scaling``."""
+class ControlLaw:
+    """Constants of the control law, from ``spec.scaling`` (facts: autoscaling.md §5).
+
+    Times are seconds, shares are 0–1.
+    """
 
     target: float = 0.70
+    """Busy share of the instances to aim at."""
     up_threshold: float = 0.80
+    """Busy share from which counts grow."""
     fast: float = 12.0
+    """Fast window."""
     slow: float = 60.0
-    cooldown_up: float | None = (
-        None  # None: until the first scrape after it is in force; 8 s until measured
-    )
+    """Slow window."""
+    cooldown_up: float | None = None
+    """Time from one growth to the next. ``None``: until the first scrape after the growth took
+    effect; 8 s until that has been measured."""
     stabilization: float = 180.0
+    """A count falls only to the highest demand of this window."""
     down_step: float = 0.33
+    """Share of the count that is removed at once at most."""
     drain: float = 10.0
+    """Time in which a backlog is to be worked off."""
     stale_after: float = 60.0
+    """Time without metrics after which ``fallback`` applies."""
     fallback: Fallback = Fallback.RECENT_MAX
+    """What happens to counts during a metrics outage."""
     flaps_per_hour: int = 6
+    """Reversals within an hour after which counts no longer fall."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Bounds of one scaled step, per pod.
-
-    ``cores`` and ``memory_bytes``: what one more instance may use at most (resourcesPerInstance); ``shared_memory_bytes``: what the
-    renderer reserves of /dev/shm for one instance. 0: not bounded by it.
-    """
+    """Bounds of one scaled step, per pod. A bound of 0 does not apply."""
 
     name: str
+    """Name of the step."""
     model_name: str
+    """Name of its Triton model."""
     low: int
+    """Fewest instances."""
     high: int
+    """Most instances."""
     initial: int
+    """Instances that a new pod starts with."""
     cores: float = 1.0
+    """CPU cores that one more instance may use at most (``resourcesPerInstance``)."""
     memory_bytes: float = 0.0
+    """Memory that one more instance may use at most."""
     shared_memory_bytes: float = 0.0
+    """Share of /dev/shm that the renderer reserves for one instance."""
     tokenizer: bool = True
+    """Whether the step is the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """What bounds a pipeline's pods: the scaled steps in the order of the data, the GPU steps that they feed, and one container's CPU and memory.
-
-    ``cpu_limit`` (cores), ``memory_limit``, ``shared_memory`` (bytes): of one container, as applied (the pod's status after a
-    resize); ``None``: unlimited or unknown. ``shared_memory_base``: what of it no instance may count on. ``gpu_steps``: model names
-    of the steps that they feed, on the GPU as a rule, in the order of the data; ``on_cpu``: those of them that run on the CPU, where no
-    GPU's figures speak for them; ``gpu_instances``: their instances per pod (1 where absent); ``gpu_batches``:
-    their max_batch_size (batching is not judged where absent or < 2). ``gpu_capacity``: requests/s that one pod's GPU step carries,
-    from the tuner's profile; ``None``: not known. ``revision``: what was measured of another revision is forgotten. ``active``: False
-    in mode Advisory: counts are recommended from those that run, never taken for granted. ``own_requests``: requests/s with which the
-    operator itself asks each pod whether it answers; they alone do not make a step anything but idle. ``pods_first``: pods are about to
-    go, and counts do not fall before them.
-    """
+    """What bounds the pods of a pipeline."""
 
     steps: tuple[StepLimits, ...]
+    """The scaled steps, in the order of the data."""
     gpu_steps: tuple[str, ...] = ()
+    """Model names of the steps that they feed, in the order of the data; usually on the GPU."""
     on_cpu: frozenset[str] = frozenset()
+    """Those of ``gpu_steps`` that run on the CPU, where GPU utilization says nothing about them."""
     cpu_limit: float | None = None
+    """Cores of one container as applied (the pod's status after a resize). ``None``: unlimited or
+    unknown; the same holds for the next two."""
     memory_limit: float | None = None
+    """Memory limit of one container, bytes."""
     shared_memory: float | None = None
+    """Shared memory (/dev/shm) of one container, bytes."""
     shared_memory_base: float = 0.0
+    """Part of ``shared_memory`` that is not available to instances, bytes."""
     gpu_instances: Mapping[str, int] = field(default_factory=dict)
+    """Instances per pod of each GPU step; 1 where absent."""
     gpu_batches: Mapping[str, int] = field(default_factory=dict)
+    """``max_batch_size`` of each GPU step; batching is not assessed where absent or below 2."""
     gpu_capacity: float | None = None
+    """Requests/s that the GPU step of one pod sustains, from the tuner's profile; ``None``:
+    unknown."""
     revision: str = ""
+    """Revision of the pods; measurements of another revision are discarded."""
     active: bool = True
-    own_requests: float = 0.0
-    pods_first: bool = False
-    law: Law = Law()
+    """``False`` in mode Advisory: counts are recommended starting from those that run."""
+    probe_rate: float = 0.0
+    """Test inferences per second that the operator itself sends to each pod. A step that gets no
+    other requests is idle."""
+    hold_counts_for_pods: bool = False
+    """Whether pods are about to be removed; counts do not fall before that."""
+    law: ControlLaw = ControlLaw()
+    """Constants of the control law."""
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """A count change that happened or would have: time, step, from, to, why."""
+class CountChange:
+    """A change of a count that was made or recommended."""
 
     at: float
+    """Unix seconds."""
     step: str
+    """Name of the step, or what else was changed (pods, CPU)."""
     before: int
+    """Count before."""
     after: int
+    """Count after."""
     reason: str
+    """Why, for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """The last growth, while the step stays saturated: what it must have raised to be followed by another (knee.py).
+class InstanceGrowth:
+    """The last growth of a saturated step, and what it must have raised to allow another.
 
-    ``throughput``: requests/s of the GPU step before it; ``service``: E then; ``cores``: the CPU limit then.
+    See :mod:`.diminishing_returns`.
     """
 
     at: float
+    """Unix seconds."""
     before: int
+    """Instances before."""
     after: int
+    """Instances after."""
     throughput: float
+    """Requests/s of the GPU step before the growth."""
     service: float
+    """Service time before the growth, seconds."""
     cores: float | None = None
+    """CPU limit at that time, cores."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepMemory:
-    """What the law remembers of a step, beside its desired count.
-
-    ``service``: E, seconds of one instance per request; ``wants``: (time, highest wanted count) in slots over the stabilization
-    window; ``counts``: (time, count) where it changed, over the last 15 minutes; ``turns``: times of direction changes in the last
-    hour, ``direction``: sign of the last change; ``growth``: judged by the knee; ``frozen``: (time, the growth that bought nothing);
-    ``stalled``: since when requests wait and none completes; ``cap``: the last known bound on growth.
-    """
+class StepState:
+    """What the control law remembers of a step. Times are Unix seconds."""
 
     desired: int
+    """Desired count."""
     service: float | None = None
-    wants: tuple[tuple[float, int], ...] = ()
+    """Service time: seconds of one instance per request."""
+    demands: tuple[tuple[float, int], ...] = ()
+    """(time, highest demand) in slots over the stabilization window."""
     counts: tuple[tuple[float, int], ...] = ()
+    """(time, count) where the count changed, over the last 15 minutes."""
     last_up: float | None = None
+    """Time of the last growth."""
     last_change: float | None = None
-    turns: tuple[float, ...] = ()
+    """Time of the last change."""
+    reversals: tuple[float, ...] = ()
+    """Times of changes of direction within the last hour."""
     direction: int = 0
-    growth: Growth | None = None
-    frozen: tuple[float, Growth] | None = None
-    stalled: float | None = None
+    """Sign of the last change."""
+    growth: InstanceGrowth | None = None
+    """The last growth, until it has been assessed."""
+    growth_held: tuple[float, InstanceGrowth] | None = None
+    """Since when growth is held, and the growth that did not raise throughput."""
+    stalled_since: float | None = None
+    """Since when requests wait and none completes."""
     cap: int | None = None
+    """Last known bound on growth."""
 
 
 @dataclass(frozen=True, slots=True)
-class PodsMemory:
-    """What is remembered of the number of pods: ``scale`` as for the count of a step, ``wanted``: what the load asked for last, before
-    windows, the least that is allowed at least; ``pressed``: since when counts cannot help."""
+class PodCountState:
+    """What is remembered of the number of pods."""
 
-    scale: StepMemory
-    wanted: int = 0
-    pressed: float | None = None
+    scale: StepState
+    """As for the count of a step."""
+    demand: int = 0
+    """Pods that the load last asked for, before windows; at least the allowed minimum."""
+    pressed_since: float | None = None
+    """Unix seconds since when counts cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
-class Infeasible:
-    """A pod whose node can never give it the CPU that was ``asked`` for, and what it was ``given`` before; thousandths of a core."""
+class InfeasibleResize:
+    """A pod whose node can never give it the CPU that was requested; thousandths of a core."""
 
     pod: str
+    """UID of the pod."""
     node: str
+    """Name of the node."""
     asked: int
+    """CPU limit that was requested."""
     given: int
+    """CPU limit in force."""
 
 
 @dataclass(frozen=True, slots=True)
-class CpuMemory:
-    """What is remembered of the CPU limit of each pod: ``scale`` as for the count of a step, in thousandths of a core; ``infeasible``:
-    pods (by uid) that cannot have more."""
+class CpuLimitState:
+    """What is remembered of the CPU limit of each pod."""
 
-    scale: StepMemory
-    infeasible: tuple[Infeasible, ...] = ()
+    scale: StepState
+    """As for the count of a step, in thousandths of a core."""
+    infeasible: tuple[InfeasibleResize, ...] = ()
+    """Pods that cannot have more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What survives a restart: per step, the last actions (newest first, at most 5), and measured actuation seconds.
+class ScalingState:
+    """What scaling remembers of a pipeline across a restart."""
 
-    ``actuation`` is set by who carries decisions out; ``last_fresh``: time of the last usable sample; ``blind``: since when there is
-    none; ``revision``: of the pipeline whose figures these are. ``pods``, ``cpu``: ``None`` where scaling does not own them.
-    """
-
-    steps: Mapping[str, StepMemory] = field(default_factory=dict)
-    history: tuple[Action, ...] = ()
+    steps: Mapping[str, StepState] = field(default_factory=dict)
+    """State by step."""
+    history: tuple[CountChange, ...] = ()
+    """Last changes, newest first, at most :data:`HISTORY_MAX`."""
     actuation: float | None = None
+    """Measured seconds that a change takes; set by the actuator."""
     last_fresh: float | None = None
-    blind: float | None = None
+    """Unix seconds of the last usable sample."""
+    outage_since: float | None = None
+    """Unix seconds since when there is no usable sample."""
     revision: str = ""
-    pods: PodsMemory | None = None
-    cpu: CpuMemory | None = None
+    """Revision that the measurements are of."""
+    pods: PodCountState | None = None
+    """``None`` where scaling does not own the number of pods."""
+    cpu: CpuLimitState | None = None
+    """``None`` where scaling does not own the CPU limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The numbers that led to a verdict, for one step over all pods: what status and metrics show.
-
-    ``arrivals``, ``throughput``: requests/s; ``busy``: share of the instances' time (0–1); ``wait``: seconds, live (Little);
-    ``service``: E; ``offered``: Erlang; ``pending``: requests; ``batch``: requests per execution; ``wanted``: instances per pod that
-    the load asks for, whatever bounds them; ``cap`` and ``cap_by``: the bound on growth and what sets it.
-    """
+class StepFigures:
+    """The numbers behind a verdict on one step over all pods, for status and metrics."""
 
     arrivals: float = 0.0
+    """Requests/s that arrive."""
     throughput: float = 0.0
+    """Requests/s that complete."""
     busy: float = 0.0
+    """Busy share of the instances (0–1)."""
     wait: float = 0.0
+    """Current wait in the worst pod, seconds (Little's law)."""
     service: float | None = None
+    """Service time, seconds."""
     offered: float = 0.0
+    """Offered load, Erlang."""
     pending: float = 0.0
+    """Queued requests."""
     batch: float | None = None
-    wanted: int = 0
+    """Requests per execution."""
+    demand: int = 0
+    """Instances per pod that the load asks for, whatever bounds them."""
     cap: int = 0
-    cap_by: str = ""
+    """Bound on growth."""
+    cap_reason: str = ""
+    """What sets the bound, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDecision:
-    """Wanted count of one step and why. ``count`` equals the present one where nothing is to be done."""
+    """The count of one step and why."""
 
     step: str
+    """Name of the step."""
     count: int
+    """Desired count; the present one where nothing is to be done."""
     verdict: Verdict
+    """What limits the step."""
     reason: str
-    figures: Figures
+    """The verdict with its numbers, for people."""
+    figures: StepFigures
+    """The numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """One decision for a pipeline: per step, the verdict over all (the printer column), and the next memory.
+class Limitation:
+    """What keeps a count from what the load asks for."""
 
-    ``limited``: in words, what keeps counts from what the load asks for (``ScalingLimited``), "" where nothing does;
-    ``gpu_busy``: share of the time in which the GPU step computed (0–1), ``None``: unknown; ``fresh``: whether metrics were usable.
-    """
+    subject: str
+    """Step, or what else is limited (pods, CPU)."""
+    text: str
+    """Why, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDecision:
+    """One decision for a pipeline."""
 
     steps: tuple[StepDecision, ...]
+    """Decision of each step."""
     verdict: Verdict
-    memory: Memory
-    limited: str = ""
+    """Verdict on the pipeline (the printer column)."""
+    state: ScalingState
+    """The next state."""
+    limitations: tuple[Limitation, ...] = ()
+    """What keeps counts from what the load asks for (``ScalingLimited``)."""
     gpu_busy: float | None = None
-    fresh: bool = True
+    """Share of the time in which the GPU step computed (0–1); ``None``: unknown."""
+    problem: MetricsProblem | None = None
+    """Why metrics are not, or not all, usable; ``None`` where they are."""
     message: str = ""
+    """Reasons and notes, for people."""
+
+    @property
+    def fresh(self) -> bool:
+        """Whether metrics of all ready pods were usable."""
+        return self.problem is None
+
+    @property
+    def limited(self) -> str:
+        """The limitations, for people; "" where there are none."""
+        return "; ".join(f"{item.subject}: {item.text}" for item in self.limitations)
+
+    @property
+    def limited_subjects(self) -> tuple[str, ...]:
+        """What the limitations are about, each once for every limitation."""
+        return tuple(item.subject for item in self.limitations)
 
 
-def cut(text: str, most: int) -> str:
-    """The text in at most so many characters, with "…" where it goes on."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def truncate(text: str, length: int) -> str:
+    """Return the text in at most ``length`` characters, ending in "…" where it was cut."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"

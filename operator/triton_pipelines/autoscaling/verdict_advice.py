@@ -1,4 +1,4 @@
-"""Each verdict for people: what it means, and what would move it. Pure."""
+"""Each verdict for people: what it means and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -10,75 +10,98 @@ from triton_pipelines.autoscaling.types import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """``means``: what limits the pipeline, in a sentence; ``moves``: what would change that, most likely first."""
+class VerdictAdvice:
+    """What a verdict means."""
 
     means: str
+    """What limits the pipeline, in a sentence."""
     moves: tuple[str, ...] = ()
+    """What would change that, most likely first."""
 
 
-_MORE_INSTANCES: Final = "The operator adds instances by itself, up to instances.max of the step; raise that where the count stands at it."
-_FROZEN: Final = "Where the last growth bought nothing, look at what the step waits for: CPU, memory bandwidth, a service that it calls."
+_MORE_INSTANCES: Final = (
+    "The operator adds instances up to instances.max of the step. Raise instances.max if the count"
+    " has reached it."
+)
+_GROWTH_HELD: Final = (
+    "If the last increase did not raise throughput, check what the step waits for: CPU, memory"
+    " bandwidth, a service that it calls."
+)
 
-ADVICE: Final[Mapping[Verdict, Advice]] = {
-    Verdict.TOKENIZER_BOUND: Advice(
-        "Tokenizers are the narrow place: requests wait for one.", (_MORE_INSTANCES, _FROZEN)
+ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
+    Verdict.TOKENIZER_BOUND: VerdictAdvice(
+        "The tokenizer is the bottleneck: requests wait for an instance.",
+        (_MORE_INSTANCES, _GROWTH_HELD),
     ),
-    Verdict.STEP_BOUND: Advice(
-        "A CPU step beside the tokenizer is the narrow place: requests wait for one of its instances.",
+    Verdict.STEP_BOUND: VerdictAdvice(
+        "A CPU step other than the tokenizer is the bottleneck: requests wait for an instance.",
         (
             _MORE_INSTANCES,
-            "A model on the CPU is not scaled live: raise its instances.count, add pods, or give it a GPU (spec.server.gpu).",
-            _FROZEN,
+            "A model on the CPU is not scaled live: raise its instances.count, add pods, or give it"
+            " a GPU (spec.server.gpu).",
+            _GROWTH_HELD,
         ),
     ),
-    Verdict.CPU_BOUND: Advice(
-        "A CPU step is the narrow place, and there is no room for one more of its instances.",
+    Verdict.CPU_BOUND: VerdictAdvice(
+        "A CPU step is the bottleneck, and the pod has no CPU for another instance.",
         (
-            "Raise what the reason names: spec.server.resources.limits.cpu, or the step's instances.max.",
-            "Lower the step's resourcesPerInstance.cpu where an instance uses less than it is granted.",
+            "Raise what the reason names: spec.server.resources.limits.cpu or the step's"
+            " instances.max.",
+            "Lower the step's resourcesPerInstance.cpu if an instance uses less than it is granted.",
             "Let a pod's CPU grow in place with spec.scaling.cpuResize: InPlace.",
-            "Add pods with spec.replicas, or let them follow the load with spec.scaling.pods; each brings its own CPU (and asks for its own GPU).",
+            "Add pods with spec.replicas, or scale them with the load by spec.scaling.pods. Each"
+            " pod brings its own CPU (and requests its own GPU).",
         ),
     ),
-    Verdict.GPU_BOUND: Advice(
-        "The GPU step is the narrow place: it computes all the time, and requests wait before it. More tokenizers cannot help.",
+    Verdict.GPU_BOUND: VerdictAdvice(
+        "The GPU step is the bottleneck: it is busy all the time and requests queue for it. More"
+        " tokenizers cannot help.",
         (
-            "Add pods with spec.replicas, or let them follow the load with spec.scaling.pods; or take a faster GPU with spec.server.gpu.products.",
-            "Make the model cheaper: FP16 or TensorRT, shorter spec.tokenizer.maxLength, larger preferred batches.",
+            "Add pods with spec.replicas, or scale them with the load by spec.scaling.pods; or use"
+            " a faster GPU with spec.server.gpu.products.",
+            "Make the model cheaper: FP16 or TensorRT, a shorter spec.tokenizer.maxLength, larger"
+            " preferred batches.",
         ),
     ),
-    Verdict.CPU_CONTENDED: Advice(
-        "CPU is short, but it is not the scaled step that uses it.",
+    Verdict.CPU_CONTENDED: VerdictAdvice(
+        "CPU is short, but the scaled step is not what uses it.",
         (
-            "Look for threads of another step: intra_op threads of ONNX, OMP_NUM_THREADS, RAYON_NUM_THREADS; spec.server.env sets them.",
-            "Raise spec.server.resources.limits.cpu: a throttled container is slow whatever its counts are.",
+            "Check the threads of other steps: intra_op threads of ONNX, OMP_NUM_THREADS,"
+            " RAYON_NUM_THREADS; set them with spec.server.env.",
+            "Raise spec.server.resources.limits.cpu: a throttled container is slow whatever its"
+            " counts are.",
         ),
     ),
-    Verdict.BALANCED: Advice("Nothing: the CPU steps feed the GPU step, with room to spare."),
-    Verdict.OVERPROVISIONED: Advice(
-        "Nothing: there are more instances than the load asks for.",
+    Verdict.BALANCED: VerdictAdvice(
+        "Nothing: the CPU steps keep up with the GPU step and have capacity to spare."
+    ),
+    Verdict.OVERPROVISIONED: VerdictAdvice(
+        "Nothing: there are more instances than the load needs.",
         (
-            "The operator removes them once they have not been needed for scaleDown.stabilizationSeconds.",
+            "The operator removes them once they have not been needed for"
+            " scaleDown.stabilizationSeconds.",
         ),
     ),
-    Verdict.IDLE: Advice("Nothing: no request arrives."),
-    Verdict.NO_PROGRESS: Advice(
-        "Requests wait and none completes.",
+    Verdict.IDLE: VerdictAdvice("Nothing: no requests arrive."),
+    Verdict.NO_PROGRESS: VerdictAdvice(
+        "Requests are queued and none completes.",
         (
-            "A process of a Python model may have died; look at the pod's log. The operator makes such a pod anew where it meets it.",
-            "Code that waits for ever (a lock, a service without a time limit) looks the same.",
+            "A process of a Python model may have died; check the pod's log. The operator recreates"
+            " such a pod when it detects it.",
+            "Custom code that blocks (a lock, a service call without a timeout) looks the same.",
         ),
     ),
-    Verdict.BATCHING_INEFFECTIVE: Advice(
-        "The GPU step runs requests one by one although several wait: Triton cannot put them into one batch.",
+    Verdict.BATCHING_INEFFECTIVE: VerdictAdvice(
+        "The GPU step runs requests one by one although several are queued: Triton cannot batch"
+        " them.",
         (
-            "Use padding that gives equal shapes: spec.tokenizer.padding Bucketed or Fixed, or Ragged with a model that takes it.",
-            "See that the model has dynamicBatching and a maxBatchSize above 1.",
+            "Use padding that gives equal shapes: spec.tokenizer.padding Bucketed or Fixed, or"
+            " Ragged with a model that supports it.",
+            "Check that the model has dynamicBatching and a maxBatchSize above 1.",
         ),
     ),
-    Verdict.UNKNOWN: Advice(
-        "Not known: there are no usable metrics, no ready pod, or no request has completed yet.",
-        ("Condition MetricsAvailable says what is missing, and what to look at.",),
+    Verdict.UNKNOWN: VerdictAdvice(
+        "Unknown: there are no usable metrics, no pod is ready, or no request has completed yet.",
+        ("Condition MetricsAvailable says what is missing and what to check.",),
     ),
 }

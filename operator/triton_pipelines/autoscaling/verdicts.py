@@ -1,17 +1,25 @@
-"""What limits a pipeline, and in which words people read it. Pure."""
+"""What limits a pipeline, and the text that says so. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from triton_pipelines.autoscaling.caps import Cap, Cpu
-from triton_pipelines.autoscaling.control_law import Need
+from triton_pipelines.autoscaling.caps import CpuBudget, GrowthCap
+from triton_pipelines.autoscaling.control_law import StepDemand
 from triton_pipelines.autoscaling.signals import GpuSignal
-from triton_pipelines.autoscaling.types import Law, PipelineLimits, StepLimits, Verdict
+from triton_pipelines.autoscaling.types import (
+    CapKind,
+    ControlLaw,
+    Limitation,
+    PipelineLimits,
+    StepLimits,
+    Verdict,
+)
 
-# The pipeline's verdict is the most telling of its steps': what somebody has to see to first.
-_ORDER = (
+# The pipeline's verdict is that of its steps which needs attention first.
+_ORDER: Final = (
     Verdict.UNKNOWN,
     Verdict.NO_PROGRESS,
     Verdict.GPU_BOUND,
@@ -24,155 +32,240 @@ _ORDER = (
     Verdict.BALANCED,
     Verdict.IDLE,
 )
-_STALL_WINDOWS = 2  # slow windows without a completion while requests wait
+_STALL_WINDOWS: Final = 2
+"""Slow windows without a completion while requests wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What a verdict on one step is made of. ``most``: highest want of the stabilization window; ``pods``: that speak."""
+class VerdictInputs:
+    """What the verdict on one step is made from."""
 
     step: StepLimits
-    need: Need
+    """Bounds of the step."""
+    demand: StepDemand
+    """What the step needs."""
     count: int
+    """Present count per pod."""
     pods: int
+    """Trusted pods."""
     pending: float
-    most: int
-    cap: Cap
+    """Queued requests."""
+    highest_demand: int
+    """Highest demand of the stabilization window."""
+    cap: GrowthCap
+    """Bound on growth."""
     idle: bool
+    """Whether only the operator's own test inferences arrive."""
     stalled_seconds: float
-    frozen: bool
+    """How long requests have waited without a completion."""
+    growth_held: bool
+    """Whether the last growth did not raise throughput."""
+
+    @property
+    def is_capped_by_cpu(self) -> bool:
+        """Whether CPU keeps the step from growing."""
+        return self.cap.kind is CapKind.CPU and self.cap.count <= self.count
 
 
-def gpu_bound(gpu: GpuSignal, pending: float) -> bool:
-    """Whether the fed step, as a rule the one on the GPU, is the narrow place: full, with the longer queue."""
+def is_gpu_bound(gpu: GpuSignal, pending: float) -> bool:
+    """Return whether the fed step (usually on the GPU) is full and has the longer queue."""
     return gpu.full and gpu.pending > pending
 
 
-def defeated(gpu: GpuSignal, pending: float) -> bool:
-    """Whether requests queue before a GPU step that runs them one by one."""
+def is_batching_ineffective(gpu: GpuSignal, pending: float) -> bool:
+    """Return whether requests queue before a GPU step that runs them one by one."""
     return bool(gpu.unbatched) and gpu.pending > pending
 
 
-def no_progress(stalled_seconds: float, slow: float) -> bool:
-    """Whether requests have waited for two slow windows without one that completed."""
+def makes_no_progress(stalled_seconds: float, slow: float) -> bool:
+    """Return whether requests have waited for two slow windows without a completion."""
     return stalled_seconds >= _STALL_WINDOWS * slow
 
 
-def verdict(state: State, gpu: GpuSignal, cpu: Cpu, slow: float) -> Verdict:
-    """The decision table (autoscaling.md §4.3) for one step. ``slow``: slow window, seconds."""
-    if no_progress(state.stalled_seconds, slow):
+def step_verdict(inputs: VerdictInputs, gpu: GpuSignal, cpu: CpuBudget, slow: float) -> Verdict:
+    """Return the verdict on one step by the decision table (autoscaling.md §4.3).
+
+    Args:
+        inputs: What is known of the step.
+        gpu: Signals of the GPU steps.
+        cpu: CPU of the pod.
+        slow: Slow window, seconds.
+    """
+    if makes_no_progress(inputs.stalled_seconds, slow):
         return Verdict.NO_PROGRESS
-    if gpu_bound(gpu, state.pending):
+    if is_gpu_bound(gpu, inputs.pending):
         return Verdict.STEP_BOUND if gpu.on_cpu else Verdict.GPU_BOUND
-    if defeated(gpu, state.pending):
+    if is_batching_ineffective(gpu, inputs.pending):
         return Verdict.BATCHING_INEFFECTIVE
-    if state.need.saturated:
-        if cpu.short(state.step.name) or (
-            state.cap.by.startswith("CPU") and state.cap.count <= state.count
-        ):
-            return Verdict.CPU_BOUND
-        return Verdict.TOKENIZER_BOUND if state.step.tokenizer else Verdict.STEP_BOUND
-    if state.idle:
+    if inputs.demand.saturated:
+        return _saturated_verdict(inputs, cpu)
+    if inputs.idle:
         return Verdict.IDLE
-    if state.need.service is None:
+    if inputs.demand.service is None:
         return Verdict.UNKNOWN
-    own = cpu.cores[state.step.name] * state.need.offered / max(1, state.pods)
-    if cpu.throttled or (cpu.short(state.step.name) and cpu.other > own):
+    own = cpu.cores[inputs.step.name] * inputs.demand.offered / max(1, inputs.pods)
+    if cpu.throttled or (cpu.is_short(inputs.step.name) and cpu.other > own):
         return Verdict.CPU_CONTENDED
-    return Verdict.OVERPROVISIONED if state.most < state.count else Verdict.BALANCED
+    overprovisioned = inputs.highest_demand < inputs.count
+    return Verdict.OVERPROVISIONED if overprovisioned else Verdict.BALANCED
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The pipeline's verdict."""
-    listed = list(verdicts)
-    return min(listed, key=_ORDER.index) if listed else Verdict.UNKNOWN
+def _saturated_verdict(inputs: VerdictInputs, cpu: CpuBudget) -> Verdict:
+    if cpu.is_short(inputs.step.name) or inputs.is_capped_by_cpu:
+        return Verdict.CPU_BOUND
+    return Verdict.TOKENIZER_BOUND if inputs.step.tokenizer else Verdict.STEP_BOUND
 
 
-def words(state: State, found: Verdict, gpu: GpuSignal, cpu: Cpu, law: Law) -> str:
-    """The verdict with the numbers that led to it."""
-    if found in (Verdict.GPU_BOUND, Verdict.STEP_BOUND) and gpu_bound(gpu, state.pending):
-        return f"{_gpu_words(gpu)}; {gpu.pending:.0f} requests wait before it, {state.pending:.0f} before {state.step.name}: more of those cannot help"
-    match found:
-        case Verdict.NO_PROGRESS:
-            return (
-                f"{state.pending:.0f} requests wait before {state.step.name} and none has completed for {state.stalled_seconds:.0f} s: "
-                "its instances may have died, which only a new pod or a full reload heals"
-            )
-        case Verdict.BATCHING_INEFFECTIVE:
-            return (
-                f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while {gpu.pending:.0f} wait: unequal shapes, or no dynamic batching; "
-                "see spec.tokenizer.padding and the step's dynamicBatching"
-            )
-        case Verdict.IDLE:
-            return "no request arrives, none waits"
-        case Verdict.UNKNOWN:
-            return f"no request has completed in {state.step.name} yet: what one costs is not known"
-        case Verdict.CPU_CONTENDED:
-            if cpu.throttled:
-                return f"{_load_words(state, law)}; the container is throttled by its CPU limit"
-            return f"{_load_words(state, law)}; others in the pod use {cpu.other:.1f} cores: threads of another step (intra_op, OMP, RAYON)?"
-        case Verdict.CPU_BOUND:
-            return f"{_load_words(state, law)}; no room for one more: {state.cap.by}"
-        case Verdict.TOKENIZER_BOUND | Verdict.STEP_BOUND if state.frozen:
-            return f"{_load_words(state, law)}; the last growth did not raise the GPU step's throughput, so no further one"
-        case Verdict.OVERPROVISIONED:
-            return f"{_load_words(state, law)}; at most {state.most} wanted in the last {law.stabilization:.0f} s"
-        case _:
-            return _load_words(state, law)
+def pipeline_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict on the pipeline from those on its steps."""
+    return min(verdicts, key=_ORDER.index, default=Verdict.UNKNOWN)
 
 
-def limitation(state: State, found: Verdict, gpu: GpuSignal) -> str:
-    """In words, what keeps the step from the count its load asks for; "" where nothing does."""
-    if state.need.wanted <= state.count:
-        return ""
-    if state.frozen:
-        return f"{state.step.name}: the load asks for {state.need.wanted}; growth beyond {state.count} did not raise throughput"
-    if gpu_bound(gpu, state.pending) or found in (
+# --- text -----------------------------------------------------------------------------------------
+
+
+def reason_text(
+    inputs: VerdictInputs, found: Verdict, gpu: GpuSignal, cpu: CpuBudget, law: ControlLaw
+) -> str:
+    """Return the verdict's numbers as text."""
+    is_gpu_verdict = found in (Verdict.GPU_BOUND, Verdict.STEP_BOUND)
+    if is_gpu_verdict and is_gpu_bound(gpu, inputs.pending):
+        return _gpu_bound_text(inputs, gpu)
+    if found is Verdict.BATCHING_INEFFECTIVE:
+        return _unbatched_text(gpu)
+    if found in _TEXTS_WITHOUT_LOAD:
+        return _TEXTS_WITHOUT_LOAD[found](inputs)
+    addition = _addition(inputs, found, cpu, law)
+    return "; ".join(part for part in (_load_text(inputs, law), addition) if part)
+
+
+def _addition(inputs: VerdictInputs, found: Verdict, cpu: CpuBudget, law: ControlLaw) -> str:
+    """Return what the text says in addition to the load."""
+    if found is Verdict.CPU_CONTENDED and cpu.throttled:
+        return "the container is throttled by its CPU limit"
+    if found is Verdict.CPU_CONTENDED:
+        return (
+            f"other threads in the pod use {cpu.other:.1f} cores; check the thread counts of other"
+            " steps (intra_op, OMP, RAYON)"
+        )
+    if found is Verdict.CPU_BOUND:
+        return f"no room for another instance: {inputs.cap.text}"
+    if found in (Verdict.TOKENIZER_BOUND, Verdict.STEP_BOUND) and inputs.growth_held:
+        return "growth is held: the last increase did not raise the throughput of the GPU step"
+    if found is Verdict.OVERPROVISIONED:
+        return f"at most {inputs.highest_demand} were needed in the last {law.stabilization:.0f} s"
+    return ""
+
+
+def _no_progress_text(inputs: VerdictInputs) -> str:
+    return (
+        f"{inputs.pending:.0f} requests are queued for {inputs.step.name} and none has completed"
+        f" for {inputs.stalled_seconds:.0f} s; its instances may have died, which only a new pod or"
+        " a full reload fixes"
+    )
+
+
+def _idle_text(inputs: VerdictInputs) -> str:
+    del inputs
+    return "no requests arrive and none are queued"
+
+
+def _unknown_text(inputs: VerdictInputs) -> str:
+    return f"{inputs.step.name} has not completed a request yet, so its service time is unknown"
+
+
+_TEXTS_WITHOUT_LOAD: Final[Mapping[Verdict, Callable[[VerdictInputs], str]]] = {
+    Verdict.NO_PROGRESS: _no_progress_text,
+    Verdict.IDLE: _idle_text,
+    Verdict.UNKNOWN: _unknown_text,
+}
+
+
+def _gpu_bound_text(inputs: VerdictInputs, gpu: GpuSignal) -> str:
+    return (
+        f"{_gpu_text(gpu)}; {gpu.pending:.0f} requests are queued for it,"
+        f" {inputs.pending:.0f} for {inputs.step.name}: more instances of {inputs.step.name}"
+        " cannot help"
+    )
+
+
+def _unbatched_text(gpu: GpuSignal) -> str:
+    return (
+        f"{gpu.unbatched} runs {gpu.batch:.2f} requests per execution while {gpu.pending:.0f} are"
+        " queued: shapes differ or dynamic batching is off; see spec.tokenizer.padding and the"
+        " step's dynamicBatching"
+    )
+
+
+def limitation(inputs: VerdictInputs, found: Verdict, gpu: GpuSignal) -> Limitation | None:
+    """Return what keeps the step from the count its load asks for; ``None`` where nothing does."""
+    needed, count = inputs.demand.instances, inputs.count
+    if needed <= count:
+        return None
+    text = ""
+    if inputs.growth_held:
+        text = f"held at {count}: the last increase did not raise throughput"
+    elif is_gpu_bound(gpu, inputs.pending) or found in (
         Verdict.BATCHING_INEFFECTIVE,
         Verdict.NO_PROGRESS,
     ):
-        return f"{state.step.name}: the load asks for {state.need.wanted}; {found} holds it at {state.count}"
-    if state.need.wanted > state.cap.count:
-        return f"{state.step.name}: the load asks for {state.need.wanted}, bounded to {max(state.count, state.cap.count)} by {state.cap.by}"
-    return ""
+        text = f"held at {count}: {found}"
+    elif needed > inputs.cap.count:
+        text = f"limited to {max(count, inputs.cap.count)} by {inputs.cap.text}"
+    if not text:
+        return None
+    return Limitation(inputs.step.name, f"the load needs {needed} instances; {text}")
 
 
-def gpu_notes(gpu: GpuSignal, limits: PipelineLimits) -> str:
-    """What a reader has to know of GPU figures beside the verdict; "" nothing."""
+def gpu_note(gpu: GpuSignal, limits: PipelineLimits) -> str:
+    """Return what readers should know of the GPU's numbers besides the verdict; "" for nothing."""
     if limits.on_cpu.issuperset(limits.gpu_steps):
         return ""
-    if gpu.utilisation is None:
-        return "GPUMetricsUnavailable: judged by the GPU step's own busy time and queue"
+    if gpu.utilization is None:
+        return "GPUMetricsUnavailable: using the GPU step's own busy time and queue instead"
     if gpu.busy is None or gpu.on_cpu:
         return ""
-    if gpu.utilisation >= 0.9 and gpu.busy < 0.5:
-        return f"the GPU is used {gpu.utilisation:.0%} of the time but {gpu.model} computes only {gpu.busy:.0%}: something else uses it too"
-    if gpu.busy >= 0.9 and gpu.utilisation < 0.5:
-        return f"{gpu.model} is busy {gpu.busy:.0%} of the time but the GPU only {gpu.utilisation:.0%}: its time goes into host code"
+    if gpu.utilization >= 0.9 and gpu.busy < 0.5:
+        return (
+            f"the GPU is {gpu.utilization:.0%} utilized but {gpu.model} is only {gpu.busy:.0%}"
+            " busy: another process uses the GPU too"
+        )
+    if gpu.busy >= 0.9 and gpu.utilization < 0.5:
+        return (
+            f"{gpu.model} is {gpu.busy:.0%} busy but the GPU only {gpu.utilization:.0%} utilized:"
+            " the step spends its time in host code"
+        )
     return ""
 
 
-def _load_words(state: State, law: Law) -> str:
-    need = state.need
-    if need.service is None:
-        return f"{state.pending:.0f} requests wait before {state.step.name}"
+def _load_text(inputs: VerdictInputs, law: ControlLaw) -> str:
+    demand, name = inputs.demand, inputs.step.name
+    if demand.service is None:
+        return f"{inputs.pending:.0f} requests are queued for {name}"
+    instances = inputs.count * inputs.pods
+    noun = "instance is" if instances == 1 else "instances are"
     return (
-        f"{_figure(need.arrivals)} requests/s of {_figure(need.service * 1000)} ms keep {state.count * state.pods} of {state.step.name} "
-        f"{need.busy:.0%} busy (aim {law.target:.0%}), live wait {_figure(need.worst_wait * 1000)} ms, {state.pending:.0f} wait"
+        f"{instances} {name} {noun} {demand.busy:.0%} busy (target {law.target:.0%}):"
+        f" {_number(demand.arrivals)} requests/s at {_number(demand.service * 1000)} ms each;"
+        f" {inputs.pending:.0f} queued, {_number(demand.worst_wait * 1000)} ms wait"
     )
 
 
-def _figure(value: float) -> str:
-    """Three digits that count, never as a power of ten."""
-    return f"{float(f'{value:.3g}'):.10g}"
+def _number(value: float) -> str:
+    """Return two or three significant digits, never with an exponent."""
+    digits = 2 if value < 1 else 3
+    text = f"{float(f'{value:.{digits}g}'):.10f}"
+    return text.rstrip("0").rstrip(".")
 
 
-def _gpu_words(gpu: GpuSignal) -> str:
+def _gpu_text(gpu: GpuSignal) -> str:
     own = (
-        f"{gpu.model} computes {gpu.busy:.0%} of the time"
+        f"{gpu.model} is {gpu.busy:.0%} busy"
         if gpu.busy is not None
-        else f"the own time of {gpu.model} is not known"
+        else f"the busy time of {gpu.model} is unknown"
     )
     if gpu.on_cpu:
         return f"{own}, on the CPU"
-    return f"{own}, the GPU is used {gpu.utilisation:.0%}" if gpu.utilisation is not None else own
+    if gpu.utilization is None:
+        return own
+    return f"{own}, the GPU is {gpu.utilization:.0%} utilized"

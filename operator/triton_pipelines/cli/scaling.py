@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from triton_pipelines.autoscaling.types import Verdict
-from triton_pipelines.autoscaling.verdict_advice import ADVICE, Advice
+from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
 
 from .output import console
 from .status import Asked, context_namespace, looks, table
@@ -270,12 +270,12 @@ def explained(pipeline: Mapping[str, Any]) -> list[str]:
     return result
 
 
-def _advice(verdict: str) -> Advice:
+def _advice(verdict: str) -> VerdictAdvice:
     known = {item.value for item in Verdict}
     return (
         ADVICE[Verdict(verdict)]
         if verdict in known
-        else Advice(f"{verdict}: a newer operator than this tritonpipe says so.")
+        else VerdictAdvice(f"{verdict}: a newer operator than this tritonpipe says so.")
     )
 
 

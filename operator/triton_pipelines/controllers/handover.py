@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.autoscaling.types import Decision
+from triton_pipelines.autoscaling.types import ScalingDecision
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.store import Key, key_of
 
@@ -42,7 +42,7 @@ class ScalingIntent:
 class ScalingView:
     """What the status reports about scaling."""
 
-    decision: Decision
+    decision: ScalingDecision
     """The last decision."""
     mode: ScalingMode
     """``spec.scaling.mode`` at that decision."""

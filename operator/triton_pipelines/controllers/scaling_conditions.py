@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from triton_pipelines.api.conditions import Condition, ConditionType, Reason
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.autoscaling.types import REASON_MAX, Decision, Verdict, cut
+from triton_pipelines.autoscaling.types import REASON_MAX, ScalingDecision, Verdict, truncate
 
 from .handover import ScalingView
 from .timestamps import rfc3339
@@ -119,7 +119,7 @@ def _metrics_available(view: ScalingView) -> Condition:
         return Condition(type_, True, Reason.SUCCEEDED, f"{_READ}{source}")
     known = view.metrics_failure in _REASONS
     reason = Reason(view.metrics_failure) if known else Reason.METRICS_MISSING
-    return Condition(type_, False, reason, _message(view))
+    return Condition(type_, False, reason, view.decision.message)
 
 
 def _scaling_active(view: ScalingView, mode: ScalingMode, metrics: Reason) -> Condition:
@@ -129,7 +129,7 @@ def _scaling_active(view: ScalingView, mode: ScalingMode, metrics: Reason) -> Co
     if mode is ScalingMode.ADVISORY:
         message = f"mode Advisory: {_advice(view)}; {view.decision.message}"
         return Condition(type_, False, Reason.ADVISORY, message)
-    message = _message(view) or "counts follow the load"
+    message = view.decision.message or "counts follow the load"
     return Condition(type_, not view.metrics_failure, metrics, message)
 
 
@@ -167,7 +167,7 @@ def _advice(view: ScalingView) -> str:
     return ", ".join(changes) or "no count would change"
 
 
-def _limited_reason(decision: Decision) -> str:
+def _limited_reason(decision: ScalingDecision) -> str:
     """Return the verdict if it is a condition reason, else BoundsReached."""
     verdict = decision.verdict.value
     return verdict if verdict in _REASONS else Reason.BOUNDS_REACHED.value
@@ -190,9 +190,9 @@ def scaling_status(view: ScalingView, before: Mapping[str, Any]) -> dict[str, An
             "step": item.step,
             "from": item.before,
             "to": item.after,
-            "reason": cut(item.reason, REASON_MAX),
+            "reason": truncate(item.reason, REASON_MAX),
         }
-        for item in decision.memory.history[:HISTORY_MAX]
+        for item in decision.state.history[:HISTORY_MAX]
     ]
     known = list(before.get("history") or ())
     if (
@@ -256,18 +256,12 @@ def _has_same_message(view: ScalingView, status: Mapping[str, Any]) -> bool:
 
     A new note, such as one on a GPU whose metrics disagree, has to be reported.
     """
-    message = _without_figures(_message(view))
+    message = _without_figures(view.decision.message)
     reported = [
         _without_figures(str(item.get("message", ""))) for item in status.get("conditions") or ()
     ]
     # In mode Advisory the message is preceded by what would change.
     return any(one == message or one.endswith(f"; {message}") for one in reported)
-
-
-def _message(view: ScalingView) -> str:
-    """Return the decision's message without the failure that the reason already names."""
-    message = view.decision.message
-    return message.removeprefix(f"{view.metrics_failure}: ") if view.metrics_failure else message
 
 
 def _without_figures(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from triton_pipelines.api.scaling import Scaling, ScalingMode
 from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.autoscaling.types import Fallback, Law, PipelineLimits, StepLimits
+from triton_pipelines.autoscaling.types import ControlLaw, Fallback, PipelineLimits, StepLimits
 from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
 from triton_pipelines.compile.graph.server_settings import (
@@ -34,7 +34,7 @@ def scaled_steps(graph: Graph) -> list[Step]:
     ]
 
 
-def law_of(scaling: Scaling, *, direct: bool = False) -> Law:
+def law_of(scaling: Scaling, *, direct: bool = False) -> ControlLaw:
     """Return the control law's constants as the resource sets them.
 
     Args:
@@ -45,7 +45,7 @@ def law_of(scaling: Scaling, *, direct: bool = False) -> Law:
     up = scaling.scale_up_threshold_percent
     cooldown = scaling.scale_up.cooldown_seconds
     short_window = direct and scaling.windows.fast_seconds is None
-    return Law(
+    return ControlLaw(
         target=target,
         up_threshold=max(0.80, target) if up is None else up / 100,
         fast=DIRECT_FAST_SECONDS if short_window else float(scaling.windows.fast),
@@ -101,7 +101,7 @@ def limits_of(
         },
         revision=revision,
         active=pipeline.spec.scaling.mode is ScalingMode.ACTIVE,
-        own_requests=1 / health.period_seconds if is_tested else 0.0,
+        probe_rate=1 / health.period_seconds if is_tested else 0.0,
         law=law_of(pipeline.spec.scaling, direct=direct),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from triton_pipelines.autoscaling.metrics.latency_reader import Latency
+from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, server_start_id
@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 class PodLatencySource(AbstractAsyncContextManager[Any], Protocol):
     """Reads the latency of one pod."""
 
-    async def read(self, address: str, model: str) -> Latency | str:
+    async def read(self, address: str, model: str) -> ModelLatency | str:
         """Return a model's latency in the pod at ``host:port``, or why it is unknown."""
         ...
 
@@ -146,7 +146,7 @@ class SloLatencyMonitor:
             )
         self._publish(key)
 
-    def _add_sample(self, key: Key, pod: Pod, latency: Latency | str, at: float) -> None:
+    def _add_sample(self, key: Key, pod: Pod, latency: ModelLatency | str, at: float) -> None:
         known = self._pods.get(key, {}).get(pod.uid)
         if known is None:
             return

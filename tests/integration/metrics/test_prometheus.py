@@ -20,7 +20,12 @@ from tests.support.triton import triton_server, write_model
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
 from triton_pipelines.autoscaling.metrics.rates import rates
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
 from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
@@ -91,18 +96,18 @@ async def faulty(
 
 def expected(
     *pods: str, namespace: str = "default", models: frozenset[str] = MODELS
-) -> dict[Key, Expected]:
-    return {(namespace, pods[0]): Expected(namespace, dict.fromkeys(pods, ""), models, 60.0)}
+) -> dict[Key, ExpectedPods]:
+    return {(namespace, pods[0]): ExpectedPods(namespace, dict.fromkeys(pods, ""), models, 60.0)}
 
 
 async def look(
     made: PrometheusCollector,
-    wanted: dict[Key, Expected],
-    holds: Callable[[Sample | Failure], bool],
+    wanted: dict[Key, ExpectedPods],
+    holds: Callable[[PipelineSample | MetricsFailure], bool],
     seconds: float = 30,
 ) -> Any:
     """Collects until what is known of the one pipeline is as awaited."""
-    said: Sample | Failure | None = None
+    said: PipelineSample | MetricsFailure | None = None
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -114,8 +119,8 @@ async def look(
         raise AssertionError(f"not within {seconds} s; last seen: {said}") from None
 
 
-def seen(said: Sample | Failure) -> bool:
-    return isinstance(said, Sample)
+def seen(said: PipelineSample | MetricsFailure) -> bool:
+    return isinstance(said, PipelineSample)
 
 
 async def test_counters_of_a_real_triton_are_its_own_and_times_are_those_of_the_scrapes(
@@ -173,7 +178,9 @@ async def test_pods_that_are_scraped_twice_or_exist_twice(prometheus: Prometheus
         foreign = await look(
             made,
             expected("clusters"),
-            lambda said: isinstance(said, Failure) and said.trouble is Trouble.PARTIAL,
+            lambda said: (
+                isinstance(said, MetricsFailure) and said.problem is MetricsProblem.PARTIAL
+            ),
         )
         assert "cluster is one and two" in foreign.message
     async with PrometheusCollector(
@@ -184,7 +191,7 @@ async def test_pods_that_are_scraped_twice_or_exist_twice(prometheus: Prometheus
         assert alone.pods["clusters"].usage.gpu == 0.5
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
         down = await look(made, expected("down"), lambda said: "up is 0" in said.message)
-        assert down.trouble is Trouble.MISSING
+        assert down.problem is MetricsProblem.MISSING
 
 
 async def test_raw_counters_pass_a_reset_and_nan_is_no_sample(
@@ -230,8 +237,8 @@ async def test_figures_of_containers_and_of_a_gpu_exporter(
     plain = page(100, gpu=None)
     pages.text["boxed"] = plain + CONTAINER.format(cpu=1000, periods=1000, throttled=1000)
 
-    def measured(said: Sample | Failure) -> bool:
-        usage = said.pods["boxed"].usage if isinstance(said, Sample) else None
+    def measured(said: PipelineSample | MetricsFailure) -> bool:
+        usage = said.pods["boxed"].usage if isinstance(said, PipelineSample) else None
         return usage is not None and bool(usage.cpu_cores) and usage.gpu is not None
 
     async def stored(query: str) -> None:
@@ -277,32 +284,40 @@ def doubled(body: bytes) -> bytes:
 
 
 FAULTS = {
-    "503": (Fault(status=503), Trouble.ERROR, "HTTP 503"),
-    "dropped": (Fault(drop=True), Trouble.ERROR, "breaks off|cannot be reached"),
-    "cut": (Fault(cut_after=200), Trouble.ERROR, "breaks off|is no JSON"),
-    "dripping": (Fault(drip=0.05), Trouble.ERROR, "no whole answer within 1 s"),
-    "hanging": (Fault(delay=30), Trouble.ERROR, "no whole answer within 1 s"),
+    "503": (Fault(status=503), MetricsProblem.ERROR, "HTTP 503"),
+    "dropped": (Fault(drop=True), MetricsProblem.ERROR, "breaks off|cannot be reached"),
+    "cut": (Fault(cut_after=200), MetricsProblem.ERROR, "breaks off|is no JSON"),
+    "dripping": (Fault(drip=0.05), MetricsProblem.ERROR, "no whole answer within 1 s"),
+    "hanging": (Fault(delay=30), MetricsProblem.ERROR, "no whole answer within 1 s"),
     "error inside 200": (
         Fault(rewrite=lambda _: b'{"status":"error","errorType":"execution","error":"oops"}'),
-        Trouble.ERROR,
+        MetricsProblem.ERROR,
         "execution: oops",
     ),
-    "a page": (Fault(rewrite=lambda _: b"<html>sign in</html>"), Trouble.ERROR, "is no JSON"),
-    "NaN": (Fault(rewrite=with_values("NaN")), Trouble.PARTIAL, "is NaN"),
-    "Inf": (Fault(rewrite=with_values("+Inf")), Trouble.PARTIAL, r"is \+Inf"),
-    "negative": (Fault(rewrite=with_values("-1")), Trouble.PARTIAL, "is -1"),
+    "a page": (
+        Fault(rewrite=lambda _: b"<html>sign in</html>"),
+        MetricsProblem.ERROR,
+        "is no JSON",
+    ),
+    "NaN": (Fault(rewrite=with_values("NaN")), MetricsProblem.PARTIAL, "is NaN"),
+    "Inf": (Fault(rewrite=with_values("+Inf")), MetricsProblem.PARTIAL, r"is \+Inf"),
+    "negative": (Fault(rewrite=with_values("-1")), MetricsProblem.PARTIAL, "is -1"),
     "a metric lacks": (
         Fault(rewrite=without("exec_count")),
-        Trouble.PARTIAL,
+        MetricsProblem.PARTIAL,
         "lacks nv_inference_exec_count",
     ),
     "a model lacks": (
         Fault(rewrite=without('"tokenizer"')),
-        Trouble.PARTIAL,
+        MetricsProblem.PARTIAL,
         "no series of model tokenizer",
     ),
-    "everything lacks": (Fault(rewrite=without(".")), Trouble.STALE, r"is \d+ s old"),
-    "duplicates": (Fault(rewrite=doubled), Trouble.PARTIAL, "the same series is there twice"),
+    "everything lacks": (Fault(rewrite=without(".")), MetricsProblem.STALE, r"is \d+ s old"),
+    "duplicates": (
+        Fault(rewrite=doubled),
+        MetricsProblem.PARTIAL,
+        "the same series is there twice",
+    ),
 }
 
 
@@ -312,16 +327,16 @@ async def test_a_fault_is_a_failure_with_its_name_and_passes(
 ) -> None:
     fault, trouble, words = FAULTS[name]
     fault.path, fault.times = COUNTERS, None
-    said: list[Sample | Failure] = []
+    said: list[PipelineSample | MetricsFailure] = []
     async with faulty(prometheus, tmp_path, timeoutSeconds=1) as (made, proxy):
         before = await look(
             made, expected("a"), lambda one: seen(one) and len(one.pods["a"].scrapes) > 2
         )
         proxy.inject(fault)
         failed = await look(
-            made, expected("a"), lambda one: said.append(one) or isinstance(one, Failure)
+            made, expected("a"), lambda one: said.append(one) or isinstance(one, MetricsFailure)
         )
-        assert failed.trouble is trouble
+        assert failed.problem is trouble
         assert re.search(words, failed.message)
         proxy.clear()
         after = await look(made, expected("a"), lambda one: said.append(one) or seen(one))
@@ -329,7 +344,7 @@ async def test_a_fault_is_a_failure_with_its_name_and_passes(
     counted = {
         scrape.models["model"].success
         for one in (before, *said)
-        if isinstance(one, Sample)
+        if isinstance(one, PipelineSample)
         for scrape in one.pods["a"].scrapes
     }
     assert counted == {100.0}, "a value that no page had"
@@ -339,7 +354,7 @@ async def test_a_server_without_container_figures_or_targets_is_asked_no_more_th
     prometheus: PrometheusServer, tmp_path: Path
 ) -> None:
     wanted = {
-        ("default", name): Expected("default", {name: ""}, MODELS, 60.0) for name in ("a", "b")
+        ("default", name): ExpectedPods("default", {name: ""}, MODELS, 60.0) for name in ("a", "b")
     }
     async with faulty(prometheus, tmp_path) as (made, proxy):
         await made.collect(wanted)
@@ -390,7 +405,7 @@ async def test_tls_with_an_own_authority_a_client_certificate_a_password_and_a_p
             made = Connection.model_validate({"url": server_process.url, **connection})
             async with PrometheusCollector(made) as collector:
                 (answer,) = (await collector.collect(expected("a"))).values()
-            assert isinstance(answer, Failure)
+            assert isinstance(answer, MetricsFailure)
             assert PASSWORD not in answer.message + repr(made)
             return answer.message
 
@@ -428,7 +443,7 @@ async def test_a_restart_with_empty_storage_is_a_gap_and_no_new_beginning(
     prometheus: PrometheusServer, pages: Pages
 ) -> None:
     """The last test of this file: it restarts the server that all share."""
-    said: list[Sample | Failure] = []
+    said: list[PipelineSample | MetricsFailure] = []
     async with PrometheusCollector(Connection(url=prometheus.url)) as made:
         await look(
             made,
@@ -436,7 +451,7 @@ async def test_a_restart_with_empty_storage_is_a_gap_and_no_new_beginning(
             lambda one: seen(one) and len(one.pods["restarted"].scrapes) > 2,
         )
         await asyncio.to_thread(prometheus.stop)
-        down = await look(made, expected("restarted"), lambda one: isinstance(one, Failure))
+        down = await look(made, expected("restarted"), lambda one: isinstance(one, MetricsFailure))
         assert "cannot be reached: Connection refused" in down.message
         pages.text["restarted"] = page(160)
         await asyncio.to_thread(prometheus.start, empty=True)
@@ -444,7 +459,8 @@ async def test_a_restart_with_empty_storage_is_a_gap_and_no_new_beginning(
             made,
             expected("restarted"),
             lambda one: (
-                said.append(one) or (isinstance(one, Failure) and one.trouble is Trouble.STALE)
+                said.append(one)
+                or (isinstance(one, MetricsFailure) and one.problem is MetricsProblem.STALE)
             ),
         )
         assert "s old" in empty.message

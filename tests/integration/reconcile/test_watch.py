@@ -17,7 +17,7 @@ from tests.support.faultproxy import FaultProxy
 from tests.support.operators import Running, apply_any, eventually, operator, repeated, serve_pods
 from triton_pipelines.api import names
 from triton_pipelines.app import composition
-from triton_pipelines.autoscaling.metrics.latency_reader import Latency
+from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.controllers.pipeline import plan
@@ -48,7 +48,7 @@ class Reader:
 
     async def __aexit__(self, *_: Any) -> None: ...
 
-    async def read(self, address: str, model: str) -> Latency | str:
+    async def read(self, address: str, model: str) -> ModelLatency | str:
         # All pods have one address here: while both revisions are there, both tell the newer one's figure.
         present = {
             item["metadata"]["labels"][names.LABEL_REVISION]
@@ -56,7 +56,7 @@ class Reader:
         }
         self.revisions += sorted(present - set(self.revisions))
         index = max(self.revisions.index(revision) for revision in present)
-        return Latency(
+        return ModelLatency(
             self.p99[min(index, len(self.p99) - 1)],
             (self.clock() - self.begin).total_seconds() * 50,
         )

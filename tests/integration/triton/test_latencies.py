@@ -14,7 +14,7 @@ from tests.support import pipelines
 from tests.support.builders import built
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server
-from triton_pipelines.autoscaling.metrics.latency_reader import Latency, LatencyReader
+from triton_pipelines.autoscaling.metrics.latency_reader import LatencyReader, ModelLatency
 from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.triton.client import TritonClient
 
@@ -44,8 +44,8 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
             assert isinstance(after, str)
             assert "tells no nv_inference_request_summary_us" in after
             continue
-        assert before == Latency(None, 0)
-        assert isinstance(after, Latency)
+        assert before == ModelLatency(None, 0)
+        assert isinstance(after, ModelLatency)
         assert after.requests == REQUESTS
         assert after.p99 is not None
         # By the clients' clock and by Triton's other figures: not above the slowest, and all but

@@ -12,12 +12,12 @@ from statistics import mean
 import pytest
 
 from bench.simulator import traces
-from bench.simulator.engine import Happening, Record, Run, World
+from bench.simulator.engine import Incident, Record, Run, World
 from bench.simulator.managed import Managed
 from bench.simulator.measures import Measures, measure
 from bench.simulator.scenarios import HELD_OUT, SCENARIOS, TOKENIZER, WORLD, play
 from bench.simulator.station import StationSpec
-from triton_pipelines.autoscaling.metrics.samples import Failure
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure
 from triton_pipelines.autoscaling.types import Verdict
 
 pytestmark = pytest.mark.integration
@@ -164,7 +164,7 @@ def test_two_scaled_steps_share_the_cores() -> None:
     law = Managed(world)
     rates = [100.0] * 120 + [400.0] * 480
     record = Run(world, rates, law, 1).result()
-    last = law.memory.steps
+    last = law.state.steps
     assert last["tokenizer"].desired + last["clean"].desired <= 11
     assert sum(record.late[300:]) <= 0.01 * sum(record.arrived[300:])
 
@@ -175,9 +175,9 @@ def test_a_restart_of_the_operator_in_mid_run_changes_nothing() -> None:
     """
     rates = traces.sine(1)[:600]
     plain = Run(WORLD, rates, Managed(WORLD), 1).result()
-    dark = replace(WORLD, happenings=(Happening(299.0, "outage", 2.0),))
+    dark = replace(WORLD, happenings=(Incident(299.0, "outage", 2.0),))
     law = Managed(dark)
     law.keep = True
     interrupted = Run(dark, rates, law, 1).result()
-    assert not isinstance(law.decisions[0][1], Failure)
+    assert not isinstance(law.decisions[0][1], MetricsFailure)
     assert min(interrupted.instances[300:480]) >= min(plain.instances[300:480])

@@ -14,7 +14,7 @@ from tests.support.loops import Loop, Told, loop_of
 from tests.support.operators import eventually
 from tests.support.worlds import ModelPod, World
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.controllers.autoscaler.actuator import PodGoneError, PodRejectedError
 
@@ -209,7 +209,7 @@ async def test_a_start_says_nothing_until_it_has_looked(
     await grown(loop)
     told = loop.status()
     second = loop_of(monkeypatch, loop.world)
-    second.collector.says = Failure(Trouble.MISSING, "one look is no rate")
+    second.collector.says = MetricsFailure(MetricsProblem.MISSING, "one look is no rate")
     for _ in range(10):
         await second.tick(2.0)
         second.reconcile()

@@ -17,12 +17,12 @@ from tests.support.worlds import World
 from tests.unit.app.test_autoscaler import BUSY, RANGE, condition, grown, settled
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.samples import (
-    Counters,
-    Failure,
+    MetricsFailure,
+    MetricsProblem,
+    ModelCounters,
+    PipelineSample,
     PodHistory,
-    Sample,
     Scrape,
-    Trouble,
 )
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
@@ -39,13 +39,13 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 # --- faults ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", list(Trouble))
+@pytest.mark.parametrize("trouble", list(MetricsProblem))
 async def test_without_metrics_counts_stay_and_the_cause_is_told(
-    loop: Loop, trouble: Trouble
+    loop: Loop, trouble: MetricsProblem
 ) -> None:
     await grown(loop)
     before = loop.counts
-    loop.collector.says = Failure(trouble, "why and what to look at")
+    loop.collector.says = MetricsFailure(trouble, "why and what to look at")
     for _ in range(100):
         await loop.tick()
     assert loop.counts == before
@@ -125,7 +125,7 @@ def failing(loop: Loop) -> set[str]:
 
 ODD = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, -1.0, 1e300])
 COUNTERS = st.builds(
-    Counters, success=ODD, execs=ODD, queue_us=ODD, compute_infer_us=ODD, pending=ODD
+    ModelCounters, success=ODD, execs=ODD, queue_us=ODD, compute_infer_us=ODD, pending=ODD
 )
 SCRAPES = st.lists(
     st.builds(
@@ -138,7 +138,11 @@ SCRAPES = st.lists(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(says=st.one_of(st.builds(Failure, st.sampled_from(Trouble), st.text(max_size=50)), SCRAPES))
+@given(
+    says=st.one_of(
+        st.builds(MetricsFailure, st.sampled_from(MetricsProblem), st.text(max_size=50)), SCRAPES
+    )
+)
 def test_nothing_that_a_collector_says_ends_the_loop(
     says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +155,7 @@ def test_nothing_that_a_collector_says_ends_the_loop(
     )
     WORLDS[:] = [loop.world]
     loop.collector.says = (
-        (lambda one: Sample({pod: PodHistory(tuple(says)) for pod in one.pods}, 5.0))
+        (lambda one: PipelineSample({pod: PodHistory(tuple(says)) for pod in one.pods}, 5.0))
         if isinstance(says, list)
         else says
     )

@@ -17,7 +17,7 @@ from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from tests.unit.app.test_fleets import FULL, SPEC, flow
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 
 RENDERED: dict[str, Any] = {}
@@ -145,7 +145,7 @@ async def test_killed_over_and_over_nothing_falls(
         key for key in start if reached[key] > start[key]
     }
     # Prometheus goes, and a pod.
-    life.loop.collector.says = Failure(Trouble.MISSING, "gone")
+    life.loop.collector.says = MetricsFailure(MetricsProblem.MISSING, "gone")
     await life.run(30)
     del life.world.pods[0]
     await life.run(60)

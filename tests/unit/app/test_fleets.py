@@ -14,7 +14,13 @@ from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble, Usage
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+    PodUsage,
+)
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.resources import PODS
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
@@ -57,10 +63,10 @@ def flow(
     """
     passed = full * loop.counts["tokenizer"] if full else rate
 
-    def says(one: Expected) -> Sample:
+    def says(one: ExpectedPods) -> PipelineSample:
         flows = {"tokenizer": Flow(passed, **fields), "model": gpu or Flow(passed, service=0.0005)}
-        usage = Usage(loop.now, cpu_cores=cores, throttled=throttled)
-        return Sample(
+        usage = PodUsage(loop.now, cpu_cores=cores, throttled=throttled)
+        return PipelineSample(
             {pod: history(flows, now=loop.now, usage=usage) for pod in one.pods}, 5.0, "test"
         )
 
@@ -96,7 +102,7 @@ async def test_pods_grow_when_counts_stand_at_their_most_and_start_from_them(loo
     assert recorded(loop)["replicas"] > 1
     assert loop.world.deployment["spec"]["replicas"] == recorded(loop)["replicas"]
     (entry,) = [item for item in loop.status()["scaling"]["history"] if item["step"] == "pods"]
-    assert entry["reason"].startswith("TokenizerBound: tokenizer stands at 2 in every pod")
+    assert entry["reason"].startswith("TokenizerBound: tokenizer is at 2 in every pod")
     events = [
         event.note for made in loop.plans for event in made.events if event.reason == "Scaled"
     ]
@@ -105,7 +111,7 @@ async def test_pods_grow_when_counts_stand_at_their_most_and_start_from_them(loo
     await run(loop, 600, **FULL)
     assert recorded(loop) == {"replicas": 4}
     limited = loop.world.condition("ScalingLimited")
-    assert "bounded to 4 by scaling.pods.max" in limited["message"]
+    assert "limited to 4 by scaling.pods.max" in limited["message"]
 
 
 async def test_a_full_gpu_grows_pods_and_no_tokenizer(loop: Loop) -> None:
@@ -139,7 +145,7 @@ async def test_pods_go_before_counts_and_not_below_the_least(
 async def test_no_pod_goes_while_metrics_are_away(loop: Loop) -> None:
     await run(loop, 240, **FULL)
     assert recorded(loop) == {"replicas": 4}
-    loop.collector.says = Failure(Trouble.MISSING, "gone")
+    loop.collector.says = MetricsFailure(MetricsProblem.MISSING, "gone")
     await run(loop, 1200)
     assert recorded(loop) == {"replicas": 4}
     assert loop.world.condition("MetricsAvailable")["status"] == "False"
@@ -221,7 +227,7 @@ async def test_who_gives_the_number_to_scaling_again_starts_from_the_pods_that_t
     await run(loop, 60, rate=40.0, service=0.010)
     assert names.KEY_PODS not in loop.live
     assert loop.world.deployment["spec"]["replicas"] == 6
-    loop.collector.says = Failure(Trouble.MISSING, "gone")
+    loop.collector.says = MetricsFailure(MetricsProblem.MISSING, "gone")
     loop.world.change(scaling={"pods": {"min": 1, "max": 8}})
     loop.reconcile()
     await run(loop, 60)
@@ -463,13 +469,15 @@ async def test_a_deleted_live_config_map_is_made_anew_from_what_runs(
     counts, pods = loop.counts, recorded(loop)
     assert counts["tokenizer"] > 1
     assert (pods["replicas"], pods["cpuMillis"] > 1350) == (2, True)
-    loop.collector.says = Failure(Trouble.MISSING, "gone")  # nothing would bring back what is lost
+    loop.collector.says = MetricsFailure(
+        MetricsProblem.MISSING, "gone"
+    )  # nothing would bring back what is lost
     await run(loop, 10)
     if started_anew:
         tritons = loop.tritons
         loop = loop_of(monkeypatch, loop.world)
         loop.tritons.counts |= tritons.counts
-        loop.collector.says = Failure(Trouble.MISSING, "gone")
+        loop.collector.says = MetricsFailure(MetricsProblem.MISSING, "gone")
     else:
         monkeypatch.setattr(
             loop.scaler._states[loop.key].output, "intent", None

@@ -9,7 +9,7 @@ from typing import Any, Self
 from tests.support import builders
 from tests.support.operators import ready_status
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.metrics.latency_reader import Latency
+from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.handover import Handover
@@ -24,7 +24,7 @@ START = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 class Told:
     """A reader that says what it is told to."""
 
-    says: Latency | str = "nothing"
+    says: ModelLatency | str = "nothing"
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
@@ -32,7 +32,7 @@ class Told:
 
     async def __aexit__(self, *_: Any) -> None: ...
 
-    async def read(self, address: str, model: str) -> Latency | str:
+    async def read(self, address: str, model: str) -> ModelLatency | str:
         self.asked.append((address, model))
         return self.says
 
@@ -73,7 +73,7 @@ class Stage:
     async def look(self, times: int, p99: float = 50.0, rate: float = 10.0) -> None:
         for _ in range(times):
             self.now += dt.timedelta(seconds=TICK_SECONDS)
-            self.reader.says = Latency(p99, (self.now - START).total_seconds() * rate)
+            self.reader.says = ModelLatency(p99, (self.now - START).total_seconds() * rate)
             await self.watch.tick()
 
 

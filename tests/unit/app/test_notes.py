@@ -8,7 +8,7 @@ from tests.support import builders
 from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from triton_pipelines.autoscaling.metrics.samples import Expected, Sample, Usage
+from triton_pipelines.autoscaling.metrics.samples import ExpectedPods, PipelineSample, PodUsage
 
 FLOWS = {"tokenizer": Flow(50.0), "model": Flow(50.0, service=0.0005)}
 
@@ -16,9 +16,9 @@ FLOWS = {"tokenizer": Flow(50.0), "model": Flow(50.0, service=0.0005)}
 def says(loop: Loop, gpu: float) -> None:
     """The same load as ever, and what the GPU says of itself."""
 
-    def found(one: Expected) -> Sample:
-        seen = history(FLOWS, now=loop.now, usage=Usage(loop.now, gpu=gpu))
-        return Sample(dict.fromkeys(one.pods, seen), 5.0, "test")
+    def found(one: ExpectedPods) -> PipelineSample:
+        seen = history(FLOWS, now=loop.now, usage=PodUsage(loop.now, gpu=gpu))
+        return PipelineSample(dict.fromkeys(one.pods, seen), 5.0, "test")
 
     loop.collector.says = found
 

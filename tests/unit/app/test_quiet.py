@@ -10,7 +10,7 @@ from tests.support import builders
 from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from triton_pipelines.autoscaling.metrics.samples import Expected, Sample, Usage
+from triton_pipelines.autoscaling.metrics.samples import ExpectedPods, PipelineSample, PodUsage
 
 SPEC: dict[str, Any] = {
     "scaling": {"pods": {"min": 1, "max": 4}, "scaleUp": {"cooldownSeconds": 2}}
@@ -23,13 +23,13 @@ async def busy(loop: Loop, ticks: int) -> None:
     """So long under a load for whose GPU step more pods are wanted."""
     for _ in range(ticks):
 
-        def says(one: Expected) -> Sample:
+        def says(one: ExpectedPods) -> PipelineSample:
             flows = {
                 "tokenizer": Flow(50.0, service=0.001),
                 "model": Flow(50.0, service=0.0195, pending=80.0),
             }
-            usage = Usage(loop.now, cpu_cores=0.3, throttled=0.0)
-            return Sample(
+            usage = PodUsage(loop.now, cpu_cores=0.3, throttled=0.0)
+            return PipelineSample(
                 {pod: history(flows, now=loop.now, usage=usage) for pod in one.pods}, 5.0, "test"
             )
 

@@ -9,7 +9,14 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.autoscaling.types import Action, Decision, Growth, Memory, StepMemory, Verdict
+from triton_pipelines.autoscaling.types import (
+    CountChange,
+    InstanceGrowth,
+    ScalingDecision,
+    ScalingState,
+    StepState,
+    Verdict,
+)
 from triton_pipelines.compile.graph import build
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
@@ -54,11 +61,13 @@ def seen(found: PipelineScalingState, instances: int) -> PipelineScalingState:
 def view(
     verdict: Verdict = Verdict.BALANCED,
     *,
-    history: tuple[Action, ...] = (),
+    history: tuple[CountChange, ...] = (),
     mode: ScalingMode = ScalingMode.ACTIVE,
     message: str = "",
 ) -> ScalingView:
-    return ScalingView(Decision((), verdict, Memory(history=history), message=message), mode)
+    return ScalingView(
+        ScalingDecision((), verdict, ScalingState(history=history), message=message), mode
+    )
 
 
 @pytest.mark.parametrize("verdict", [Verdict.IDLE, Verdict.UNKNOWN, Verdict.OVERPROVISIONED])
@@ -152,7 +161,7 @@ def test_digits_are_no_news_and_a_mode_a_verdict_or_an_action_is() -> None:
     assert change_key(view(message="0.5 requests/s")) == before
     assert change_key(view(mode=ScalingMode.ADVISORY)) != before
     assert change_key(view(Verdict.IDLE)) != before
-    assert change_key(view(history=(Action(START, "tokenizer", 1, 2, "why"),))) != before
+    assert change_key(view(history=(CountChange(START, "tokenizer", 1, 2, "why"),))) != before
 
 
 @pytest.mark.parametrize(
@@ -164,8 +173,8 @@ def test_a_growth_that_was_never_in_force_is_not_judged(
     before: int, after: int, *, judged: bool
 ) -> None:
     """Else it counts as diminishing returns, and growth is held for a quarter of an hour."""
-    growth = Growth(START, before, after, 200.0, 0.010)
-    memory = Memory({"tokenizer": StepMemory(desired=4, growth=growth)})
+    growth = InstanceGrowth(START, before, after, 200.0, 0.010)
+    memory = ScalingState({"tokenizer": StepState(desired=4, growth=growth)})
     found = with_reverted_growth(memory, "tokenizer", 2, START + 5, "no space left").steps[
         "tokenizer"
     ]

@@ -11,13 +11,13 @@ from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
 from triton_pipelines.autoscaling.metrics.samples import (
-    Counters,
-    Expected,
-    Failure,
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    ModelCounters,
+    PipelineSample,
     PodHistory,
-    Sample,
     Scrape,
-    Trouble,
 )
 
 E = 0.010
@@ -147,7 +147,7 @@ async def test_without_metrics_counts_rise_to_what_was_enough(
 ) -> None:
     loop = await made(monkeypatch, 2, initial=6, fallback=fallback, staleAfterSeconds=stale)
     assert await under(loop, 150.0) == 2
-    loop.collector.says = Failure(Trouble.ERROR, "no Prometheus")
+    loop.collector.says = MetricsFailure(MetricsProblem.ERROR, "no Prometheus")
     for _ in range(60):
         await loop.tick(2.0)
         await loop.settle()
@@ -162,7 +162,7 @@ async def test_the_highest_count_of_late_comes_back_without_metrics(
     loop = await made(monkeypatch, 5, fallback="RecentMax", staleAfterSeconds=20, **quick)
     await under(loop, 450.0)
     assert await under(loop, 50.0, seconds=90) < 5
-    loop.collector.says = Failure(Trouble.ERROR, "no Prometheus")
+    loop.collector.says = MetricsFailure(MetricsProblem.ERROR, "no Prometheus")
     for _ in range(60):
         await loop.tick(2.0)
         await loop.settle()
@@ -208,7 +208,7 @@ async def test_the_slow_window_is_how_far_back_samples_are_wanted(
 async def seen(loop: Loop, *, calm: float, now: float, since: float, interval: float = 5.0) -> None:
     """One tick: requests came at rate ``calm``, and for ``since`` seconds at rate ``now``."""
 
-    def says(one: Expected) -> Sample:
+    def says(one: ExpectedPods) -> PipelineSample:
         before = history(
             {"tokenizer": Flow(calm, service=E), "model": Flow(calm, service=0.0005)},
             now=loop.now - since,
@@ -221,7 +221,7 @@ async def seen(loop: Loop, *, calm: float, now: float, since: float, interval: f
                 for name, counters in last.models.items()
             }
             more.append(Scrape(loop.now - age, models))
-        return Sample(
+        return PipelineSample(
             {pod: PodHistory((*before.scrapes, *more)) for pod in one.pods}, interval, "test"
         )
 
@@ -230,9 +230,9 @@ async def seen(loop: Loop, *, calm: float, now: float, since: float, interval: f
     await loop.settle()
 
 
-def grown(counters: Counters, done: float, service: float) -> Counters:
+def grown(counters: ModelCounters, done: float, service: float) -> ModelCounters:
     """Counters after so many more requests."""
-    return Counters(
+    return ModelCounters(
         success=counters.success + done,
         execs=counters.execs + done,
         compute_infer_us=counters.compute_infer_us + done * service * 1e6,

@@ -9,8 +9,14 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.flows import NOW, Flow, sample
 from triton_pipelines.api.scaling import ScalingMode
-from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
-from triton_pipelines.autoscaling.types import Decision, Figures, Memory, StepDecision, Verdict
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
+from triton_pipelines.autoscaling.types import (
+    ScalingDecision,
+    ScalingState,
+    StepDecision,
+    StepFigures,
+    Verdict,
+)
 from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import ScalingView
@@ -22,9 +28,9 @@ LABELS = {"namespace": "nlp", "pipeline": "sentiment"}
 def view(
     *pods: str, verdict: Verdict = Verdict.TOKENIZER_BOUND, gpu: float | None = 0.2
 ) -> ScalingView:
-    figures = Figures(busy=0.9, wait=0.5, service=0.01)
-    decision = Decision(
-        (StepDecision("tokenizer", 3, verdict, "", figures),), verdict, Memory(), gpu_busy=gpu
+    figures = StepFigures(busy=0.9, wait=0.5, service=0.01)
+    decision = ScalingDecision(
+        (StepDecision("tokenizer", 3, verdict, "", figures),), verdict, ScalingState(), gpu_busy=gpu
     )
     return ScalingView(decision, ScalingMode.ACTIVE, {"tokenizer": dict.fromkeys(pods, 2)})
 
@@ -105,7 +111,7 @@ def test_without_metrics_the_error_is_counted_and_no_figure_is_made_up(
     metrics: ScalingMetrics,
 ) -> None:
     metrics.observe_decision(
-        KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.STALE, "old"), NOW
+        KEY, view("a"), {"tokenizer": "tok"}, MetricsFailure(MetricsProblem.STALE, "old"), NOW
     )
     (found,) = [
         one
@@ -124,7 +130,7 @@ def test_pods_that_have_yet_to_start_are_no_fault_of_metrics(metrics: ScalingMet
         KEY,
         replace(view(), metrics_failure="NoPods"),
         {"tokenizer": "tok"},
-        Failure(Trouble.MISSING, "no pod is ready"),
+        MetricsFailure(MetricsProblem.MISSING, "no pod is ready"),
         NOW + 300,
     )
     assert errors(metrics) == []
@@ -135,7 +141,7 @@ def test_pods_that_have_yet_to_start_are_no_fault_of_metrics(metrics: ScalingMet
 
 def test_counters_go_with_their_pipeline(metrics: ScalingMetrics) -> None:
     metrics.observe_decision(
-        KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.STALE, "old"), NOW
+        KEY, view("a"), {"tokenizer": "tok"}, MetricsFailure(MetricsProblem.STALE, "old"), NOW
     )
     for direction in ("up", "down"):
         metrics.observe_action(KEY, "tokenizer", direction, "Proven", 1.0)
@@ -162,12 +168,20 @@ def errors(metrics: ScalingMetrics) -> list[str]:
 def test_the_age_of_samples_grows_while_none_comes(metrics: ScalingMetrics) -> None:
     decided(metrics, view("a", "b"))
     metrics.observe_decision(
-        KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.ERROR, "no Prometheus"), NOW + 57
+        KEY,
+        view("a"),
+        {"tokenizer": "tok"},
+        MetricsFailure(MetricsProblem.ERROR, "no Prometheus"),
+        NOW + 57,
     )
     assert value(metrics, "tritonpipe_scaling_sample_age_seconds") == pytest.approx(60)
     metrics.forget(KEY)
     metrics.observe_decision(
-        KEY, view("a"), {"tokenizer": "tok"}, Failure(Trouble.ERROR, "no Prometheus"), NOW + 59
+        KEY,
+        view("a"),
+        {"tokenizer": "tok"},
+        MetricsFailure(MetricsProblem.ERROR, "no Prometheus"),
+        NOW + 59,
     )
     assert value(metrics, "tritonpipe_scaling_sample_age_seconds") is None, (
         "of samples that nobody has seen"

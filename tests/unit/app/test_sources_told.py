@@ -11,7 +11,12 @@ import pytest
 from tests.support import builders
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
 from triton_pipelines.autoscaling.types import REASON_MAX
 from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
 
@@ -34,13 +39,15 @@ def available(loop: Loop) -> dict[str, Any]:
     return loop.world.condition("MetricsAvailable")
 
 
-def gone(address: str) -> Failure:
+def gone(address: str) -> MetricsFailure:
     """What a collector says where nobody listens."""
-    return Failure(Trouble.ERROR, f"{CONNECTION} ({address}): refuses the connection", CONNECTION)
+    return MetricsFailure(
+        MetricsProblem.ERROR, f"{CONNECTION} ({address}): refuses the connection", CONNECTION
+    )
 
 
 async def told_by_another(
-    monkeypatch: pytest.MonkeyPatch, loop: Loop, says: Failure | None, ticks: int = 1
+    monkeypatch: pytest.MonkeyPatch, loop: Loop, says: MetricsFailure | None, ticks: int = 1
 ) -> dict[str, Any]:
     """Return MetricsAvailable after some ticks of a new process with this failure, if any."""
     second = loop_of(monkeypatch, loop.world)
@@ -99,8 +106,8 @@ async def test_no_message_begins_with_its_own_reason(loop: Loop) -> None:
     """Users see the reason in front of it: in kubectl describe, events and the history."""
     loop.flow(50.0, service=0.010)
     await loop.tick()
-    trouble = Failure(
-        Trouble.ERROR, f"{CONNECTION} (http://10.99.0.1:1234): no answer for 4 s", CONNECTION
+    trouble = MetricsFailure(
+        MetricsProblem.ERROR, f"{CONNECTION} (http://10.99.0.1:1234): no answer for 4 s", CONNECTION
     )
     loop.collector.says = trouble
     await loop.tick()
@@ -144,8 +151,10 @@ async def test_where_metrics_are_read_from_is_told_though_no_figure_moves(loop: 
             made = loop.collector.says
 
             def says(
-                one: Expected, made: Callable[[Expected], Sample] = made, source: str = source
-            ) -> Sample:
+                one: ExpectedPods,
+                made: Callable[[ExpectedPods], PipelineSample] = made,
+                source: str = source,
+            ) -> PipelineSample:
                 return replace(made(one), source=source)
 
             loop.collector.says = says

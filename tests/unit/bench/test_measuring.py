@@ -11,10 +11,10 @@ from bench.in_place import AFTER_SECONDS, Change, beyond
 from bench.simulator.measures import Measures
 from e2e.load.bins import Answer
 from triton_pipelines.autoscaling.metrics.samples import (
-    Counters,
-    Failure,
+    MetricsFailure,
+    ModelCounters,
+    PipelineSample,
     PodHistory,
-    Sample,
     Scrape,
 )
 
@@ -54,25 +54,25 @@ def test_runs_are_made_once_and_a_broken_line_again(
     assert [found.violations for _, found in kept.measures(jobs, file)] == [0.01, 0.5]
 
 
-def sample() -> Sample:
+def sample() -> PipelineSample:
     scrapes = tuple(
         Scrape(
             1000.0 + 5 * n,
             {
-                "tokenizer": Counters(success=10.0 * n, pending=1.0),
-                "model": Counters(success=10.0 * n),
+                "tokenizer": ModelCounters(success=10.0 * n, pending=1.0),
+                "model": ModelCounters(success=10.0 * n),
             },
         )
         for n in range(13)
     )
-    return Sample({"pod-0": PodHistory(scrapes), "pod-1": PodHistory(scrapes)}, 5.0)
+    return PipelineSample({"pod-0": PodHistory(scrapes), "pod-1": PodHistory(scrapes)}, 5.0)
 
 
 @pytest.mark.parametrize("fault", bad_metrics.FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_spoils_something(fault: bad_metrics.Fault) -> None:
     good = sample()
     spoilt = fault.spoil(good, 30.0)
-    assert isinstance(spoilt, Failure) or spoilt != good
+    assert isinstance(spoilt, MetricsFailure) or spoilt != good
     assert good == sample()
 
 

@@ -28,7 +28,7 @@ def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
                 "type": "ScalingLimited",
                 "status": "True",
                 "reason": "GPUBound",
-                "message": "tokenizer: the load asks for 5; GPUBound holds it at 3",
+                "message": "tokenizer: the load needs 5 instances; held at 3: GPUBound",
             },
         ],
         "steps": [
@@ -40,7 +40,7 @@ def pipeline(verdict: str = "GPUBound", **state: Any) -> dict[str, Any]:
                 "desiredInstances": 3,
                 "podsWithDesiredInstances": 2,
                 "verdict": verdict,
-                "verdictReason": "model computes 99% of the time",
+                "verdictReason": "model is 99% busy",
             },
             {
                 "name": "model",
@@ -95,10 +95,10 @@ def test_plain_words_numbers_and_what_would_move_it(shown: Any) -> None:
     text = shown(pipeline(), "explain", "sentiment")
     for part in (
         "nlp/sentiment: GPUBound",
-        "What limits it: The GPU step is the narrow place",
+        "What limits it: The GPU step is the bottleneck",
         "tokenizer (GPUBound): 3 of 3 wanted in each pod; 200 requests/s, 66 busy %, 2 wait ms",
-        "model computes 99% of the time",
-        "ScalingLimited GPUBound: tokenizer: the load asks for 5",
+        "model is 99% busy",
+        "ScalingLimited GPUBound: tokenizer: the load needs 5 instances",
         "1. Add pods with spec.replicas",
         "Last change: 2026-01-01T12:00:00Z tokenizer went from 1 to 3: TokenizerBound: 95 requests/s",
     ):
@@ -110,7 +110,7 @@ def test_the_guide_shows_what_comes() -> None:
     """The example of docs/user/scaling.md."""
     document = pipeline()
     document["metadata"]["namespace"] = "default"
-    reason = "model computes 99% of the time, the GPU is used 97%; 41 requests wait before it, 0 before tokenizer: more of those cannot help"
+    reason = "model is 99% busy, the GPU is 97% utilized; 41 requests are queued for it, 0 for tokenizer: more instances of tokenizer cannot help"
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
     assert "```text\n" + "\n".join(scaling.explained(document)) + "\n```" in page
@@ -172,8 +172,8 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
     [
         ("PrometheusError: ", []),
         (
-            "PrometheusError for 62 s: up to 2 (RecentMax); ",
-            ["    PrometheusError for 62 s: up to 2 (RecentMax)"],
+            "PrometheusError for 62 s: increased to 2 (RecentMax); ",
+            ["    PrometheusError for 62 s: increased to 2 (RecentMax)"],
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_counts_figures_and_changes_as_tables(shown: Any) -> None:
         "66",
         "2",
         "GPUBound",
-        "model computes 99% of the time",
+        "model is 99% busy",
     ]
     assert rows[1] == [
         "2026-01-01T12:00:00Z",

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from e2e.load.bins import Answer, Second, figures, percentile, second, with_answers
-from triton_pipelines.autoscaling.metrics.samples import Counters, Scrape
+from triton_pipelines.autoscaling.metrics.samples import ModelCounters, Scrape
 
 
 def look(
@@ -21,11 +21,13 @@ def look(
     gpu_batch: int = 1,
 ) -> Scrape:
     """A pod's page: requests done by both steps so far; seconds that they waited, that the tokenizer and the GPU step computed so far."""
-    fed = Counters(
+    fed = ModelCounters(
         success=done, execs=done, queue_us=queue * 1e6, compute_infer_us=busy * 1e6, pending=pending
     )
     # As Triton counts: a batch's time once for each of its requests.
-    works = Counters(success=done, execs=done / gpu_batch, compute_infer_us=gpu * gpu_batch * 1e6)
+    works = ModelCounters(
+        success=done, execs=done / gpu_batch, compute_infer_us=gpu * gpu_batch * 1e6
+    )
     return Scrape(at, {"tokenizer": fed, "model": works})
 
 
@@ -80,7 +82,9 @@ def test_a_restart_in_between_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "after", [FIRST, Scrape(101.0, {"tokenizer": Counters()})], ids=["same look", "model missing"]
+    "after",
+    [FIRST, Scrape(101.0, {"tokenizer": ModelCounters()})],
+    ids=["same look", "model missing"],
 )
 def test_looks_that_do_not_fit_are_refused(after: Scrape) -> None:
     with pytest.raises(ValueError, match="two looks in order"):

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.autoscaling.metrics import queries, query_results
 from triton_pipelines.autoscaling.metrics.connection import Connection, SeriesLabels
-from triton_pipelines.autoscaling.metrics.query_results import AnswerError, Seen
-from triton_pipelines.autoscaling.metrics.samples import Counters, Usage
+from triton_pipelines.autoscaling.metrics.query_results import PodSeries, QueryResultError
+from triton_pipelines.autoscaling.metrics.samples import ModelCounters, PodUsage
 
 POD = ("default", "a")
 WANTED = {POD: frozenset({"tokenizer", "model"})}
 INTERVAL = 5.0
 
 
-def read(result: list[Any], address: str = "") -> Seen:
+def read(result: list[Any], address: str = "") -> PodSeries:
     return query_results.counters(
         "matrix", result, SeriesLabels(), WANTED, {POD: address}, INTERVAL
-    ).get(POD, Seen())
+    ).get(POD, PodSeries())
 
 
 def whole(**labels: str) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def test_series_become_scrapes_with_their_own_times() -> None:
     seen = read(whole())
     assert seen.problem == ""
     assert [scrape.at for scrape in seen.scrapes] == [100.0, 105.0]
-    assert seen.scrapes[1].models["tokenizer"] == Counters(2, 2, 2, 0, 2, 2, 2, 2, 2)
+    assert seen.scrapes[1].models["tokenizer"] == ModelCounters(2, 2, 2, 0, 2, 2, 2, 2, 2)
     assert seen.scrapes[1].models["model"].success == 4
 
 
@@ -68,7 +68,7 @@ def test_others_are_passed_over() -> None:
         *series("a", "model", {105.0: 9}, namespace="x"),
     ]
     assert read([*stranger, *whole()]) == read(whole())
-    assert read(stranger) == Seen()
+    assert read(stranger) == PodSeries()
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "", "x", "1e999"])
@@ -77,7 +77,7 @@ def test_an_absurd_value_is_a_problem_of_that_pod(value: str) -> None:
     result[3]["values"][1][1] = value
     try:
         seen = read(result)
-    except AnswerError:
+    except QueryResultError:
         assert value in ("", "x")
         return
     assert "which no counter can be" in seen.problem
@@ -174,9 +174,9 @@ def test_any_json_is_an_answer_or_an_answer_error(result: list[Any], kind: str) 
         lambda: query_results.figures(kind, result, connection),
         lambda: query_results.targets(kind, result, connection),
     ):
-        with contextlib.suppress(AnswerError):
+        with contextlib.suppress(QueryResultError):
             assert not call()
-    with contextlib.suppress(AnswerError):
+    with contextlib.suppress(QueryResultError):
         assert math.isfinite(query_results.clock(kind, result))
 
 
@@ -209,7 +209,7 @@ def test_no_spoilt_answer_gives_a_counter_that_was_not_there(
     random.shuffle(result)
     try:
         seen = read(result)
-    except AnswerError:
+    except QueryResultError:
         return
     if seen.problem and not seen.scrapes:
         return
@@ -244,7 +244,7 @@ def test_usage_of_a_pod() -> None:
         Connection(url="http://a"),
     )
     assert query_results.usages(found, [POD, ("default", "b")], 40.0) == {
-        POD: Usage(40.0, 1.5, 0.2, 1e9, 0.8)
+        POD: PodUsage(40.0, 1.5, 0.2, 1e9, 0.8)
     }
 
 
@@ -281,5 +281,5 @@ def test_gpu_figures_in_all_their_forms(figures: list[dict[str, Any]], gpu: floa
 
 @pytest.mark.parametrize("result", [[1.0, "NaN"], [1.0], [], [1.0, "-5"], ["x", "y"], [1, None]])
 def test_a_server_without_a_time(result: list[Any]) -> None:
-    with pytest.raises(AnswerError, match="does not tell its time"):
+    with pytest.raises(QueryResultError, match="does not tell its time"):
         query_results.clock("scalar", result)

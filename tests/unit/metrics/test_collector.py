@@ -16,11 +16,16 @@ from hypothesis import strategies as st
 from tests.support.loopback import listening
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
-from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector, unknown
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector, unknown_connection
 from triton_pipelines.autoscaling.metrics.connection import Connection
-from triton_pipelines.autoscaling.metrics.prometheus_client import Answer
+from triton_pipelines.autoscaling.metrics.prometheus_client import QueryResult
 from triton_pipelines.autoscaling.metrics.queries import FIGURE
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
 
 KEY = ("default", "sentiment")
 MODELS = frozenset({"tokenizer", "model"})
@@ -92,8 +97,10 @@ def url(stand: Stand) -> Iterator[str]:
         yield server.url
 
 
-def expected(*pods: str, models: frozenset[str] = MODELS) -> dict[tuple[str, str], Expected]:
-    return {KEY: Expected("default", {pod: f"{pod}:8002" for pod in pods or ("a",)}, models, 60.0)}
+def expected(*pods: str, models: frozenset[str] = MODELS) -> dict[tuple[str, str], ExpectedPods]:
+    return {
+        KEY: ExpectedPods("default", {pod: f"{pod}:8002" for pod in pods or ("a",)}, models, 60.0)
+    }
 
 
 def collector(url: str, stand: Stand, *, ahead: float = 0.0, **more: Any) -> PrometheusCollector:
@@ -104,13 +111,13 @@ def collector(url: str, stand: Stand, *, ahead: float = 0.0, **more: Any) -> Pro
     )
 
 
-def sample(said: Sample | Failure) -> Sample:
-    assert isinstance(said, Sample), said
+def sample(said: PipelineSample | MetricsFailure) -> PipelineSample:
+    assert isinstance(said, PipelineSample), said
     return said
 
 
-def failure(said: Sample | Failure) -> Failure:
-    assert isinstance(said, Failure), said
+def failure(said: PipelineSample | MetricsFailure) -> MetricsFailure:
+    assert isinstance(said, MetricsFailure), said
     return said
 
 
@@ -154,7 +161,7 @@ async def test_after_an_outage_the_gap_is_asked_for(stand: Stand, url: str) -> N
 async def test_all_pipelines_with_one_set_of_queries(stand: Stand, url: str) -> None:
     wanted = {}
     for index in range(30):
-        wanted["default", f"p{index}"] = Expected("default", {f"pod-{index}": ""}, MODELS, 60.0)
+        wanted["default", f"p{index}"] = ExpectedPods("default", {f"pod-{index}": ""}, MODELS, 60.0)
         stand.scrape(999.0, float(index), f"pod-{index}")
     async with collector(url, stand) as made:
         said = await made.collect(wanted)
@@ -186,7 +193,7 @@ async def test_a_stale_pod_is_left_out_and_named_while_another_is_fresh(
         )
         stand.now = 1020.0
         gone = failure((await made.collect(expected("a", "b")))[KEY])
-    assert gone.trouble is Trouble.STALE
+    assert gone.problem is MetricsProblem.STALE
     assert 'nv_inference_request_success{namespace="default",pod=~"a|b"}' in gone.message
 
 
@@ -207,7 +214,7 @@ async def test_no_series_at_all_gets_a_checklist(
     stand.up = up
     async with collector(url, stand) as made:
         said = failure((await made.collect(expected()))[KEY])
-    assert said.trouble is Trouble.MISSING
+    assert said.problem is MetricsProblem.MISSING
     assert re.search(words, said.message)
     for part in (
         "PodMonitor",
@@ -256,7 +263,7 @@ async def test_a_scrape_of_the_future_is_not_believed(stand: Stand, url: str) ->
             else None
         )
         said = failure((await made.collect(expected()))[KEY])
-    assert said.trouble is Trouble.STALE
+    assert said.problem is MetricsProblem.STALE
     assert "in the future" in said.message
 
 
@@ -355,7 +362,7 @@ async def test_every_bad_answer_is_a_failure_in_words(
     stand.before = lambda request, query: answer
     async with collector(url, stand) as made:
         said = failure((await made.collect(expected()))[KEY])
-    assert said.trouble is Trouble.ERROR
+    assert said.problem is MetricsProblem.ERROR
     assert words in said.message
     assert said.message.startswith(f'Prometheus connection "default" ({url}): ')
     assert len(stand.queries) == 1, "it was tried again"
@@ -446,7 +453,7 @@ async def test_a_token_rotates_and_is_never_said(
         token.write_text("other\n")
         sample((await made.collect(expected()))[KEY])
         good[0] = "third"
-        assert isinstance((await made.collect(expected()))[KEY], Failure)
+        assert isinstance((await made.collect(expected()))[KEY], MetricsFailure)
         token.unlink()
         assert (
             f"bearerTokenFile: {token} cannot be read"
@@ -490,8 +497,8 @@ async def test_one_group_fails_and_others_do_not(
         Response(422, {}, b"{}") if query[0] == "{" and '"two"' in query else None
     )
     wanted = {
-        ("one", "p"): Expected("one", {"a": ""}, MODELS, 60.0),
-        ("two", "q"): Expected("two", {"b": ""}, MODELS, 60.0),
+        ("one", "p"): ExpectedPods("one", {"a": ""}, MODELS, 60.0),
+        ("two", "q"): ExpectedPods("two", {"b": ""}, MODELS, 60.0),
     }
     async with collector(url, stand) as made:
         said = await made.collect(wanted)
@@ -501,7 +508,7 @@ async def test_one_group_fails_and_others_do_not(
 
 async def test_without_pods_nothing_is_asked(stand: Stand, url: str) -> None:
     async with collector(url, stand) as made:
-        said = await made.collect({KEY: Expected("default", {}, MODELS, 60.0)})
+        said = await made.collect({KEY: ExpectedPods("default", {}, MODELS, 60.0)})
     assert "no pod is ready" in failure(said[KEY]).message
     assert stand.queries == []
 
@@ -509,11 +516,11 @@ async def test_without_pods_nothing_is_asked(stand: Stand, url: str) -> None:
 class Absurd:
     """A stand-in of the client, whose answers are whatever a test draws."""
 
-    def __init__(self, answers: list[Answer]) -> None:
+    def __init__(self, answers: list[QueryResult]) -> None:
         self.answers = answers
 
-    def query(self, text: str, deadline: float) -> Answer:
-        return self.answers.pop() if self.answers else Answer("scalar", [1000.0, "1000"])
+    def query(self, text: str, deadline: float) -> QueryResult:
+        return self.answers.pop() if self.answers else QueryResult("scalar", [1000.0, "1000"])
 
     def close(self) -> None:
         """Nothing is open."""
@@ -540,16 +547,16 @@ ITEM = st.fixed_dictionaries(
     optional={"values": st.lists(POINT, max_size=3) | JSON, "value": POINT | JSON},
 )
 ANSWER = st.builds(
-    Answer,
+    QueryResult,
     st.sampled_from(["matrix", "vector", "scalar", "string"]),
     st.lists(ITEM | JSON, max_size=4),
 )
 
 
 @given(st.lists(ANSWER, max_size=6))
-def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[Answer]) -> None:
-    async def collected() -> Sample | Failure:
-        clock = Answer("scalar", [1000.0, "1000"])
+def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[QueryResult]) -> None:
+    async def collected() -> PipelineSample | MetricsFailure:
+        clock = QueryResult("scalar", [1000.0, "1000"])
         async with PrometheusCollector(
             Connection(url="http://a"), clock=lambda: 1000.0, monotonic=lambda: 1000.0
         ) as made:
@@ -557,8 +564,8 @@ def test_whatever_is_answered_is_a_failure_and_never_an_exception(drawn: list[An
             return (await made.collect(expected()))[KEY]
 
     # No drawn answer has every series of both models, so nothing may come of it.
-    assert isinstance(asyncio.run(collected()), Failure)
+    assert isinstance(asyncio.run(collected()), MetricsFailure)
 
 
 def test_an_unknown_connection_is_said_with_the_known_ones() -> None:
-    assert "no connection 'x'; it has a, b" in unknown("x", ["b", "a"]).message
+    assert "no connection 'x'; it has a, b" in unknown_connection("x", ["b", "a"]).message

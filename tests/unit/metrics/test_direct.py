@@ -10,14 +10,17 @@ from tests.support.flows import NOW, TOKENIZER, limits, rested
 from tests.support.loopback import listening
 from tests.unit.metrics.test_exposition import PAGE
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.direct_reader import (
-    PAGE_BYTES_MAX,
-    DirectReader,
-    Expected,
+from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
+from triton_pipelines.autoscaling.metrics.metrics_client import PAGE_BYTES_MAX
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+    Scrape,
 )
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample, Scrape, Trouble
-from triton_pipelines.autoscaling.metrics.scrape_history import Histories
-from triton_pipelines.autoscaling.types import Memory, StepMemory
+from triton_pipelines.autoscaling.metrics.scrape_history import ScrapeHistories
+from triton_pipelines.autoscaling.types import ScalingState, StepState
 
 KEY = ("default", "sentiment")
 MODELS = frozenset({"tokenizer", "model"})
@@ -47,8 +50,8 @@ def page(text: str, status: str = "200 OK") -> bytes:
     )
 
 
-def expected(**pods: str) -> dict[tuple[str, str], Expected]:
-    return {KEY: Expected("default", pods, MODELS, 60.0)}
+def expected(**pods: str) -> dict[tuple[str, str], ExpectedPods]:
+    return {KEY: ExpectedPods("default", pods, MODELS, 60.0)}
 
 
 async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
@@ -57,7 +60,7 @@ async def test_each_look_adds_a_scrape_with_its_own_time() -> None:
         await reader.collect(expected(a=address))
         now[0] = 102.0
         sample = (await reader.collect(expected(a=address)))[KEY]
-    assert isinstance(sample, Sample)
+    assert isinstance(sample, PipelineSample)
     assert [scrape.at for scrape in sample.pods["a"].scrapes] == [100.0, 102.0]
     assert sample.interval == 2.0
     assert sample.gpu_known
@@ -87,15 +90,17 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
         alone = (await reader.collect(expected(b=bad)))[KEY]
         for now[0] in (NOW + 60, NOW + 62, NOW + 64):
             said = (await reader.collect(expected(a=good, b=bad)))[KEY]
-    assert isinstance(said, Sample)
+    assert isinstance(said, PipelineSample)
     assert set(said.pods) == {"a"}
     (note,) = said.notes
     assert words in note
     assert "1 of 2 pods" in note
-    assert isinstance(alone, Failure)
+    assert isinstance(alone, MetricsFailure)
     assert words in alone.message
     # Both pods idle as far as anybody knows, and eight instances each have not been needed for long.
-    memory = rested(Memory(steps={TOKENIZER: StepMemory(desired=8, service=0.01)}), 1, now=now[0])
+    memory = rested(
+        ScalingState(steps={TOKENIZER: StepState(desired=8, service=0.01)}), 1, now=now[0]
+    )
     reported = {TOKENIZER: {"a": 8, "b": 8}}
     both, one = (
         decide(limits(), memory, said, reported, ready, now[0]) for ready in (["a", "b"], ["a"])
@@ -109,7 +114,7 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
 async def test_a_pod_at_no_address_at_all_is_left_out_like_any_other() -> None:
     async with pages(page(PAGE)) as good, DirectReader() as reader:
         said = (await reader.collect(expected(a=good, b="[::1")))[KEY]
-    assert isinstance(said, Sample)
+    assert isinstance(said, PipelineSample)
     assert set(said.pods) == {"a"}
     (note,) = said.notes
     assert "1 of 2 pods" in note
@@ -125,8 +130,8 @@ async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look()
         await reader.collect(expected(a=good, b=good))
         broken = (await reader.collect(expected(a=good, b=bad)))[KEY]
         mended = (await reader.collect(expected(a=good, b=good)))[KEY]
-    assert isinstance(broken, Sample)
-    assert isinstance(mended, Sample)
+    assert isinstance(broken, PipelineSample)
+    assert isinstance(mended, PipelineSample)
     assert (set(broken.pods), set(mended.pods)) == ({"a"}, {"a", "b"})
     assert len(mended.pods["b"].scrapes) == 2
     assert mended.notes == ()
@@ -149,15 +154,12 @@ async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_an
     ):
         for now[0] in range(int(NOW), int(NOW) + 40, 2):
             said = (await reader.collect(expected(a=address)))[KEY]
-            assert isinstance(said, Failure)
+            assert isinstance(said, MetricsFailure)
         assert asked == 5, "twice, and then every ten seconds"
-        assert isinstance((await reader.collect(expected(a=good)))[KEY], Sample)
+        assert isinstance((await reader.collect(expected(a=good)))[KEY], PipelineSample)
 
 
-async def test_a_page_that_drips_is_given_up_and_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("triton_pipelines.autoscaling.metrics.direct_reader.TIMEOUT_SECONDS", 0.1)
+async def test_a_page_that_drips_is_given_up_and_others_go_on() -> None:
     async with (
         pages(page(PAGE)[:-5], hang=True) as bad,
         pages(page(PAGE)) as good,
@@ -165,17 +167,17 @@ async def test_a_page_that_drips_is_given_up_and_others_go_on(
     ):
         wanted = {
             **expected(a=bad),
-            ("default", "other"): Expected("default", {"b": good}, MODELS, 60.0),
+            ("default", "other"): ExpectedPods("default", {"b": good}, MODELS, 60.0),
         }
         said = await reader.collect(wanted)
     missing = said[KEY]
-    assert isinstance(missing, Failure)
-    assert missing.trouble is Trouble.MISSING
-    assert isinstance(said["default", "other"], Sample)
+    assert isinstance(missing, MetricsFailure)
+    assert missing.problem is MetricsProblem.MISSING
+    assert isinstance(said["default", "other"], PipelineSample)
 
 
 def test_what_is_older_than_the_window_is_forgotten_and_gone_pods_too() -> None:
-    histories = Histories()
+    histories = ScrapeHistories()
     for second in range(0, 200, 5):
         assert histories.add(("n", "a"), Scrape(float(second), {}), 60.0)
     assert not histories.add(("n", "a"), Scrape(195.0, {}), 60.0)

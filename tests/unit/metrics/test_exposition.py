@@ -2,7 +2,7 @@
 
 import pytest
 
-from triton_pipelines.autoscaling.metrics.metrics_page import ExpositionError, parse
+from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError, parse_metrics_page
 
 # As Triton 2.51.0 writes it, shortened; a model on a GPU has some series with and some without gpu_uuid.
 PAGE = """\
@@ -31,7 +31,7 @@ nv_cpu_utilization 0.99
 
 
 def test_sums_label_sets_and_versions_of_a_model() -> None:
-    scrape, gpu = parse(PAGE, 12.5)
+    scrape, gpu = parse_metrics_page(PAGE, 12.5)
     assert scrape.at == 12.5
     assert set(scrape.models) == {"tokenizer", "model"}
     tokenizer, model = scrape.models["tokenizer"], scrape.models["model"]
@@ -46,7 +46,7 @@ def test_sums_label_sets_and_versions_of_a_model() -> None:
 
 
 def test_no_gpu_figure_is_not_a_figure_of_nought() -> None:
-    assert parse(PAGE.replace("nv_gpu_utilization{", "other{"), 1.0)[1] is None
+    assert parse_metrics_page(PAGE.replace("nv_gpu_utilization{", "other{"), 1.0)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_no_gpu_figure_is_not_a_figure_of_nought() -> None:
     ],
 )
 def test_what_cannot_be_is_an_error_and_never_a_nought(text: str, words: str) -> None:
-    with pytest.raises(ExpositionError, match=words):
-        parse(text, 1.0)
+    with pytest.raises(MetricsPageError, match=words):
+        parse_metrics_page(text, 1.0)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.metrics.test_direct import page, pages
-from triton_pipelines.autoscaling.metrics.latency_reader import Latency, LatencyReader, latency_of
-from triton_pipelines.autoscaling.metrics.metrics_page import ExpositionError
+from triton_pipelines.autoscaling.metrics.latency_reader import (
+    LatencyReader,
+    ModelLatency,
+    latency_of,
+)
+from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError
 
 PAGE = """# HELP nv_inference_request_summary_us Summary of inference request duration in microseconds (includes cached requests)
 # TYPE nv_inference_request_summary_us summary
@@ -33,28 +37,28 @@ nv_inference_request_success{model="model",version="1"} 40
 @pytest.mark.parametrize(
     ("model", "found"),
     [
-        ("model", Latency(1.011, 40)),
-        ("idle", Latency(None, 7)),
-        ("both", Latency(2.928, 11)),
+        ("model", ModelLatency(1.011, 40)),
+        ("idle", ModelLatency(None, 7)),
+        ("both", ModelLatency(2.928, 11)),
         ("median", None),
         ("other", None),
     ],
 )
-def test_p99_in_milliseconds(model: str, found: Latency | None) -> None:
+def test_p99_in_milliseconds(model: str, found: ModelLatency | None) -> None:
     assert latency_of(PAGE, model) == found
 
 
 def test_what_is_no_page() -> None:
-    with pytest.raises(ExpositionError, match="text format"):
+    with pytest.raises(MetricsPageError, match="text format"):
         latency_of('nv_inference_request_summary_us{model="x', "x")
 
 
 async def test_a_pod_is_read() -> None:
     async with pages(page(PAGE)) as address, LatencyReader() as reader:
-        assert await reader.read(address, "model") == Latency(1.011, 40)
+        assert await reader.read(address, "model") == ModelLatency(1.011, 40)
         missing = await reader.read(address, "other")
         assert missing == (
-            "Triton tells no nv_inference_request_summary_us with quantile 0.99 of model other; does spec.server.args say otherwise?"
+            "Triton reports no nv_inference_request_summary_us with quantile 0.99 for model other; check spec.server.args"
         )
 
 

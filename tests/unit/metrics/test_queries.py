@@ -13,8 +13,8 @@ NAMES = st.from_regex(r"[a-z]([a-z0-9-]{0,60}[a-z0-9])?", fullmatch=True)
 
 
 def test_few_pods_are_asked_for_by_name() -> None:
-    (group,) = queries.groups([("b", "y-2"), ("a", "x.1")], ["model", "m+n"])
-    assert group == queries.Group(("a", "b"), ("x.1", "y-2"), ("m+n", "model"))
+    (group,) = queries.pod_groups([("b", "y-2"), ("a", "x.1")], ["model", "m+n"])
+    assert group == queries.PodGroup(("a", "b"), ("x.1", "y-2"), ("m+n", "model"))
     text = queries.counters(CONNECTION, group, 7.5)
     assert text.endswith(
         r'cluster="a\"b",namespace=~"a|b",pod=~"x\\.1|y-2",model=~"m\\+n|model"}[7500ms]'
@@ -30,7 +30,7 @@ def test_labels_are_those_of_the_connection() -> None:
             "containerLabels": {"namespace": "n", "pod": "q", "container": "c"},
         }
     )
-    (group,) = queries.groups([("a", "x")], ["m"])
+    (group,) = queries.pod_groups([("a", "x")], ["m"])
     assert ',ns="a",p="x",model="m"}' in queries.counters(other, group, 5)
     (usage,) = queries.usage(other, group, 60)
     assert (
@@ -39,7 +39,7 @@ def test_labels_are_those_of_the_connection() -> None:
     )
     assert 'exported_namespace="a",exported_pod="x"' in usage
     assert queries.targets(other, group) == 'max by (ns,p) (up{ns="a",p="x"})'
-    assert queries.shown(other, "a", ["x"]) == 'nv_inference_request_success{ns="a",p="x"}'
+    assert queries.example_query(other, "a", ["x"]) == 'nv_inference_request_success{ns="a",p="x"}'
 
 
 @given(
@@ -49,7 +49,7 @@ def test_labels_are_those_of_the_connection() -> None:
 def test_no_query_is_too_long_and_none_is_left_out(
     pods: set[tuple[str, str]], models: set[str]
 ) -> None:
-    found = queries.groups(pods, models)
+    found = queries.pod_groups(pods, models)
     asked = [namespace for group in found for namespace in group.namespaces]
     assert sorted(asked) == sorted({namespace for namespace, _ in pods})
     for group in found:
@@ -64,7 +64,7 @@ def test_no_query_is_too_long_and_none_is_left_out(
 
 
 def test_many_pods_are_asked_for_by_namespace() -> None:
-    found = queries.groups(
+    found = queries.pod_groups(
         [(f"team-{index}", f"pipeline-{index}-6c7b8d-abcde") for index in range(1000)], ["model"]
     )
     assert 1 < len(found) <= 10
@@ -73,7 +73,7 @@ def test_many_pods_are_asked_for_by_namespace() -> None:
 
 @given(st.text(max_size=20))
 def test_no_value_leaves_its_quotes(value: str) -> None:
-    text = queries.shown(Connection(url="http://a", matchers={"x": value}), "n", [])
+    text = queries.example_query(Connection(url="http://a", matchers={"x": value}), "n", [])
     inside = text.removeprefix('nv_inference_request_success{namespace="n"').removeprefix(
         'nv_inference_request_success{x="'
     )

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from tests.support.flows import NOW, Flow, history
 from triton_pipelines.autoscaling.metrics.rates import (
-    Ran,
-    Series,
-    absurd,
+    InstanceRange,
+    ModelSeries,
+    impossible_values,
     mean_pending,
     rates,
     total,
 )
-from triton_pipelines.autoscaling.metrics.samples import Counters, PodHistory, Scrape
+from triton_pipelines.autoscaling.metrics.samples import ModelCounters, PodHistory, Scrape
 
 
-def instances(count: int) -> Callable[[float, float], Ran]:
+def instances(count: int) -> Callable[[float, float], InstanceRange]:
     """So many all the time."""
-    return lambda begin, end: Ran(count, count)
+    return lambda begin, end: InstanceRange(count, count)
 
 
 def executed(
@@ -40,7 +40,7 @@ def executed(
     scrapes = []
     for number in range(last + 1):
         done = [seconds for at, seconds in ends if at <= number * interval]
-        counters = Counters(
+        counters = ModelCounters(
             success=batch * len(done),
             execs=len(done),
             compute_infer_us=1e6 * batch * sum(done),
@@ -76,9 +76,9 @@ def test_a_batch_adds_its_time_once_for_each_request_and_is_corrected() -> None:
 
 def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -> None:
     """A backlog of 256 requests goes in four batches of 64 texts, 10 ms each, within one interval; 50 requests/s follow, one by one."""
-    backlog = Counters(success=256, execs=4, compute_infer_us=4 * 64 * 640e3)
+    backlog = ModelCounters(success=256, execs=4, compute_infer_us=4 * 64 * 640e3)
     after = [
-        Counters(
+        ModelCounters(
             success=256 + 250 * n,
             execs=4 + 250 * n,
             compute_infer_us=4 * 64 * 640e3 + 250 * n * 10e3,
@@ -87,7 +87,7 @@ def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -
     ]
     scrapes = [
         Scrape(NOW + 5 * n, {"m": counters})
-        for n, counters in enumerate([Counters(), backlog, *after[1:]])
+        for n, counters in enumerate([ModelCounters(), backlog, *after[1:]])
     ]
     window = rates(PodHistory(tuple(scrapes)), "m", 60)
     assert window is not None
@@ -99,11 +99,11 @@ def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_th
 ):
     """In 5 s one instance runs 100 requests one by one and six batches of 64, 10 ms for each request: 4.84 s, which the mean batch makes 54 s of."""
     executed = 100 + 6
-    mixed = Counters(
+    mixed = ModelCounters(
         success=100 + 6 * 64, execs=executed, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3
     )
-    series = Series(
-        PodHistory((Scrape(NOW, {"m": Counters()}), Scrape(NOW + 5, {"m": mixed}))), "m"
+    series = ModelSeries(
+        PodHistory((Scrape(NOW, {"m": ModelCounters()}), Scrape(NOW + 5, {"m": mixed}))), "m"
     )
     window, bounded, two = (
         one.rates(None)
@@ -123,10 +123,12 @@ def test_executions_longer_than_an_interval_are_not_cut() -> None:
     """One instance, 3 s for each request, scraped every 2 s."""
     finished = [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
     scrapes = [
-        Scrape(NOW + 2 * n, {"m": Counters(success=done, execs=done, compute_infer_us=done * 3e6)})
+        Scrape(
+            NOW + 2 * n, {"m": ModelCounters(success=done, execs=done, compute_infer_us=done * 3e6)}
+        )
         for n, done in enumerate(finished)
     ]
-    window = Series(PodHistory(tuple(scrapes)), "m").bounded(instances(1)).rates(20)
+    window = ModelSeries(PodHistory(tuple(scrapes)), "m").bounded(instances(1)).rates(20)
     assert window is not None
     assert window.service == pytest.approx(3.0)
 
@@ -135,19 +137,19 @@ def test_an_execution_of_many_intervals_is_not_cut_where_short_ones_end_beside_i
     """One instance with batches of 8 from a queue: 21 s for one of them, then 0.1 s for each."""
     seconds = [*[0.1] * 50, 21.0, *[0.1] * 40]
     for batch in (1, 8):
-        window = Series(executed([seconds], batch), "m").bounded(instances(1)).rates(60)
+        window = ModelSeries(executed([seconds], batch), "m").bounded(instances(1)).rates(60)
         assert window is not None
         assert window.busy * window.seconds == pytest.approx(sum(seconds))
 
 
 def test_nothing_is_carried_over_from_idle_time() -> None:
     """No request for a minute, or a few, and then the interval of single requests and full batches: it is bounded as ever."""
-    mixed = Counters(
+    mixed = ModelCounters(
         success=100 + 6 * 64, execs=106, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3, pending=200
     )
     for before in (0, 3):
         quiet = [
-            Counters(success=before * n, execs=before * n, compute_infer_us=before * n * 10e3)
+            ModelCounters(success=before * n, execs=before * n, compute_infer_us=before * n * 10e3)
             for n in range(13)
         ]
         jumped = replace(
@@ -159,7 +161,7 @@ def test_nothing_is_carried_over_from_idle_time() -> None:
         scrapes = [
             Scrape(NOW + 5 * n, {"m": counters}) for n, counters in enumerate([*quiet, jumped])
         ]
-        series = Series(PodHistory(tuple(scrapes)), "m")
+        series = ModelSeries(PodHistory(tuple(scrapes)), "m")
         window, bounded = series.rates(None), series.bounded(instances(1)).rates(None)
         assert window is not None
         assert bounded is not None
@@ -179,7 +181,7 @@ def test_the_time_of_requests_that_go_one_by_one_is_never_cut(
 ) -> None:
     """Whatever they take, and whether or not any wait: it is exact."""
     for waiting in (0.0, 1.0):
-        series = Series(executed(lanes, 1, interval=interval, waiting=waiting), "m")
+        series = ModelSeries(executed(lanes, 1, interval=interval, waiting=waiting), "m")
         bounded = series.bounded(instances(len(lanes))).rates(1e6)
         assert bounded is not None
         assert bounded.busy * bounded.seconds == pytest.approx(sum(sum(lane) for lane in lanes))
@@ -198,7 +200,7 @@ def test_the_time_of_batches_longer_than_two_intervals_is_never_cut_while_reques
         for number, each in enumerate(long)
         for seconds in (each, *short[2 * number : 2 * number + 3])
     ]
-    series = Series(executed([lane], batch), "m")
+    series = ModelSeries(executed([lane], batch), "m")
     bounded = series.bounded(instances(1)).rates(1e6)
     assert bounded is not None
     assert bounded.busy * bounded.seconds == pytest.approx(sum(lane))
@@ -216,7 +218,7 @@ def test_bounded_time_is_no_more_than_measured_and_no_less_than_proven(
     batches: list[tuple[int, int, float, int]], count: int
 ) -> None:
     """So many single requests and one batch in each interval: no more than by the mean batch, no less than had the largest batch taken all the time."""
-    now, scrapes = Counters(), [Scrape(NOW, {"m": Counters()})]
+    now, scrapes = ModelCounters(), [Scrape(NOW, {"m": ModelCounters()})]
     floor = 0.0
     for number, (singles, size, seconds, waiting) in enumerate(batches, 1):
         spent = singles * 0.01 + size * seconds
@@ -229,7 +231,7 @@ def test_bounded_time_is_no_more_than_measured_and_no_less_than_proven(
         )
         floor += min(spent / size, spent / ((singles + size) / (singles + 1)))
         scrapes.append(Scrape(NOW + 5 * number, {"m": now}))
-    series = Series(PodHistory(tuple(scrapes)), "m")
+    series = ModelSeries(PodHistory(tuple(scrapes)), "m")
     window, bounded = series.rates(1e6), series.bounded(instances(count)).rates(1e6)
     assert window is not None
     assert bounded is not None
@@ -252,7 +254,7 @@ def test_only_samples_after_a_reset_count_and_the_window_is_not_covered() -> Non
         replace(
             scrape,
             models={
-                "m": Counters(
+                "m": ModelCounters(
                     success=100 * (10 + scrape.at - NOW),
                     compute_infer_us=1e6 * (10 + scrape.at - NOW),
                 )
@@ -296,17 +298,17 @@ def test_a_sum_with_an_unknown_pod_is_not_covered() -> None:
 
 def test_gauges() -> None:
     one = history({"m": Flow(rate=10, pending=40, growth=2)})
-    assert Series(one, "m").pending == 40
-    assert Series(one, "other").pending is None
+    assert ModelSeries(one, "m").pending == 40
+    assert ModelSeries(one, "other").pending is None
     assert mean_pending(one, "m", 10) == pytest.approx((40 + 30 + 20) / 3)
-    assert Series(one, "m").newest == NOW
+    assert ModelSeries(one, "m").newest == NOW
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_absurd_values_are_named(value: float) -> None:
-    one = PodHistory((Scrape(NOW, {"m": Counters(pending=value)}),))
-    assert "model m" in absurd(one, ["m"])
-    assert absurd(one, ["other"]) == ""
+    one = PodHistory((Scrape(NOW, {"m": ModelCounters(pending=value)}),))
+    assert "model m" in impossible_values(one, ["m"])
+    assert impossible_values(one, ["other"]) == ""
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=12), st.randoms(use_true_random=False))
@@ -315,7 +317,8 @@ def test_never_a_negative_rate_whatever_counters_do_and_order_does_not_matter(
 ) -> None:
     scrapes = [
         Scrape(
-            NOW + 5 * number, {"m": Counters(success=value, execs=value, compute_infer_us=value)}
+            NOW + 5 * number,
+            {"m": ModelCounters(success=value, execs=value, compute_infer_us=value)},
         )
         for number, value in enumerate(values)
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from triton_pipelines.autoscaling.backoff import Backoff
+from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.controllers.autoscaler.actuator import (
     Pace,
     PodGoneError,
@@ -207,10 +207,10 @@ async def test_pods_that_have_the_count_are_left_alone() -> None:
 
 
 def test_pauses_double_with_each_failure() -> None:
-    once = Backoff().failed(100.0, "full")
-    assert Backoff().wait(8.0, 0.0) == 0.0
+    once = ScalingBackoff().failed(100.0, "full")
+    assert ScalingBackoff().wait(8.0, 0.0) == 0.0
     assert once.wait(8.0, 100.0) == 16.0
     assert once.wait(8.0, 110.0) == 6.0
     twice = once.failed(120.0, "full")
     assert twice.wait(8.0, 120.0) == 32.0
-    assert Backoff(failures=40, last=0.0).wait(8.0, 0.0) == 600.0
+    assert ScalingBackoff(failures=40, last=0.0).wait(8.0, 0.0) == 600.0

@@ -11,27 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
+from triton_pipelines.autoscaling.metrics.samples import MetricsProblem
 from triton_pipelines.autoscaling.pods_and_cpu import (
     CPU,
     PODS,
-    Bounds,
-    Seen,
-    adopt,
-    decide_fleet,
-    moving,
+    PodAndCpuBounds,
+    PodsObservation,
+    adopt_recorded,
+    change_in_progress,
+    decide_pods_and_cpu,
 )
 from triton_pipelines.autoscaling.state_json import LIMIT_BYTES, dumps, loads
 from triton_pipelines.autoscaling.types import (
-    CpuMemory,
-    Decision,
-    Figures,
-    Infeasible,
-    Memory,
+    CpuLimitState,
+    InfeasibleResize,
     PipelineLimits,
-    PodsMemory,
+    PodCountState,
+    ScalingDecision,
+    ScalingState,
     StepDecision,
+    StepFigures,
     StepLimits,
-    StepMemory,
+    StepState,
     Verdict,
 )
 
@@ -41,8 +42,8 @@ LIMITS = PipelineLimits(
     steps=(StepLimits("tokenizer", "tokenizer", 1, 6, 2, cores=1.0),), gpu_steps=("model",)
 )
 # 250 m for the server, a core for each of 2 to 6 tokenizers.
-BOUNDS = Bounds(pods=StepLimits(PODS, "", 1, 5, 1), cpu=CpuBounds(2250, 6250, 250))
-EVEN = Seen(frozenset({"a"}), there=1, ready=1)
+BOUNDS = PodAndCpuBounds(pods=StepLimits(PODS, "", 1, 5, 1), cpu=CpuBounds(2250, 6250, 250))
+EVEN = PodsObservation(frozenset({"a"}), there=1, ready=1)
 
 
 def decision(
@@ -50,50 +51,55 @@ def decision(
     count: int = 2,
     wanted: int = 2,
     *,
-    memory: Memory | None = None,
+    state: ScalingState | None = None,
     **fields: Any,
-) -> Decision:
+) -> ScalingDecision:
     """A decision for one tokenizer whose cap is its count."""
-    figures = Figures(
-        offered=fields.pop("offered", 1.0), wanted=wanted, cap=count, cap_by="CPU: limit 2.25 cores"
+    figures = StepFigures(
+        offered=fields.pop("offered", 1.0),
+        demand=wanted,
+        cap=count,
+        cap_reason="CPU: limit 2.25 cores",
     )
-    given = memory if memory is not None else remembered()
-    return Decision(
+    given = state if state is not None else remembered()
+    problem = None if fields.pop("fresh", True) else MetricsProblem.PARTIAL
+    return ScalingDecision(
         (StepDecision("tokenizer", count, verdict, "", figures),),
         verdict,
         given,
         gpu_busy=0.1,
+        problem=problem,
         **fields,
     )
 
 
-def remembered(millis: int = 2250, pods: int = 1, **fields: Any) -> Memory:
+def remembered(millis: int = 2250, pods: int = 1, **fields: Any) -> ScalingState:
     infeasible = fields.pop("infeasible", ())
-    return Memory(
-        steps={"tokenizer": StepMemory(desired=2)},
-        cpu=CpuMemory(StepMemory(desired=millis, **fields), infeasible),
-        pods=PodsMemory(StepMemory(desired=pods)),
+    return ScalingState(
+        steps={"tokenizer": StepState(desired=2)},
+        cpu=CpuLimitState(StepState(desired=millis, **fields), infeasible),
+        pods=PodCountState(StepState(desired=pods)),
     )
 
 
 def decided(
-    found: Decision,
-    seen: Seen = EVEN,
+    found: ScalingDecision,
+    seen: PodsObservation = EVEN,
     now: float = NOW,
-    bounds: Bounds = BOUNDS,
+    bounds: PodAndCpuBounds = BOUNDS,
     limits: PipelineLimits = LIMITS,
-) -> Decision:
-    return decide_fleet(bounds, limits, found, seen, interval=TICK, now=now)
+) -> ScalingDecision:
+    return decide_pods_and_cpu(bounds, limits, found, seen, interval=TICK, now=now)
 
 
-def millis(found: Decision) -> int:
-    assert found.memory.cpu is not None
-    return found.memory.cpu.scale.desired
+def millis(found: ScalingDecision) -> int:
+    assert found.state.cpu is not None
+    return found.state.cpu.scale.desired
 
 
-def pods(found: Decision) -> int:
-    assert found.memory.pods is not None
-    return found.memory.pods.scale.desired
+def pods(found: ScalingDecision) -> int:
+    assert found.state.pods is not None
+    return found.state.pods.scale.desired
 
 
 BOUND: dict[str, Any] = {"verdict": Verdict.CPU_BOUND, "count": 2, "wanted": 4, "offered": 3.0}
@@ -105,16 +111,16 @@ BOUND: dict[str, Any] = {"verdict": Verdict.CPU_BOUND, "count": 2, "wanted": 4, 
 def test_cpu_grows_to_what_the_wanted_instances_need() -> None:
     done = decided(decision(**BOUND))
     assert millis(done) == 250 + 4 * 1000
-    (action,) = done.memory.history
+    (action,) = done.state.history
     assert (action.step, action.before, action.after) == (CPU, 2250, 4250)
     assert action.reason == "CPUBound: instances need 4250m in each pod"
 
 
 def test_cpu_grows_by_one_instance_at_least_and_to_the_most_at_most() -> None:
-    tight = decision(Verdict.CPU_BOUND, 4, 4, memory=remembered(4250))
+    tight = decision(Verdict.CPU_BOUND, 4, 4, state=remembered(4250))
     assert millis(decided(tight)) == 5250
-    assert millis(decided(decision(Verdict.CPU_BOUND, 6, 40, memory=remembered(5250)))) == 6250
-    assert millis(decided(decision(Verdict.CPU_BOUND, 6, 40, memory=remembered(6250)))) == 6250
+    assert millis(decided(decision(Verdict.CPU_BOUND, 6, 40, state=remembered(5250)))) == 6250
+    assert millis(decided(decision(Verdict.CPU_BOUND, 6, 40, state=remembered(6250)))) == 6250
 
 
 @pytest.mark.parametrize("verdict", [one for one in Verdict if one is not Verdict.CPU_BOUND])
@@ -135,20 +141,20 @@ def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
     asked = remembered(4250, last_up=NOW - 5, last_change=NOW - 5)
     seen = replace(
         EVEN,
-        infeasible={"a": Infeasible("a", "n1", 4250, 2250)},
+        infeasible={"a": InfeasibleResize("a", "n1", 4250, 2250)},
         uneven={"pod-a": "is Infeasible on node n1"},
     )
-    back = decided(decision(**{**BOUND, "memory": asked}), seen)
+    back = decided(decision(**{**BOUND, "state": asked}), seen)
     assert millis(back) == 2250
-    assert back.memory.history[0].reason == "4250m is refused on node n1"
-    again = decided(decision(**{**BOUND, "memory": back.memory}), EVEN, NOW + 60)
+    assert back.state.history[0].reason == "4250m is infeasible on node n1"
+    again = decided(decision(**{**BOUND, "state": back.state}), EVEN, NOW + 60)
     assert millis(again) == 2250
     assert (
         again.limited
-        == "cpu: a pod on node n1 cannot have more than 2250m (4250m is refused there)"
+        == "cpu: a pod on node n1 cannot have more than 2250m (4250m is infeasible there)"
     )
     gone = decided(
-        decision(**{**BOUND, "memory": again.memory}),
+        decision(**{**BOUND, "state": again.state}),
         replace(EVEN, uids=frozenset({"b"})),
         NOW + 120,
     )
@@ -156,10 +162,10 @@ def test_a_limit_that_a_node_cannot_give_is_taken_back_and_bounds_all() -> None:
 
 
 def test_cpu_falls_with_the_count_after_five_minutes() -> None:
-    memory, counts = remembered(6250), []
+    state, counts = remembered(6250), []
     for number in range(70):
-        done = decided(decision(count=3, wanted=3, memory=memory), now=NOW + number * TICK)
-        memory, counts = done.memory, [*counts, millis(done)]
+        done = decided(decision(count=3, wanted=3, state=state), now=NOW + number * TICK)
+        state, counts = done.state, [*counts, millis(done)]
     assert counts[50] == 6250
     assert counts[-1] == 3250
 
@@ -171,9 +177,9 @@ def test_cpu_is_not_raised_for_instances_that_need_less_than_they_are_granted() 
 @pytest.mark.parametrize("fields", [{"fresh": False}, {"verdict": Verdict.UNKNOWN}])
 def test_cpu_stays_without_usable_figures(fields: dict[str, Any]) -> None:
     wants = tuple((NOW - age, 2250) for age in range(300, 0, -5))
-    found = decision(count=1, memory=remembered(6250, wants=wants), **fields)
+    found = decision(count=1, state=remembered(6250, demands=wants), **fields)
     assert millis(decided(found)) == 6250
-    assert millis(decided(decision(count=1, memory=remembered(6250, wants=wants)))) == 2250, (
+    assert millis(decided(decision(count=1, state=remembered(6250, demands=wants)))) == 2250, (
         "else it would have fallen"
     )
 
@@ -181,11 +187,13 @@ def test_cpu_stays_without_usable_figures(fields: dict[str, Any]) -> None:
 # --- order ------------------------------------------------------------------------------------------------------------------------
 
 
-def run(memory: Memory, seconds: float, seen: Seen = EVEN, **fields: Any) -> list[Decision]:
+def run(
+    state: ScalingState, seconds: float, seen: PodsObservation = EVEN, **fields: Any
+) -> list[ScalingDecision]:
     result = []
     for number in range(int(seconds / TICK) + 1):
-        done = decided(decision(**{**BOUND, "memory": memory} | fields), seen, NOW + number * TICK)
-        memory = done.memory
+        done = decided(decision(**{**BOUND, "state": state} | fields), seen, NOW + number * TICK)
+        state = done.state
         result.append(done)
     return result
 
@@ -196,13 +204,13 @@ def test_pods_come_only_when_cpu_can_give_no_more() -> None:
     first = next(index for index, done in enumerate(steps) if millis(done) == 6250)
     pod = next(index for index, done in enumerate(steps) if pods(done) > 1)
     assert (pod - first) * TICK >= 60
-    assert {item.step for item in steps[-1].memory.history} == {CPU, PODS}
+    assert {item.step for item in steps[-1].state.history} == {CPU, PODS}
 
 
 def test_pods_are_the_way_where_a_node_keeps_cpu_waiting() -> None:
     waiting = replace(EVEN, uneven={"pod-a": "is Deferred on node n1"})
-    memory = remembered(4250, last_change=NOW - 1, last_up=NOW - 1)
-    steps = run(memory, 130, waiting, offered=6.0)
+    state = remembered(4250, last_change=NOW - 1, last_up=NOW - 1)
+    steps = run(state, 130, waiting, offered=6.0)
     assert pods(steps[10]) == 1, "for a minute the kubelet may still find room"
     assert pods(steps[-1]) > 1
     assert millis(steps[-1]) == 4250
@@ -212,7 +220,7 @@ def test_one_thing_at_a_time() -> None:
     """Whatever happens, a decision changes CPU or pods, not both, and neither while counts move or pods roll."""
     for seen in (EVEN, replace(EVEN, counting=True), replace(EVEN, rolling=True)):
         steps = [
-            Decision((), Verdict.UNKNOWN, remembered()),
+            ScalingDecision((), Verdict.UNKNOWN, remembered()),
             *run(remembered(), 300, seen, offered=9.0, wanted=9),
         ]
         for before, after in pairwise(steps):
@@ -221,32 +229,34 @@ def test_one_thing_at_a_time() -> None:
 
 
 def test_counts_wait_for_pods_and_cpu_but_not_for_ever() -> None:
-    growing = replace(remembered(), pods=PodsMemory(StepMemory(desired=2, last_change=NOW)))
-    assert moving(growing, EVEN, NOW + 119) == "the number of pods is changing"
-    assert moving(growing, EVEN, NOW + 121) == ""
-    assert moving(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
+    growing = replace(remembered(), pods=PodCountState(StepState(desired=2, last_change=NOW)))
+    assert change_in_progress(growing, EVEN, NOW + 119) == "the number of pods is changing"
+    assert change_in_progress(growing, EVEN, NOW + 121) == ""
+    assert change_in_progress(growing, replace(EVEN, there=2, ready=2), NOW + 5) == ""
     resizing = remembered(4250, last_change=NOW)
     uneven = replace(EVEN, uneven={"pod-a": "has not got 4250m yet"})
-    assert moving(resizing, uneven, NOW + 59) == "pods are getting another CPU limit"
-    assert moving(resizing, uneven, NOW + 61) == ""
-    assert moving(resizing, EVEN, NOW + 5) == ""
+    assert change_in_progress(resizing, uneven, NOW + 59) == "pods are getting another CPU limit"
+    assert change_in_progress(resizing, uneven, NOW + 61) == ""
+    assert change_in_progress(resizing, EVEN, NOW + 5) == ""
 
 
 def test_advice_changes_nothing_and_is_given_once() -> None:
     advisory = replace(LIMITS, active=False)
     first = decided(decision(**BOUND), limits=advisory)
-    assert (millis(first), len(first.memory.history)) == (2250, 1)
-    again = decided(decision(**{**BOUND, "memory": first.memory}), limits=advisory, now=NOW + 60)
-    assert (millis(again), again.memory.history) == (2250, first.memory.history)
+    assert (millis(first), len(first.state.history)) == (2250, 1)
+    again = decided(decision(**{**BOUND, "state": first.state}), limits=advisory, now=NOW + 60)
+    assert (millis(again), again.state.history) == (2250, first.state.history)
 
 
 def test_what_is_no_longer_owned_is_forgotten() -> None:
-    assert adopt(remembered(), Bounds(), None, None) == replace(remembered(), pods=None, cpu=None)
-    taken = adopt(Memory(), BOUNDS, 3, 4250)
+    assert adopt_recorded(remembered(), PodAndCpuBounds(), None, None) == replace(
+        remembered(), pods=None, cpu=None
+    )
+    taken = adopt_recorded(ScalingState(), BOUNDS, 3, 4250)
     assert taken.pods is not None
     assert taken.cpu is not None
     assert (taken.pods.scale.desired, taken.cpu.scale.desired) == (3, 4250)
-    assert adopt(Memory(), BOUNDS, None, None) == Memory()
+    assert adopt_recorded(ScalingState(), BOUNDS, None, None) == ScalingState()
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------------------
@@ -270,13 +280,15 @@ def test_memory_survives_a_restart(
     cores: int,
     lost: list[tuple[str, str, int, int]],
 ) -> None:
-    memory = Memory(
-        pods=PodsMemory(StepMemory(desired=pods_, last_up=pressed), wanted, pressed),
-        cpu=CpuMemory(StepMemory(desired=cores), tuple(Infeasible(*item) for item in lost)),
+    state = ScalingState(
+        pods=PodCountState(StepState(desired=pods_, last_up=pressed), wanted, pressed),
+        cpu=CpuLimitState(
+            StepState(desired=cores), tuple(InfeasibleResize(*item) for item in lost)
+        ),
     )
-    text = dumps(memory)
+    text = dumps(state)
     if len(text.encode()) <= LIMIT_BYTES:
-        assert loads(text) == memory
+        assert loads(text) == state
 
 
 @pytest.mark.parametrize(
@@ -294,26 +306,32 @@ def test_broken_memory_is_left_out(broken: str) -> None:
     found = loads(
         f'{{"version": 1, "steps": {{}}, "history": [], "pods": {broken}, "cpu": {broken}}}'
     )
-    assert found.pods in (None, PodsMemory(StepMemory(desired=2)))
-    assert found.cpu in (None, CpuMemory(StepMemory(desired=2)))
+    assert found.pods in (None, PodCountState(StepState(desired=2)))
+    assert found.cpu in (None, CpuLimitState(StepState(desired=2)))
 
 
 def test_a_long_memory_stays_small_and_keeps_the_numbers() -> None:
     wants = tuple((NOW + number * 5, number % 900 + 1) for number in range(60))
     steps = {
-        f"step-{number}": StepMemory(
-            desired=3, wants=wants, counts=wants, turns=tuple(at for at, _ in wants)
+        f"step-{number}": StepState(
+            desired=3, demands=wants, counts=wants, reversals=tuple(at for at, _ in wants)
         )
         for number in range(12)
     }
-    scale = StepMemory(desired=4, wants=wants)
+    scale = StepState(desired=4, demands=wants)
     text = dumps(
-        Memory(
-            steps=steps, pods=PodsMemory(scale, 4, NOW), cpu=CpuMemory(replace(scale, desired=4250))
+        ScalingState(
+            steps=steps,
+            pods=PodCountState(scale, 4, NOW),
+            cpu=CpuLimitState(replace(scale, desired=4250)),
         )
     )
     assert len(text.encode()) <= LIMIT_BYTES
     found = loads(text)
     assert found.pods is not None
     assert found.cpu is not None
-    assert (found.pods.scale.desired, found.pods.pressed, found.cpu.scale.desired) == (4, NOW, 4250)
+    assert (found.pods.scale.desired, found.pods.pressed_since, found.cpu.scale.desired) == (
+        4,
+        NOW,
+        4250,
+    )

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulator.engine import Happening, Run, View, World
+from bench.simulator.engine import Incident, LawInput, Run, World
 from bench.simulator.managed import Managed
 from bench.simulator.scenarios import DIRECT, DIRECT_LAW, TOKENIZER, WORLD
-from triton_pipelines.autoscaling.metrics.samples import PodHistory, Sample
-from triton_pipelines.autoscaling.types import Law
+from triton_pipelines.autoscaling.metrics.samples import PipelineSample, PodHistory
+from triton_pipelines.autoscaling.types import ControlLaw
 
 ONSET, SECONDS = 60, 200
 BEFORE, LOAD = 50.0, 150.0  # requests/s
@@ -21,8 +21,8 @@ LONGEST = 5.0
 class Unmeasured(Managed):
     """The law without the pods' CPU usage, as where pods are read directly."""
 
-    def wanted(self, view: View) -> tuple[Mapping[str, int], str]:
-        assert isinstance(view.sample, Sample)
+    def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
+        assert isinstance(view.sample, PipelineSample)
         pods = {name: PodHistory(history.scrapes) for name, history in view.sample.pods.items()}
         return super().wanted(replace(view, sample=replace(view.sample, pods=pods)))
 
@@ -37,11 +37,11 @@ def test_growth_follows_them(
 ) -> None:
     longer = [min(LONGEST, factor**step) for step in range(1, 60 // every + 1)]
     happenings = tuple(
-        Happening(ONSET + 2.0 + every * step, "service", each, TOKENIZER.name)
+        Incident(ONSET + 2.0 + every * step, "service", each, TOKENIZER.name)
         for step, each in enumerate(longer)
     )
     world = replace(world, cores=60.0, high=40, happenings=happenings)
-    law = DIRECT_LAW if world.scrape == DIRECT.scrape else Law()
+    law = DIRECT_LAW if world.scrape == DIRECT.scrape else ControlLaw()
     record = Run(
         world, [BEFORE] * ONSET + [LOAD] * (SECONDS - ONSET), controller(world, law), 1, 1
     ).result()

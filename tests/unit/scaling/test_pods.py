@@ -10,25 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triton_pipelines.autoscaling.metrics.samples import MetricsProblem
 from triton_pipelines.autoscaling.pod_count import (
     STABILIZATION_SECONDS,
-    PodsTurn,
-    adopted,
-    asked,
+    PodCountDecision,
+    adopt_replicas,
     decide_pods,
-    pressure,
-    shrinking,
+    is_shrinking,
+    pod_pressure,
+    pods_demand,
 )
 from triton_pipelines.autoscaling.types import (
-    Decision,
-    Figures,
-    Growth,
-    Memory,
+    InstanceGrowth,
     PipelineLimits,
-    PodsMemory,
+    PodCountState,
+    ScalingDecision,
+    ScalingState,
     StepDecision,
+    StepFigures,
     StepLimits,
-    StepMemory,
+    StepState,
     Verdict,
 )
 
@@ -48,40 +49,47 @@ def decision(
     offered: float = 2.0,
     gpu: float | None = 0.3,
     **fields: Any,
-) -> Decision:
+) -> ScalingDecision:
     """A decision for one tokenizer. ``offered``: Erlang over all pods; ``gpu``: busy share of the GPU step."""
-    frozen = fields.pop("frozen", None)
-    figures = Figures(
-        offered=offered, cap=cap, cap_by="instances.max 4", arrivals=fields.pop("arrivals", 0.0)
+    frozen = fields.pop("growth_held", None)
+    figures = StepFigures(
+        offered=offered, cap=cap, cap_reason="instances.max 4", arrivals=fields.pop("arrivals", 0.0)
     )
     steps = (StepDecision("tokenizer", count, fields.pop("step_verdict", verdict), "", figures),)
-    memory = Memory(steps={"tokenizer": StepMemory(desired=count, frozen=frozen)})
-    return Decision(steps, verdict, memory, gpu_busy=gpu, **fields)
+    state = ScalingState(steps={"tokenizer": StepState(desired=count, growth_held=frozen)})
+    problem = None if fields.pop("fresh", True) else MetricsProblem.PARTIAL
+    return ScalingDecision(steps, verdict, state, gpu_busy=gpu, problem=problem, **fields)
 
 
-def turn(memory: PodsMemory, found: Decision, now: float = NOW, **fields: Any) -> PodsTurn:
+def text_of(found: PodCountDecision) -> str:
+    return "" if found.limitation is None else found.limitation.text
+
+
+def turn(
+    state: PodCountState, found: ScalingDecision, now: float = NOW, **fields: Any
+) -> PodCountDecision:
     arguments = {
-        "ready": memory.scale.desired,
+        "ready": state.scale.desired,
         "cpu_may_grow": False,
         "blocked": "",
         "interval": TICK,
     } | fields
     bounds = arguments.pop("bounds", BOUNDS)
     limits = arguments.pop("limits", LIMITS)
-    return decide_pods(bounds, limits, memory, found, now=now, **arguments)  # type: ignore[arg-type]
+    return decide_pods(bounds, limits, state, found, now=now, **arguments)  # type: ignore[arg-type]
 
 
-def remembered(count: int, **fields: Any) -> PodsMemory:
-    return PodsMemory(StepMemory(desired=count, **fields))
+def remembered(count: int, **fields: Any) -> PodCountState:
+    return PodCountState(StepState(desired=count, **fields))
 
 
 def run(
-    memory: PodsMemory, found: Decision, seconds: float, start: float = NOW, **fields: Any
-) -> PodsTurn:
+    state: PodCountState, found: ScalingDecision, seconds: float, start: float = NOW, **fields: Any
+) -> PodCountDecision:
     """The same decision, tick after tick, each number at once there."""
-    result = turn(memory, found, start, **fields)
+    result = turn(state, found, start, **fields)
     for number in range(1, int(seconds / TICK) + 1):
-        result = turn(result.memory, found, start + number * TICK, **fields)
+        result = turn(result.state, found, start + number * TICK, **fields)
     return result
 
 
@@ -95,11 +103,11 @@ def test_a_pod_is_added_once_counts_have_been_of_no_help_for_a_minute() -> None:
     assert run(remembered(1), FULL, 55).count == 1
     grown = run(remembered(1), FULL, 60)
     assert grown.count == 3
-    assert "TokenizerBound: tokenizer stands at 4 in every pod (instances.max 4)" in grown.reason
-    assert grown.memory.pressed is None, "the next addition waits a minute, too"
+    assert "TokenizerBound: tokenizer is at 4 in every pod (instances.max 4)" in grown.reason
+    assert grown.state.pressed_since is None, "the next addition waits a minute, too"
     assert (
         run(
-            grown.memory, decision(Verdict.TOKENIZER_BOUND, offered=20.0), 55, NOW + 65, ready=3
+            grown.state, decision(Verdict.TOKENIZER_BOUND, offered=20.0), 55, NOW + 65, ready=3
         ).count
         == 3
     )
@@ -110,19 +118,19 @@ def test_a_full_gpu_asks_for_pods_by_its_busy_share() -> None:
     grown = run(remembered(3), decision(Verdict.GPU_BOUND, count=1, gpu=0.96), 60, ready=3)
     assert (grown.count, grown.reason) == (
         4,
-        "GPUBound: the GPU step is full in every pod; the load asks for 4",
+        "GPUBound: the GPU step is full in every pod; the load needs 4 pods",
     )
 
 
 def test_known_gpu_capacity_asks_for_pods_by_arrivals() -> None:
     limits = replace(LIMITS, gpu_capacity=100.0)
-    assert asked(decision(arrivals=450.0, gpu=0.5), limits, 3) == pytest.approx(1.5)
+    assert pods_demand(decision(arrivals=450.0, gpu=0.5), limits, 3) == pytest.approx(1.5)
 
 
 def test_pressure_that_pauses_begins_anew() -> None:
-    after = run(remembered(1), FULL, 50).memory
-    after = turn(after, decision(Verdict.BALANCED), NOW + 55).memory
-    assert after.pressed is None
+    after = run(remembered(1), FULL, 50).state
+    after = turn(after, decision(Verdict.BALANCED), NOW + 55).state
+    assert after.pressed_since is None
     assert run(after, FULL, 55, NOW + 60).count == 1
 
 
@@ -140,14 +148,16 @@ def test_pressure_that_pauses_begins_anew() -> None:
         (decision(Verdict.UNKNOWN, offered=9.0), "nothing is known"),
     ],
 )
-def test_pods_do_not_grow_where_they_are_not_what_helps(found: Decision, why: str) -> None:
+def test_pods_do_not_grow_where_they_are_not_what_helps(found: ScalingDecision, why: str) -> None:
     assert run(remembered(2), found, 120, ready=2).count == 2, why
 
 
 def test_a_frozen_step_is_at_its_cap() -> None:
-    growth = Growth(NOW - 60, 1, 2, 100.0, 0.01)
-    found = decision(Verdict.TOKENIZER_BOUND, count=2, offered=4.0, frozen=(NOW - 30, growth))
-    assert "its last growth bought nothing" in pressure(found, LIMITS, cpu_may_grow=False)
+    growth = InstanceGrowth(NOW - 60, 1, 2, 100.0, 0.01)
+    found = decision(Verdict.TOKENIZER_BOUND, count=2, offered=4.0, growth_held=(NOW - 30, growth))
+    assert "last increase did not raise throughput" in pod_pressure(
+        found, LIMITS, cpu_may_grow=False
+    )
     assert run(remembered(1), found, 60).count == 3  # 4 Erlang at 70 %, two in a pod
 
 
@@ -170,9 +180,9 @@ def test_a_tenth_more_or_less_is_nothing() -> None:
 
 def test_what_is_under_way_comes_first() -> None:
     held = run(remembered(1), FULL, 120, blocked="counts are changing")
-    assert (held.count, "counts are changing" in held.limited) == (1, True)
+    assert (held.count, text_of(held)) == (1, "the load needs 3 pods; counts are changing")
     waits = run(remembered(2), FULL, 120, ready=1)
-    assert (waits.count, "those on their way come first" in waits.limited) == (2, True)
+    assert (waits.count, "waiting for the pods" in text_of(waits)) == (2, True)
 
 
 def test_bounds_bind_at_once_and_say_so() -> None:
@@ -180,12 +190,12 @@ def test_bounds_bind_at_once_and_say_so() -> None:
     less = turn(remembered(9), decision(fresh=False), ready=9, blocked="a rollout is running")
     assert (less.count, less.reason) == (8, "scaling.pods allows 1 to 8")
     capped = run(remembered(8), decision(Verdict.GPU_BOUND, gpu=1.0), 120, ready=8)
-    assert capped.limited.startswith("pods: the load asks for 11, bounded to 8 by scaling.pods.max")
+    assert text_of(capped).startswith("the load needs 11 pods; limited to 8 by scaling.pods.max")
 
 
-def rested(count: int, wanted: int, **fields: Any) -> PodsMemory:
+def rested(count: int, wanted: int, **fields: Any) -> PodCountState:
     wants = tuple((NOW - age, wanted) for age in range(int(STABILIZATION_SECONDS), 0, -5))
-    return PodsMemory(StepMemory(desired=count, wants=wants, **fields), wanted)
+    return PodCountState(StepState(desired=count, demands=wants, **fields), wanted)
 
 
 def test_pods_go_after_five_minutes_in_steps() -> None:
@@ -199,32 +209,32 @@ def test_pods_go_after_five_minutes_in_steps() -> None:
 
 def test_a_minute_lies_between_two_steps_down() -> None:
     """What the load does to the pods that are left has to show before more go."""
-    quiet, memory, steps = (
+    quiet, state, steps = (
         decision(Verdict.OVERPROVISIONED, count=4, offered=1.0, gpu=0.1),
         rested(6, 1),
         [],
     )
     for number in range(40):
         at = NOW + number * TICK
-        made = turn(memory, quiet, at, ready=memory.scale.desired)
-        if made.count != memory.scale.desired:
+        made = turn(state, quiet, at, ready=state.scale.desired)
+        if made.count != state.scale.desired:
             steps.append((at - NOW, made.count))
-        memory = made.state
+        state = made.state
     assert steps == [(0.0, 5), (60.0, 4), (120.0, 3), (180.0, 2)]
     bounds = replace(BOUNDS, high=1)
-    assert turn(memory, quiet, NOW + 40 * TICK, bounds=bounds).count == 1, (
+    assert turn(state, quiet, NOW + 40 * TICK, bounds=bounds).count == 1, (
         "but what the user allows holds at once"
     )
 
 
 def test_one_busy_moment_keeps_the_pods() -> None:
-    memory = rested(6, 1)
+    state = rested(6, 1)
     wants = tuple(
-        (at, 6 if index == 7 else want) for index, (at, want) in enumerate(memory.scale.wants)
+        (at, 6 if index == 7 else want) for index, (at, want) in enumerate(state.scale.demands)
     )
     assert (
         turn(
-            replace(memory, scale=replace(memory.scale, wants=wants)),
+            replace(state, scale=replace(state.scale, demands=wants)),
             decision(Verdict.IDLE, offered=0.0, gpu=0.0),
             ready=6,
         ).count
@@ -241,20 +251,20 @@ def test_one_busy_moment_keeps_the_pods() -> None:
         decision(Verdict.IDLE, offered=0.0, gpu=0.0, step_verdict=Verdict.UNKNOWN),
     ],
 )
-def test_without_usable_figures_no_pod_goes(found: Decision) -> None:
+def test_without_usable_figures_no_pod_goes(found: ScalingDecision) -> None:
     assert turn(rested(6, 1), found, ready=6).count == 6
 
 
 def test_counts_wait_for_pods_that_are_to_go() -> None:
-    assert shrinking(run(remembered(3), decision(offered=1.0, gpu=0.1), 5, ready=3).memory)
-    assert not shrinking(run(remembered(3), decision(offered=8.0, gpu=0.7), 5, ready=3).memory)
-    assert not shrinking(None)
+    assert is_shrinking(run(remembered(3), decision(offered=1.0, gpu=0.1), 5, ready=3).state)
+    assert not is_shrinking(run(remembered(3), decision(offered=8.0, gpu=0.7), 5, ready=3).state)
+    assert not is_shrinking(None)
 
 
 def test_what_is_recorded_holds_after_a_restart() -> None:
-    memory = rested(3, 2, last_up=NOW - 10)
-    assert adopted(memory, 5).scale == replace(memory.scale, desired=5)
-    assert adopted(None, 5).scale.desired == 5
+    state = rested(3, 2, last_up=NOW - 10)
+    assert adopt_replicas(state, 5).scale == replace(state.scale, desired=5)
+    assert adopt_replicas(None, 5).scale.desired == 5
 
 
 # --- properties -----------------------------------------------------------------------------------------------------------------
@@ -282,12 +292,12 @@ def test_any_history_stays_within_bounds_and_moves_for_a_reason(
     history: list[Any], low: int, more: int, start: int
 ) -> None:
     bounds = StepLimits("pods", "", low, low + more, low)
-    memory, now, last_up = remembered(start), NOW, -1e9
+    state, now, last_up = remembered(start), NOW, -1e9
     for verdict, count, cap, offered, gpu, fresh, blocked, late in history:
         found = decision(verdict, count=count, cap=cap, offered=offered, gpu=gpu, fresh=fresh)
-        before = memory.scale.desired
+        before = state.scale.desired
         done = turn(
-            memory,
+            state,
             found,
             now,
             bounds=bounds,
@@ -299,15 +309,15 @@ def test_any_history_stays_within_bounds_and_moves_for_a_reason(
             if not fresh or blocked:
                 assert done.count == before
             if done.count > before:
-                assert memory.pressed is not None
-                assert now - memory.pressed >= 60
+                assert state.pressed_since is not None
+                assert now - state.pressed_since >= 60
             if done.count < before:
                 assert now - NOW >= 0.9 * STABILIZATION_SECONDS
                 assert now - last_up >= STABILIZATION_SECONDS
                 assert before - done.count <= max(1, before // 3)
         if done.count > before:
             last_up = now
-        memory, now = done.memory, now + 30.0
+        state, now = done.state, now + 30.0
 
 
 @given(st.floats(0.0, 40.0), st.floats(0.0, 40.0), shares, st.integers(1, 12))
@@ -315,7 +325,8 @@ def test_more_load_never_asks_for_fewer_pods(
     one: float, other: float, gpu: float | None, ready: int
 ) -> None:
     less, more = (
-        asked(decision(offered=offered, gpu=gpu), LIMITS, ready) for offered in sorted((one, other))
+        pods_demand(decision(offered=offered, gpu=gpu), LIMITS, ready)
+        for offered in sorted((one, other))
     )
     assert (less is None) == (more is None) == (gpu is None)
     if less is not None and more is not None:
@@ -325,7 +336,8 @@ def test_more_load_never_asks_for_fewer_pods(
 @given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6), st.floats(0.0, 10.0))
 def test_a_busier_gpu_never_asks_for_fewer_pods(busy: list[float], offered: float) -> None:
     found = [
-        asked(decision(offered=offered, gpu=share), LIMITS, 3) or 0.0 for share in sorted(busy)
+        pods_demand(decision(offered=offered, gpu=share), LIMITS, 3) or 0.0
+        for share in sorted(busy)
     ]
     assert all(less <= more for less, more in pairwise(found))
 
@@ -333,18 +345,18 @@ def test_a_busier_gpu_never_asks_for_fewer_pods(busy: list[float], offered: floa
 @given(st.floats(0.1, 30.0), st.integers(1, 8))
 def test_a_steady_load_comes_to_rest(offered: float, start: int) -> None:
     """Under one load for an hour the number moves in one direction, and stands in the end."""
-    memory, now, counts = remembered(start), NOW, [start]
+    state, now, counts = remembered(start), NOW, [start]
     for _ in range(360):
-        pods = memory.scale.desired
+        pods = state.scale.desired
         full = offered / (4 * pods) >= 0.8
         verdict = Verdict.TOKENIZER_BOUND if full else Verdict.BALANCED
         done = turn(
-            memory,
+            state,
             decision(verdict, offered=offered, gpu=min(1.0, offered / 12 / pods)),
             now,
             ready=pods,
         )
-        memory, now = done.memory, now + 10.0
+        state, now = done.state, now + 10.0
         counts.append(done.count)
     assert len(set(counts[-60:])) == 1
     turns = {after > before for before, after in pairwise(counts) if after != before}

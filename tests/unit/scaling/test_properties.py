@@ -26,21 +26,21 @@ from tests.support.flows import (
 from triton_pipelines.autoscaling import state_json as memories
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import (
-    Counters,
-    Failure,
+    MetricsFailure,
+    MetricsProblem,
+    ModelCounters,
+    PipelineSample,
     PodHistory,
-    Sample,
+    PodUsage,
     Scrape,
-    Trouble,
-    Usage,
 )
 from triton_pipelines.autoscaling.types import (
-    Decision,
+    ControlLaw,
     Fallback,
-    Law,
-    Memory,
     PipelineLimits,
-    StepMemory,
+    ScalingDecision,
+    ScalingState,
+    StepState,
     Verdict,
 )
 
@@ -56,7 +56,7 @@ ends = st.builds(
 usages = st.one_of(
     st.none(),
     st.builds(
-        Usage,
+        PodUsage,
         at=st.just(NOW),
         cpu_cores=st.one_of(st.none(), st.floats(0, 20)),
         throttled=st.one_of(st.none(), st.floats(0, 1)),
@@ -73,28 +73,28 @@ bounds = st.builds(
 )
 
 
-def memory_of(count: int, **given_fields: object) -> Memory:
-    return Memory(steps={TOKENIZER: StepMemory(desired=count, service=0.010, **given_fields)})  # type: ignore[arg-type]
+def memory_of(count: int, **given_fields: object) -> ScalingState:
+    return ScalingState(steps={TOKENIZER: StepState(desired=count, service=0.010, **given_fields)})  # type: ignore[arg-type]
 
 
 def count_of(
-    seen: Sample | Failure,
+    seen: PipelineSample | MetricsFailure,
     count: int,
     given_limits: PipelineLimits | None = None,
-    memory: Memory | None = None,
+    state: ScalingState | None = None,
     pods: int = 1,
 ) -> int:
-    return whole(seen, count, given_limits, memory, pods).steps[0].count
+    return whole(seen, count, given_limits, state, pods).steps[0].count
 
 
 def whole(
-    seen: Sample | Failure,
+    seen: PipelineSample | MetricsFailure,
     count: int,
     given_limits: PipelineLimits | None = None,
-    memory: Memory | None = None,
+    state: ScalingState | None = None,
     pods: int = 1,
-) -> Decision:
-    chosen = memory if memory is not None else memory_of(count)
+) -> ScalingDecision:
+    chosen = state if state is not None else memory_of(count)
     return decide(
         given_limits if given_limits is not None else limits(),
         chosen,
@@ -107,19 +107,24 @@ def whole(
 
 @given(ends, ends, usages, bounds, counted, st.booleans())
 def test_counts_stay_within_bounds_and_growth_within_the_cap(
-    flow: Flow, gpu: Flow, usage: Usage | None, given_limits: PipelineLimits, count: int, rest: bool
+    flow: Flow,
+    gpu: Flow,
+    usage: PodUsage | None,
+    given_limits: PipelineLimits,
+    count: int,
+    rest: bool,
 ) -> None:
-    memory = rested(memory_of(count), 1) if rest else memory_of(count)
-    step = whole(sample(flow, gpu, usage=usage), count, given_limits, memory).steps[0]
+    state = rested(memory_of(count), 1) if rest else memory_of(count)
+    step = whole(sample(flow, gpu, usage=usage), count, given_limits, state).steps[0]
     low, high = given_limits.steps[0].low, given_limits.steps[0].high
     assert low <= step.count <= high
     within = min(max(count, low), high)
     assert 1 <= step.count <= max(within, step.figures.cap)
 
 
-breaks: list[Callable[[Sample], Sample | Failure]] = [
-    lambda seen: Failure(Trouble.ERROR, "down"),
-    lambda seen: Failure(Trouble.PARTIAL, "warnings"),
+breaks: list[Callable[[PipelineSample], PipelineSample | MetricsFailure]] = [
+    lambda seen: MetricsFailure(MetricsProblem.ERROR, "down"),
+    lambda seen: MetricsFailure(MetricsProblem.PARTIAL, "warnings"),
     lambda seen: replace(seen, pods={}),
     lambda seen: replace(seen, pods=dict(list(seen.pods.items())[1:])),
     lambda seen: replace(seen, pods={name: PodHistory(()) for name in seen.pods}),
@@ -148,12 +153,19 @@ breaks: list[Callable[[Sample], Sample | Failure]] = [
 
 @given(st.sampled_from(breaks), ends, counted, st.sampled_from(list(Fallback)))
 def test_missing_stale_or_partial_samples_never_lower_a_count(
-    broken: Callable[[Sample], Sample | Failure], flow: Flow, count: int, fallback: Fallback
+    broken: Callable[[PipelineSample], PipelineSample | MetricsFailure],
+    flow: Flow,
+    count: int,
+    fallback: Fallback,
 ) -> None:
-    memory = replace(rested(memory_of(count), 1), blind=NOW - 1000)
+    state = replace(rested(memory_of(count), 1), outage_since=NOW - 1000)
     assert (
         count_of(
-            broken(sample(flow, pods=2)), count, limits(law=Law(fallback=fallback)), memory, pods=2
+            broken(sample(flow, pods=2)),
+            count,
+            limits(law=ControlLaw(fallback=fallback)),
+            state,
+            pods=2,
         )
         >= count
     )
@@ -164,7 +176,7 @@ def test_missing_stale_or_partial_samples_never_lower_a_count(
     counted,
     st.sampled_from([math.nan, math.inf, -math.inf, -1.0]),
     st.integers(0, 15),
-    st.sampled_from([item.name for item in fields(Counters)]),
+    st.sampled_from([item.name for item in fields(ModelCounters)]),
 )
 def test_impossible_values_never_lower_a_count(
     flow: Flow, count: int, value: float, place: int, name: str
@@ -177,7 +189,7 @@ def test_impossible_values_never_lower_a_count(
         count_of(
             replace(seen, pods={"pod-0": PodHistory(tuple(scrapes))}),
             count,
-            memory=rested(memory_of(count), 1),
+            state=rested(memory_of(count), 1),
         )
         >= count
     )
@@ -192,9 +204,9 @@ def test_more_load_never_means_fewer(
     assume(
         less > 0 or pending == 0
     )  # nothing completes while something waits: a stall, which is not less load
-    memory = rested(memory_of(count), 1) if rest else memory_of(count)
+    state = rested(memory_of(count), 1) if rest else memory_of(count)
     few, many = (
-        count_of(sample(Flow(rate=rate, pending=pending)), count, memory=memory)
+        count_of(sample(Flow(rate=rate, pending=pending)), count, state=state)
         for rate in (less, more)
     )
     assert few <= many
@@ -205,9 +217,9 @@ def test_a_longer_queue_never_means_fewer(
     rate: float, one: float, other: float, count: int, rest: bool
 ) -> None:
     short, long = sorted((one, other))
-    memory = rested(memory_of(count), 1) if rest else memory_of(count)
+    state = rested(memory_of(count), 1) if rest else memory_of(count)
     few, many = (
-        count_of(sample(Flow(rate=rate, pending=pending)), count, memory=memory)
+        count_of(sample(Flow(rate=rate, pending=pending)), count, state=state)
         for pending in (short, long)
     )
     assert few <= many
@@ -215,7 +227,7 @@ def test_a_longer_queue_never_means_fewer(
 
 @given(ends, ends, usages, counted, st.randoms(use_true_random=False))
 def test_the_order_of_pods_and_scrapes_does_not_matter_nor_does_asking_twice(
-    flow: Flow, gpu: Flow, usage: Usage | None, count: int, shuffler: random.Random
+    flow: Flow, gpu: Flow, usage: PodUsage | None, count: int, shuffler: random.Random
 ) -> None:
     seen = sample(flow, gpu, usage=usage, pods=3)
     mixed: dict[str, PodHistory] = {}
@@ -238,7 +250,7 @@ def test_no_growth_before_a_scrape_of_the_last_one(
         count_of(
             seen,
             count,
-            memory=replace(memory_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0),
+            state=replace(memory_of(count, last_up=NOW - age - 5.0 * share), actuation=5.0),
         )
         <= count
     )
@@ -249,8 +261,8 @@ def test_nothing_moves_while_a_change_is_on_its_way(
     flow: Flow, desired: int, shown: int, ago: float
 ) -> None:
     assume(desired != shown)
-    memory = rested(memory_of(desired, last_change=NOW - ago), 1)
-    assert count_of(sample(flow), shown, memory=memory) == desired
+    state = rested(memory_of(desired, last_change=NOW - ago), 1)
+    assert count_of(sample(flow), shown, state=state) == desired
 
 
 @settings(max_examples=20)
@@ -262,15 +274,15 @@ def test_up_and_down_keep_their_distance_and_changes_of_direction_their_budget(
     noise: list[tuple[float, float]], budget: int
 ) -> None:
     """Whatever the load does for an hour, in ticks of 15 s."""
-    law = Law(flaps_per_hour=budget, stabilization=60.0)
+    law = ControlLaw(flaps_per_hour=budget, stabilization=60.0)
     given_limits = limits(law=law)
-    memory, count = Memory(), 2
+    state, count = ScalingState(), 2
     last_up, turns, direction = -math.inf, [0.0][:0], 0
     for number in range(240):
         now = NOW + 15 * number
         rate, pending = noise[number % len(noise)]
         seen = sample(Flow(rate=rate, pending=pending), now=now, interval=15.0, seconds=150)
-        done = decide(given_limits, memory, seen, counts(count), names(1), now)
+        done = decide(given_limits, state, seen, counts(count), names(1), now)
         after = done.steps[0].count
         if after != count:
             if after < count:
@@ -280,7 +292,7 @@ def test_up_and_down_keep_their_distance_and_changes_of_direction_their_budget(
                 turns.append(now)
             direction = sign
             last_up = now if sign > 0 else last_up
-        memory, count = done.memory, after
+        state, count = done.state, after
     assert len(turns) <= budget + 1
 
 
@@ -294,12 +306,12 @@ def test_k_times_the_pods_with_k_times_the_load_have_the_same_count(
 
 @given(st.floats(0, 800), counted, st.integers(2, 15))
 def test_a_reset_or_a_new_pod_never_lowers_a_count(rate: float, count: int, scrapes: int) -> None:
-    memory = rested(memory_of(count), 1)
+    state = rested(memory_of(count), 1)
     seen = sample(Flow(rate=rate), pods=2)
     young = PodHistory(seen.pods["pod-1"].scrapes[-scrapes:])
     assume(scrapes * INTERVAL < 48)
     assert (
-        count_of(replace(seen, pods={**seen.pods, "pod-1": young}), count, memory=memory, pods=2)
+        count_of(replace(seen, pods={**seen.pods, "pod-1": young}), count, state=state, pods=2)
         >= count
     )
     old, new = seen.pods["pod-1"].scrapes[:-scrapes], seen.pods["pod-1"].scrapes[-scrapes:]
@@ -312,23 +324,24 @@ def test_a_reset_or_a_new_pod_never_lowers_a_count(rate: float, count: int, scra
         count_of(
             replace(seen, pods={**seen.pods, "pod-1": PodHistory((*old, *begun))}),
             count,
-            memory=memory,
+            state=state,
             pods=2,
         )
         >= count
     )
 
 
-def _less(one: Counters, other: Counters) -> Counters:
+def _less(one: ModelCounters, other: ModelCounters) -> ModelCounters:
     values = {
-        item.name: getattr(one, item.name) - getattr(other, item.name) for item in fields(Counters)
+        item.name: getattr(one, item.name) - getattr(other, item.name)
+        for item in fields(ModelCounters)
     }
-    return Counters(**{**values, "pending": one.pending})
+    return ModelCounters(**{**values, "pending": one.pending})
 
 
 @given(ends, ends, usages, counted, st.one_of(st.none(), st.floats(1, 20)))
 def test_bound_by_the_gpu_or_the_cpu_never_grows(
-    flow: Flow, gpu: Flow, usage: Usage | None, count: int, cpu: float | None
+    flow: Flow, gpu: Flow, usage: PodUsage | None, count: int, cpu: float | None
 ) -> None:
     done = whole(sample(flow, gpu, usage=usage), count, limits(cpu_limit=cpu))
     if done.verdict in (
@@ -344,11 +357,11 @@ def test_bound_by_the_gpu_or_the_cpu_never_grows(
 @given(st.integers(2, 12), st.integers(1, 3))
 def test_idle_reaches_the_minimum(count: int, low: int) -> None:
     assume(low <= count)
-    memory = memory_of(count, last_up=NOW)
+    state = memory_of(count, last_up=NOW)
     for number in range(200):
         now = NOW + 5 * number
-        done = decide(limits(low=low), memory, sample(QUIET, now=now), counts(count), names(1), now)
-        memory, count = done.memory, done.steps[0].count
+        done = decide(limits(low=low), state, sample(QUIET, now=now), counts(count), names(1), now)
+        state, count = done.state, done.steps[0].count
     assert count == low
 
 
@@ -360,18 +373,18 @@ def test_a_replay_is_the_same_to_the_bit_across_a_restart(
     ticks: list[tuple[float, float] | None], restart: int
 ) -> None:
     def play(*, restarted: bool) -> list[tuple[int, Verdict]]:
-        memory, count, seen = Memory(), 2, []
+        state, count, seen = ScalingState(), 2, []
         for number, tick in enumerate(ticks):
             now = NOW + 5 * number
             given_sample = (
-                Failure(Trouble.ERROR, "down")
+                MetricsFailure(MetricsProblem.ERROR, "down")
                 if tick is None
                 else sample(Flow(rate=tick[0], pending=tick[1]), now=now)
             )
-            done = decide(limits(), memory, given_sample, counts(count), names(1), now)
-            memory, count = done.memory, done.steps[0].count
+            done = decide(limits(), state, given_sample, counts(count), names(1), now)
+            state, count = done.state, done.steps[0].count
             if restarted and number == restart:
-                memory = memories.loads(memories.dumps(memory))
+                state = memories.loads(memories.dumps(state))
             seen.append((count, done.verdict))
         return seen
 
@@ -381,5 +394,5 @@ def test_a_replay_is_the_same_to_the_bit_across_a_restart(
 def test_the_properties_reach_growth_and_shrinking() -> None:
     """The strategies above are not so tame that nothing ever moves."""
     assert count_of(sample(Flow(rate=200, pending=500)), 2) > 2
-    assert count_of(sample(Flow(rate=20)), 9, memory=rested(memory_of(9), 1)) < 9
+    assert count_of(sample(Flow(rate=20)), 9, state=rested(memory_of(9), 1)) < 9
     assert MODEL in sample(QUIET).pods["pod-0"].scrapes[0].models

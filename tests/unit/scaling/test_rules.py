@@ -22,39 +22,45 @@ from tests.support.flows import (
     sample,
 )
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.samples import Failure, PodHistory, Sample, Trouble, Usage
+from triton_pipelines.autoscaling.metrics.samples import (
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+    PodHistory,
+    PodUsage,
+)
 from triton_pipelines.autoscaling.types import (
-    Decision,
+    ControlLaw,
     Fallback,
-    Growth,
-    Law,
-    Memory,
+    InstanceGrowth,
     PipelineLimits,
+    ScalingDecision,
+    ScalingState,
     StepLimits,
-    StepMemory,
+    StepState,
     Verdict,
 )
 
 LOADED = Flow(rate=200, pending=300, growth=20)  # two instances at their end
 
 
-def remembered(count: int, **fields: object) -> Memory:
-    return Memory(steps={TOKENIZER: StepMemory(desired=count, service=0.010, **fields)})  # type: ignore[arg-type]
+def remembered(count: int, **fields: object) -> ScalingState:
+    return ScalingState(steps={TOKENIZER: StepState(desired=count, service=0.010, **fields)})  # type: ignore[arg-type]
 
 
 def decided(
-    seen: Sample | Failure,
+    seen: PipelineSample | MetricsFailure,
     count: int = 2,
     *,
     bounds: PipelineLimits | None = None,
-    memory: Memory | None = None,
+    state: ScalingState | None = None,
     pods: int = 1,
     now: float = NOW,
-) -> Decision:
+) -> ScalingDecision:
     given = bounds if bounds is not None else limits()
     return decide(
         given,
-        memory if memory is not None else remembered(count),
+        state if state is not None else remembered(count),
         seen,
         counts(count, pods),
         names(pods),
@@ -72,9 +78,9 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     )  # 6.2 Erlang at 70 %, and the backlog that will stand when the growth is in force, within instances.max
     assert "620 requests/s" in step.reason
     assert "10 ms" in step.reason
-    assert "live wait 10500 ms" in step.reason  # people read it: no power of ten
-    assert done.memory.steps[TOKENIZER].desired == 12
-    assert done.memory.history[0].after == 12
+    assert "10500 ms wait" in step.reason  # people read it: no power of ten
+    assert done.state.steps[TOKENIZER].desired == 12
+    assert done.state.history[0].after == 12
 
 
 def test_a_jump_inside_the_last_interval_is_completed() -> None:
@@ -95,7 +101,7 @@ def test_a_jump_inside_the_last_interval_is_completed() -> None:
     seen = PodHistory(
         (*before.scrapes, replace(newest, models={**newest.models, TOKENIZER: jumped}))
     )
-    result = decided(Sample({"pod-0": seen}, INTERVAL), 3, bounds=limits(high=40))
+    result = decided(PipelineSample({"pod-0": seen}, INTERVAL), 3, bounds=limits(high=40))
     assert result.steps[0].figures.arrivals == pytest.approx(600)
 
 
@@ -106,45 +112,47 @@ def test_a_busy_step_below_the_threshold_stays() -> None:
 
 
 def test_nothing_inside_the_cooldown_and_nothing_while_pods_differ() -> None:
-    assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 7)).steps[0].count == 2
-    assert decided(sample(LOADED), memory=remembered(2, last_up=NOW - 11)).steps[0].count > 2
+    assert decided(sample(LOADED), state=remembered(2, last_up=NOW - 7)).steps[0].count == 2
+    assert decided(sample(LOADED), state=remembered(2, last_up=NOW - 11)).steps[0].count > 2
     quick = replace(
         remembered(2, last_up=NOW - 3), actuation=1.0
     )  # the newest scrape is of now, 2 s after it came in force
-    assert decided(sample(LOADED), memory=quick).steps[0].count > 2
-    assert decided(sample(LOADED, now=NOW - 1), memory=quick).steps[0].count > 2
-    assert decided(sample(LOADED, now=NOW - 2.5), memory=quick).steps[0].count == 2
-    assert decided(sample(LOADED), memory=replace(quick, actuation=4.0)).steps[0].count == 2
+    assert decided(sample(LOADED), state=quick).steps[0].count > 2
+    assert decided(sample(LOADED, now=NOW - 1), state=quick).steps[0].count > 2
+    assert decided(sample(LOADED, now=NOW - 2.5), state=quick).steps[0].count == 2
+    assert decided(sample(LOADED), state=replace(quick, actuation=4.0)).steps[0].count == 2
     slow = replace(remembered(2, last_up=NOW - 11), actuation=20.0)
-    assert decided(sample(LOADED), memory=slow).steps[0].count == 2
+    assert decided(sample(LOADED), state=slow).steps[0].count == 2
     moving = remembered(3, last_up=NOW - 30, last_change=NOW - 30)
-    assert decided(sample(LOADED), 2, memory=moving).steps[0].count == 3
+    assert decided(sample(LOADED), 2, state=moving).steps[0].count == 3
     failed = remembered(3, last_up=NOW - 300, last_change=NOW - 300)
-    assert decided(sample(LOADED), 2, memory=failed).steps[0].count > 3
+    assert decided(sample(LOADED), 2, state=failed).steps[0].count > 3
 
 
 def test_shrinks_only_after_the_whole_window_by_a_third_at_most() -> None:
     quiet = sample(Flow(rate=50))
     ready = rested(remembered(9), 1)
     assert decided(quiet, 9).steps[0].count == 9
-    assert decided(quiet, 9, memory=ready).steps[0].count == 7
-    assert decided(quiet, 9, memory=ready).verdict is Verdict.OVERPROVISIONED
+    assert decided(quiet, 9, state=ready).steps[0].count == 7
+    assert decided(quiet, 9, state=ready).verdict is Verdict.OVERPROVISIONED
     once = rested(remembered(9), 1)
     wants = tuple(
-        (at, 8 if index == 3 else 1) for index, (at, _) in enumerate(once.steps[TOKENIZER].wants)
+        (at, 8 if index == 3 else 1) for index, (at, _) in enumerate(once.steps[TOKENIZER].demands)
     )
-    high = Memory(steps={TOKENIZER: replace(once.steps[TOKENIZER], wants=wants)})
-    assert decided(quiet, 9, memory=high).steps[0].count == 8
-    late = Memory(steps={TOKENIZER: replace(once.steps[TOKENIZER], last_up=NOW - 100)})
-    assert decided(quiet, 9, memory=late).steps[0].count == 9
+    high = ScalingState(steps={TOKENIZER: replace(once.steps[TOKENIZER], demands=wants)})
+    assert decided(quiet, 9, state=high).steps[0].count == 8
+    late = ScalingState(steps={TOKENIZER: replace(once.steps[TOKENIZER], last_up=NOW - 100)})
+    assert decided(quiet, 9, state=late).steps[0].count == 9
 
 
 def test_a_gap_in_the_samples_is_no_evidence_for_less() -> None:
     ready = rested(remembered(9), 1).steps[TOKENIZER]
-    gap = tuple(item for item in ready.wants if not NOW - 150 < item[0] < NOW - 60)
+    gap = tuple(item for item in ready.demands if not NOW - 150 < item[0] < NOW - 60)
     assert (
         decided(
-            sample(Flow(rate=50)), 9, memory=Memory(steps={TOKENIZER: replace(ready, wants=gap)})
+            sample(Flow(rate=50)),
+            9,
+            state=ScalingState(steps={TOKENIZER: replace(ready, demands=gap)}),
         )
         .steps[0]
         .count
@@ -155,7 +163,7 @@ def test_a_gap_in_the_samples_is_no_evidence_for_less() -> None:
 def test_users_bounds_bind_at_once() -> None:
     assert decided(sample(LOADED), 9, bounds=limits(high=4)).steps[0].count == 4
     assert (
-        decided(sample(QUIET), 1, bounds=limits(low=3), memory=remembered(1, last_up=NOW))
+        decided(sample(QUIET), 1, bounds=limits(low=3), state=remembered(1, last_up=NOW))
         .steps[0]
         .count
         == 3
@@ -163,14 +171,14 @@ def test_users_bounds_bind_at_once() -> None:
 
 
 def test_idle_is_not_missing() -> None:
-    done = decided(sample(QUIET), 4, memory=rested(remembered(4), 1))
+    done = decided(sample(QUIET), 4, state=rested(remembered(4), 1))
     assert (done.verdict, done.steps[0].count, done.fresh) == (Verdict.IDLE, 3, True)
     assert decided(sample(QUIET), 1).steps[0].count == 1
 
 
 def test_the_operators_own_questions_are_no_load() -> None:
     """Each of two pods is asked every 30 s: at most three times in 60 s."""
-    asked = replace(limits(), own_requests=1 / 30)
+    asked = replace(limits(), probe_rate=1 / 30)
     seen = sample(Flow(rate=3 / 60), pods=2)
     assert decided(seen, 1, bounds=asked, pods=2).verdict is Verdict.IDLE
     assert decided(seen, 1, pods=2).verdict is Verdict.BALANCED
@@ -186,16 +194,14 @@ def test_idle_is_said_only_of_a_whole_window() -> None:
 
 def test_a_young_pod_or_a_restarted_one_never_lets_counts_fall() -> None:
     assert (
-        decided(sample(Flow(rate=50), seconds=20), 9, memory=rested(remembered(9), 1))
-        .steps[0]
-        .count
+        decided(sample(Flow(rate=50), seconds=20), 9, state=rested(remembered(9), 1)).steps[0].count
         == 9
     )
 
 
 def test_nothing_known_of_the_cost_of_a_request_holds() -> None:
-    memory = Memory(steps={TOKENIZER: StepMemory(desired=2)})
-    done = decided(sample(Flow(rate=0, pending=30, growth=1)), memory=memory)
+    state = ScalingState(steps={TOKENIZER: StepState(desired=2)})
+    done = decided(sample(Flow(rate=0, pending=30, growth=1)), state=state)
     assert (done.steps[0].count, done.verdict) == (2, Verdict.UNKNOWN)
 
 
@@ -207,17 +213,19 @@ def test_a_stall_grows_once_and_is_then_named() -> None:
     second = decided(
         stalled,
         grown,
-        memory=replace(
-            first.memory, steps={TOKENIZER: replace(first.memory.steps[TOKENIZER], last_up=NOW)}
+        state=replace(
+            first.state, steps={TOKENIZER: replace(first.state.steps[TOKENIZER], last_up=NOW)}
         ),
     )
     assert second.steps[0].count == grown
-    later = replace(first.memory.steps[TOKENIZER], stalled=NOW - 121, last_up=NOW - 300, desired=2)
-    third = decided(stalled, 2, memory=Memory(steps={TOKENIZER: later}))
+    later = replace(
+        first.state.steps[TOKENIZER], stalled_since=NOW - 121, last_up=NOW - 300, desired=2
+    )
+    third = decided(stalled, 2, state=ScalingState(steps={TOKENIZER: later}))
     assert (third.steps[0].count, third.verdict) == (2, Verdict.NO_PROGRESS)
     assert "none has completed for 121 s" in third.message
-    sleeping = rested(Memory(steps={TOKENIZER: replace(later, desired=9)}), 1)
-    assert decided(stalled, 9, memory=sleeping).steps[0].count == 9
+    sleeping = rested(ScalingState(steps={TOKENIZER: replace(later, desired=9)}), 1)
+    assert decided(stalled, 9, state=sleeping).steps[0].count == 9
 
 
 FULL = Flow(rate=300, service=0.95 / 300, pending=400, batch=64)
@@ -227,8 +235,8 @@ def test_a_full_gpu_step_holds_and_says_so() -> None:
     done = decided(sample(Flow(rate=300, pending=40, growth=2), FULL), 2)
     assert (done.steps[0].count, done.verdict) == (2, Verdict.GPU_BOUND)
     assert "95%" in done.message
-    assert "400 requests wait" in done.message
-    assert "GPUBound holds it at 2" in done.limited
+    assert "400 requests are queued" in done.message
+    assert "held at 2: GPUBound" in done.limited
 
 
 def test_a_gpu_step_that_is_busy_because_it_batches_little_is_not_full() -> None:
@@ -240,17 +248,17 @@ def test_a_gpu_step_that_is_busy_because_it_batches_little_is_not_full() -> None
 
 
 def test_a_gpu_that_something_else_uses_is_bound_too_and_the_disagreement_is_told() -> None:
-    usage = Usage(NOW, gpu=0.99)
+    usage = PodUsage(NOW, gpu=0.99)
     done = decided(
         sample(Flow(rate=300), Flow(rate=300, service=0.001, pending=200, batch=8), usage=usage), 4
     )
     assert done.verdict is Verdict.GPU_BOUND
-    assert "computes 30% of the time, the GPU is used 99%" in done.message
-    assert "something else uses it too" in done.message
+    assert "is 30% busy, the GPU is 99% utilized" in done.message
+    assert "another process uses the GPU too" in done.message
 
 
 def test_a_busy_step_on_an_idle_gpu_is_told_too() -> None:
-    done = decided(sample(Flow(rate=300), FULL, usage=Usage(NOW, gpu=0.2)), 5)
+    done = decided(sample(Flow(rate=300), FULL, usage=PodUsage(NOW, gpu=0.2)), 5)
     assert done.verdict is Verdict.GPU_BOUND
     assert "host code" in done.message
 
@@ -264,13 +272,13 @@ def test_without_gpu_figures_the_steps_own_time_decides() -> None:
 def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of() -> None:
     bounds = replace(limits(), on_cpu=frozenset({MODEL}))
     done = decided(
-        sample(Flow(rate=300, pending=40, growth=2), FULL, usage=Usage(NOW, gpu=1.0)),
+        sample(Flow(rate=300, pending=40, growth=2), FULL, usage=PodUsage(NOW, gpu=1.0)),
         2,
         bounds=bounds,
     )
     assert (done.steps[0].count, done.verdict) == (2, Verdict.STEP_BOUND)
-    assert "model computes 95% of the time, on the CPU; 400 requests wait before it" in done.message
-    assert "StepBound holds it at 2" in done.limited
+    assert "model is 95% busy, on the CPU; 400 requests are queued for it" in done.message
+    assert "held at 2: StepBound" in done.limited
     assert "GPU" not in done.message
     assert done.gpu_busy is None
     quiet = decided(sample(Flow(rate=150)), 3, bounds=bounds)
@@ -282,7 +290,9 @@ def test_a_gpu_says_nothing_of_a_model_on_the_cpu_beside_it() -> None:
     bounds = replace(limits(), on_cpu=frozenset({MODEL}))
     waits = Flow(rate=100, service=0.001, pending=400, batch=64)
     assert (
-        decided(sample(Flow(rate=100), waits, usage=Usage(NOW, gpu=1.0)), 2, bounds=bounds).verdict
+        decided(
+            sample(Flow(rate=100), waits, usage=PodUsage(NOW, gpu=1.0)), 2, bounds=bounds
+        ).verdict
         is Verdict.BALANCED
     )
 
@@ -301,28 +311,30 @@ def test_a_gpu_step_that_runs_requests_one_by_one_is_told() -> None:
 
 
 def test_cpu_bounds_growth_from_usage_and_limit() -> None:
-    usage = Usage(NOW, cpu_cores=2.5, throttled=0.0)
+    usage = PodUsage(NOW, cpu_cores=2.5, throttled=0.0)
     done = decided(
         sample(Flow(rate=200, pending=2100, growth=420), usage=usage), 2, bounds=limits(cpu_limit=6)
     )
     assert done.steps[0].count == 5  # 0.95 * 6 less 0.5 of others
-    assert done.steps[0].figures.cap_by.startswith("CPU: limit 6 cores")
+    assert done.steps[0].figures.cap_reason.startswith("CPU: limit 6 cores")
     full = decided(
-        sample(Flow(rate=500, pending=300, growth=20), usage=Usage(NOW, cpu_cores=5.6)),
+        sample(Flow(rate=500, pending=300, growth=20), usage=PodUsage(NOW, cpu_cores=5.6)),
         5,
         bounds=limits(cpu_limit=6),
     )
     assert (full.steps[0].count, full.verdict) == (5, Verdict.CPU_BOUND)
-    assert "bounded to 5 by CPU: limit 6 cores" in full.limited
+    assert "limited to 5 by CPU: limit 6 cores" in full.limited
 
 
 def test_instances_that_mostly_sleep_are_not_bounded_by_the_cores_they_might_use() -> None:
-    done = decided(sample(LOADED, usage=Usage(NOW, cpu_cores=0.4)), 2, bounds=limits(cpu_limit=2))
+    done = decided(
+        sample(LOADED, usage=PodUsage(NOW, cpu_cores=0.4)), 2, bounds=limits(cpu_limit=2)
+    )
     assert done.steps[0].count > 2
 
 
 def test_throttling_stops_growth_but_takes_nothing_away() -> None:
-    usage = Usage(NOW, cpu_cores=1.0, throttled=0.4)
+    usage = PodUsage(NOW, cpu_cores=1.0, throttled=0.4)
     done = decided(sample(LOADED, usage=usage), 2, bounds=limits(cpu_limit=8))
     assert (done.steps[0].count, done.verdict) == (2, Verdict.CPU_BOUND)
     calm = decided(sample(Flow(rate=100), usage=usage), 2, bounds=limits(cpu_limit=8))
@@ -331,15 +343,15 @@ def test_throttling_stops_growth_but_takes_nothing_away() -> None:
 
 def test_others_that_use_the_cpu_are_told() -> None:
     done = decided(
-        sample(Flow(rate=100), usage=Usage(NOW, cpu_cores=5.5)), 2, bounds=limits(cpu_limit=6)
+        sample(Flow(rate=100), usage=PodUsage(NOW, cpu_cores=5.5)), 2, bounds=limits(cpu_limit=6)
     )
     assert done.verdict is Verdict.CPU_CONTENDED
-    assert "others in the pod use 4.5 cores" in done.message
+    assert "other threads in the pod use 4.5 cores" in done.message
 
 
 def test_a_cap_below_the_count_holds() -> None:
     done = decided(
-        sample(Flow(rate=600), usage=Usage(NOW, cpu_cores=5.9)), 9, bounds=limits(cpu_limit=6)
+        sample(Flow(rate=600), usage=PodUsage(NOW, cpu_cores=5.9)), 9, bounds=limits(cpu_limit=6)
     )
     assert done.steps[0].count == 9
 
@@ -347,7 +359,7 @@ def test_a_cap_below_the_count_holds() -> None:
 def test_memory_and_shared_memory_bound_growth() -> None:
     step = StepLimits(TOKENIZER, TOKENIZER, 1, 12, 2, memory_bytes=400.0, shared_memory_bytes=64.0)
     bounds = replace(limits(), steps=(step,), memory_limit=4000.0)
-    done = decided(sample(LOADED, usage=Usage(NOW, memory_bytes=3000.0)), 2, bounds=bounds)
+    done = decided(sample(LOADED, usage=PodUsage(NOW, memory_bytes=3000.0)), 2, bounds=bounds)
     assert done.steps[0].count == 4  # 3800 - 3000 holds two more
     shared = decided(
         sample(LOADED),
@@ -359,12 +371,12 @@ def test_memory_and_shared_memory_bound_growth() -> None:
 
 def test_only_memory_takes_an_instance_away_and_one_at_a_time() -> None:
     bounds = replace(limits(), memory_limit=4000.0)
-    seen = sample(Flow(rate=350), usage=Usage(NOW, memory_bytes=3900.0))
+    seen = sample(Flow(rate=350), usage=PodUsage(NOW, memory_bytes=3900.0))
     done = decided(seen, 5, bounds=bounds)
     assert done.steps[0].count == 4
-    assert "one instance goes" in done.steps[0].reason
+    assert "removing one instance" in done.steps[0].reason
     assert (
-        decided(seen, 5, bounds=bounds, memory=remembered(5, last_change=NOW - 30)).steps[0].count
+        decided(seen, 5, bounds=bounds, state=remembered(5, last_change=NOW - 30)).steps[0].count
         == 5
     )
 
@@ -376,41 +388,39 @@ def test_what_the_gpu_step_carries_bounds_growth_where_it_is_known() -> None:
         bounds=replace(limits(), gpu_capacity=300.0),
     )
     assert done.steps[0].count == 5  # ceil(300 * 0.010 / 0.7)
-    assert "GPU step's 300 requests/s" in done.steps[0].figures.cap_by
+    assert "GPU step's capacity of 300 requests/s" in done.steps[0].figures.cap_reason
 
 
 def test_growth_that_bought_nothing_is_not_followed_by_more_until_its_reason_is_gone() -> None:
-    growth = Growth(NOW - 60, 2, 3, 200.0, 0.010)
+    growth = InstanceGrowth(NOW - 60, 2, 3, 200.0, 0.010)
     closed = sample(
         Flow(rate=200, service=0.015, pending=60)
     )  # 3 busy instances, no faster than 2 were
-    memory = Memory(
-        steps={TOKENIZER: StepMemory(desired=3, service=0.015, growth=growth, last_up=NOW - 60)}
+    state = ScalingState(
+        steps={TOKENIZER: StepState(desired=3, service=0.015, growth=growth, last_up=NOW - 60)}
     )
-    frozen = decided(closed, 3, memory=memory)
+    frozen = decided(closed, 3, state=state)
     assert frozen.steps[0].count == 3
-    assert frozen.memory.steps[TOKENIZER].frozen is not None
+    assert frozen.state.steps[TOKENIZER].growth_held is not None
     assert "did not raise" in frozen.limited
     again = decided(
         sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 5),
         3,
-        memory=frozen.memory,
+        state=frozen.state,
         now=NOW + 5,
     )
     assert again.steps[0].count == 3
     thawed = decided(
         sample(Flow(rate=200, service=0.015, pending=60), now=NOW + 905),
         3,
-        memory=frozen.memory,
+        state=frozen.state,
         now=NOW + 905,
     )
     assert thawed.steps[0].count > 3
-    helped = Memory(
-        steps={
-            TOKENIZER: replace(memory.steps[TOKENIZER], growth=replace(growth, throughput=150.0))
-        }
+    helped = ScalingState(
+        steps={TOKENIZER: replace(state.steps[TOKENIZER], growth=replace(growth, throughput=150.0))}
     )
-    assert decided(closed, 3, memory=helped).steps[0].count > 3
+    assert decided(closed, 3, state=helped).steps[0].count > 3
 
 
 def test_two_steps_share_the_cpu_and_the_longer_wait_per_cpu_second_goes_first() -> None:
@@ -423,9 +433,9 @@ def test_two_steps_share_the_cpu_and_the_longer_wait_per_cpu_second_goes_first()
         "tokenizer": Flow(rate=200, pending=60, growth=4),
         "clean": Flow(rate=200, pending=600, growth=40),
     }
-    seen = Sample({"pod-0": history(flows, usage=Usage(NOW, cpu_cores=4.1))}, INTERVAL)
-    memory = Memory(steps={name: StepMemory(desired=2, service=0.010) for name in flows})
-    done = decide(bounds, memory, seen, {name: {"pod-0": 2} for name in flows}, ["pod-0"], NOW)
+    seen = PipelineSample({"pod-0": history(flows, usage=PodUsage(NOW, cpu_cores=4.1))}, INTERVAL)
+    state = ScalingState(steps={name: StepState(desired=2, service=0.010) for name in flows})
+    done = decide(bounds, state, seen, {name: {"pod-0": 2} for name in flows}, ["pod-0"], NOW)
     assert [step.count for step in done.steps] == [
         2,
         3,
@@ -433,7 +443,7 @@ def test_two_steps_share_the_cpu_and_the_longer_wait_per_cpu_second_goes_first()
     assert [step.verdict for step in done.steps] == [Verdict.CPU_BOUND, Verdict.STEP_BOUND]
     roomy = decide(
         replace(bounds, cpu_limit=40),
-        memory,
+        state,
         seen,
         {name: {"pod-0": 2} for name in flows},
         ["pod-0"],
@@ -444,37 +454,39 @@ def test_two_steps_share_the_cpu_and_the_longer_wait_per_cpu_second_goes_first()
 
 def test_the_flap_budget_stops_shrinking_not_growing() -> None:
     turns = tuple(NOW - 600 * number for number in range(6))
-    spent = rested(remembered(9, direction=1, turns=turns), 1)
-    done = decided(sample(Flow(rate=50)), 9, memory=spent)
+    spent = rested(remembered(9, direction=1, reversals=turns), 1)
+    done = decided(sample(Flow(rate=50)), 9, state=spent)
     assert done.steps[0].count == 9
     assert "6 changes of direction within an hour" in done.limited
     assert (
-        decided(sample(LOADED), 2, memory=remembered(2, direction=-1, turns=turns)).steps[0].count
+        decided(sample(LOADED), 2, state=remembered(2, direction=-1, reversals=turns))
+        .steps[0]
+        .count
         > 2
     )
 
 
-GONE = Failure(Trouble.ERROR, "connection refused")
+GONE = MetricsFailure(MetricsProblem.ERROR, "connection refused")
 
 
 def test_without_metrics_counts_hold_and_rise_after_a_while_to_what_was_enough() -> None:
-    memory = remembered(3, counts=((NOW - 700, 7), (NOW - 300, 3)))
-    first = decided(GONE, 3, memory=memory)
+    state = remembered(3, counts=((NOW - 700, 7), (NOW - 300, 3)))
+    first = decided(GONE, 3, state=state)
     assert (first.steps[0].count, first.verdict, first.fresh) == (3, Verdict.UNKNOWN, False)
-    assert decided(GONE, 3, memory=first.memory, now=NOW + 59).steps[0].count == 3
-    late = decided(GONE, 3, memory=first.memory, now=NOW + 60)
+    assert decided(GONE, 3, state=first.state, now=NOW + 59).steps[0].count == 3
+    late = decided(GONE, 3, state=first.state, now=NOW + 60)
     assert late.steps[0].count == 7
-    assert "PrometheusError for 60 s: up to 7 (RecentMax)" in late.steps[0].reason
+    assert "PrometheusError for 60 s: increased to 7 (RecentMax)" in late.steps[0].reason
 
 
 @pytest.mark.parametrize(
     ("fallback", "count"), [(Fallback.HOLD, 3), (Fallback.INITIAL, 5), (Fallback.RECENT_MAX, 7)]
 )
 def test_fallbacks(fallback: Fallback, count: int) -> None:
-    bounds = limits(law=Law(fallback=fallback))
+    bounds = limits(law=ControlLaw(fallback=fallback))
     bounds = replace(bounds, steps=(replace(bounds.steps[0], initial=5),))
-    memory = replace(remembered(3, counts=((NOW - 300, 7), (NOW - 100, 3))), blind=NOW - 100)
-    assert decided(GONE, 3, bounds=bounds, memory=memory).steps[0].count == count
+    state = replace(remembered(3, counts=((NOW - 300, 7), (NOW - 100, 3))), outage_since=NOW - 100)
+    assert decided(GONE, 3, bounds=bounds, state=state).steps[0].count == count
 
 
 def test_a_partial_sample_may_raise_and_never_lowers() -> None:
@@ -484,15 +496,16 @@ def test_a_partial_sample_may_raise_and_never_lowers() -> None:
     assert not up.fresh
     assert "MetricsPartial: pod pod-1: no samples" in up.message
     quiet = sample(Flow(rate=10), pods=1)
-    assert decided(quiet, 9, pods=2, memory=rested(remembered(9), 1)).steps[0].count == 9
+    assert decided(quiet, 9, pods=2, state=rested(remembered(9), 1)).steps[0].count == 9
 
 
 def test_stale_and_missing_samples_are_told_apart_with_what_to_look_at() -> None:
     old = decided(sample(LOADED, now=NOW - 13), 2)
     assert old.verdict is Verdict.UNKNOWN
-    assert old.message.startswith("MetricsStale")
-    none = decided(Sample({}, INTERVAL, "default"), 2)
-    assert none.message.startswith("MetricsMissing: no usable samples in default")
+    assert old.problem is MetricsProblem.STALE
+    none = decided(PipelineSample({}, INTERVAL, "default"), 2)
+    assert none.problem is MetricsProblem.MISSING
+    assert none.message.startswith("no usable samples in default")
     assert "PodMonitor" in none.message
 
 
@@ -503,9 +516,9 @@ def test_no_ready_pod() -> None:
 
 def test_another_revision_forgets_what_a_request_costs_but_not_the_count() -> None:
     old = replace(remembered(3), revision="a")
-    done = decided(GONE, 3, bounds=replace(limits(), revision="b"), memory=old)
-    assert done.memory.revision == "b"
-    assert done.memory.steps[TOKENIZER].service is None
+    done = decided(GONE, 3, bounds=replace(limits(), revision="b"), state=old)
+    assert done.state.revision == "b"
+    assert done.state.steps[TOKENIZER].service is None
     assert done.steps[0].count == 3
 
 
@@ -513,22 +526,22 @@ def test_advisory_recommends_from_what_runs_and_tells_it_once() -> None:
     bounds = replace(limits(), active=False)
     first = decided(sample(LOADED), 2, bounds=bounds)
     assert first.steps[0].count > 2
-    assert first.memory.steps[TOKENIZER].desired == 2
+    assert first.state.steps[TOKENIZER].desired == 2
     later = sample(LOADED, now=NOW + 30)
-    second = decided(later, 2, bounds=bounds, memory=first.memory, now=NOW + 30)
+    second = decided(later, 2, bounds=bounds, state=first.state, now=NOW + 30)
     assert second.steps[0].count == first.steps[0].count
-    assert len(second.memory.history) == 1
+    assert len(second.state.history) == 1
 
 
 def test_a_pipeline_adopts_the_count_that_runs() -> None:
-    done = decided(sample(Flow(rate=300)), 5, memory=Memory())
-    assert (done.steps[0].count, done.memory.steps[TOKENIZER].desired) == (5, 5)
+    done = decided(sample(Flow(rate=300)), 5, state=ScalingState())
+    assert (done.steps[0].count, done.state.steps[TOKENIZER].desired) == (5, 5)
 
 
 def _order(verdicts: Sequence[Verdict]) -> Verdict:
-    from triton_pipelines.autoscaling.verdicts import overall
+    from triton_pipelines.autoscaling.verdicts import pipeline_verdict
 
-    return overall(verdicts)
+    return pipeline_verdict(verdicts)
 
 
 def test_the_pipelines_verdict_is_the_most_telling() -> None:

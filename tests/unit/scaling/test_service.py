@@ -23,26 +23,37 @@ from tests.support.flows import (
 )
 from triton_pipelines.autoscaling import control_law
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.rates import Ran, rates
-from triton_pipelines.autoscaling.metrics.samples import Counters, PodHistory, Sample, Scrape, Usage
-from triton_pipelines.autoscaling.types import Decision, Memory, PipelineLimits, StepMemory
+from triton_pipelines.autoscaling.metrics.rates import InstanceRange, rates
+from triton_pipelines.autoscaling.metrics.samples import (
+    ModelCounters,
+    PipelineSample,
+    PodHistory,
+    PodUsage,
+    Scrape,
+)
+from triton_pipelines.autoscaling.types import (
+    PipelineLimits,
+    ScalingDecision,
+    ScalingState,
+    StepState,
+)
 
 Noted = Sequence[tuple[float, int]]
 
 
 def decided(
-    seen: Sample, count: int, noted: Noted = (), bounds: PipelineLimits | None = None
-) -> Decision:
-    memory = Memory(
-        steps={TOKENIZER: StepMemory(desired=count, service=0.010, counts=tuple(noted))}
+    seen: PipelineSample, count: int, noted: Noted = (), bounds: PipelineLimits | None = None
+) -> ScalingDecision:
+    state = ScalingState(
+        steps={TOKENIZER: StepState(desired=count, service=0.010, counts=tuple(noted))}
     )
     return decide(
-        bounds if bounds is not None else limits(), memory, seen, counts(count, 1), names(1), NOW
+        bounds if bounds is not None else limits(), state, seen, counts(count, 1), names(1), NOW
     )
 
 
 def service(
-    seen: Sample, count: int, noted: Noted = (), bounds: PipelineLimits | None = None
+    seen: PipelineSample, count: int, noted: Noted = (), bounds: PipelineLimits | None = None
 ) -> float:
     """Seconds of an instance for a request, as the decision takes them."""
     found = decided(seen, count, noted, bounds).steps[0].figures.service
@@ -53,10 +64,10 @@ def service(
 def test_service_time_under_contention_is_the_smaller() -> None:
     stretched = Flow(rate=200, service=0.020, pending=100)
     assert service(
-        sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=5)
+        sample(stretched, usage=PodUsage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=5)
     ) == pytest.approx(0.010)
     assert service(
-        sample(stretched, usage=Usage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=50)
+        sample(stretched, usage=PodUsage(NOW, cpu_cores=4.7)), 4, bounds=limits(cpu_limit=50)
     ) == pytest.approx(0.020)
 
 
@@ -81,7 +92,7 @@ def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
     scrapes = []
     for ago in range(75, -1, -5):
         done = bisect_right(ends, 75 - ago)
-        counters = Counters(
+        counters = ModelCounters(
             success=8 * done,
             execs=2 * done,
             compute_infer_us=8e6 * sum(seconds[:done]),
@@ -91,9 +102,9 @@ def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
     whole = PodHistory(tuple(scrapes))
     window = rates(whole, TOKENIZER, 60)
     assert window is not None
-    assert service(Sample({"pod-0": whole}, INTERVAL), 2, ((NOW - 300, 2),)) == pytest.approx(
-        window.service
-    )
+    assert service(
+        PipelineSample({"pod-0": whole}, INTERVAL), 2, ((NOW - 300, 2),)
+    ) == pytest.approx(window.service)
 
 
 @pytest.mark.parametrize(
@@ -109,20 +120,20 @@ def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
 )
 def test_which_instances_ran(begin: float, end: float, least: int, most: int) -> None:
     """2, then 5 from -22 s on, 3 from 28 s on; 4 run in the end, whoever made it so. A growth may take half a minute."""
-    known = control_law.ran(
-        StepMemory(desired=3, counts=((NOW - 300, 2), (NOW - 22, 5), (NOW + 28, 3))), 4
+    known = control_law.instances_between(
+        StepState(desired=3, counts=((NOW - 300, 2), (NOW - 22, 5), (NOW + 28, 3))), 4
     )
-    assert known(NOW + begin, NOW + end) == Ran(least, most)
+    assert known(NOW + begin, NOW + end) == InstanceRange(least, most)
 
 
 def test_a_growth_is_noted_when_it_is_decided() -> None:
     """From then on more instances may be busy; in mode Advisory there are none to be."""
     loaded = sample(Flow(rate=200, pending=300, growth=20))
     grown = decided(loaded, 2, ((NOW - 300, 2),))
-    assert grown.memory.steps[TOKENIZER].counts == ((NOW - 300, 2), (NOW, grown.steps[0].count))
+    assert grown.state.steps[TOKENIZER].counts == ((NOW - 300, 2), (NOW, grown.steps[0].count))
     advised = decided(loaded, 2, ((NOW - 300, 2),), replace(limits(), active=False))
     assert advised.steps[0].count > 2
-    assert advised.memory.steps[TOKENIZER].counts == ((NOW - 300, 2),)
+    assert advised.state.steps[TOKENIZER].counts == ((NOW - 300, 2),)
 
 
 def test_a_jump_is_not_completed_from_what_more_instances_did_than_there_were() -> None:
@@ -141,8 +152,8 @@ def test_a_jump_is_not_completed_from_what_more_instances_did_than_there_were() 
     newest = replace(
         before.scrapes[-1], at=NOW, models={**before.scrapes[-1].models, TOKENIZER: jumped}
     )
-    seen = Sample({"pod-0": PodHistory((*before.scrapes, newest))}, INTERVAL)
-    grown = StepMemory(
+    seen = PipelineSample({"pod-0": PodHistory((*before.scrapes, newest))}, INTERVAL)
+    grown = StepState(
         desired=4,
         service=0.010,
         last_up=NOW - INTERVAL,
@@ -150,11 +161,16 @@ def test_a_jump_is_not_completed_from_what_more_instances_did_than_there_were() 
     )
     found = [
         decide(
-            limits(), Memory({TOKENIZER: memory}, actuation=1.0), seen, counts(4, 1), names(1), NOW
+            limits(),
+            ScalingState({TOKENIZER: state}, actuation=1.0),
+            seen,
+            counts(4, 1),
+            names(1),
+            NOW,
         )
         .steps[0]
         .figures.arrivals
-        for memory in (grown, replace(grown, last_up=NOW - 60, counts=()))
+        for state in (grown, replace(grown, last_up=NOW - 60, counts=()))
     ]
     assert found[0] == pytest.approx(250)  # 160 completions/s, and 90/s more that wait
     assert found[1] > 500

@@ -19,9 +19,9 @@ from typing import Final, Self
 from . import queries, query_results
 from .connection import Connection
 from .prometheus_client import Prometheus, PrometheusError
-from .sample_quality import INTERVAL_UNKNOWN, SKEW_SECONDS, Evidence, judge
-from .samples import Expected, Failure, Sample, Trouble
-from .scrape_history import SLACK_SECONDS, Histories, PodKey
+from .sample_quality import INTERVAL_UNKNOWN, SKEW_SECONDS, CollectionEvidence, assess_sample
+from .samples import ExpectedPods, MetricsFailure, MetricsProblem, PipelineSample
+from .scrape_history import SLACK_SECONDS, PodKey, ScrapeHistories
 
 PipelineKey = tuple[str, str]
 """Namespace and name of a pipeline."""
@@ -43,19 +43,19 @@ _VISIBLE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _CounterQuery:
     """One query for counters and the pods that it is about."""
 
-    group: queries.Group
+    group: queries.PodGroup
     seconds: float
     pods: frozenset[PodKey]
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _CollectionPlan:
     """What a collection asks."""
 
-    asks: tuple[_Ask, ...]
+    asks: tuple[_CounterQuery, ...]
     models: Mapping[PodKey, frozenset[str]]
     addresses: Mapping[PodKey, str]
     interval: float
@@ -65,12 +65,12 @@ class _Plan:
 
 
 @dataclass(slots=True)
-class _Got:
+class _CollectionResult:
     """What a collection brought. ``at``: middle of the clock's query by the operator's clock; ``errors``: by pod."""
 
     server: float = 0.0
     at: float = 0.0
-    seen: dict[PodKey, query_results.Seen] = field(default_factory=dict)
+    seen: dict[PodKey, query_results.PodSeries] = field(default_factory=dict)
     asked: set[PodKey] = field(default_factory=set)
     errors: dict[PodKey, str] = field(default_factory=dict)
     figures: dict[str, dict[PodKey, float]] | None = None
@@ -92,11 +92,11 @@ class PrometheusCollector:
         self.source = _source(connection.name)
         self._clock, self._monotonic = clock, monotonic
         self._client = Prometheus(connection, monotonic)
-        self._histories = Histories()
+        self._histories = ScrapeHistories()
         self._pool = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix=f"prometheus-{connection.name}"
         )
-        self._running: asyncio.Future[_Got] | None = None
+        self._running: asyncio.Future[_CollectionResult] | None = None
         self._looked_back: set[PodKey] = set()
         self._last = -float("inf")
         self._usage_at = -float("inf")
@@ -117,8 +117,8 @@ class PrometheusCollector:
         self._client.close()
 
     async def collect(
-        self, wanted: Mapping[PipelineKey, Expected]
-    ) -> dict[PipelineKey, Sample | Failure]:
+        self, wanted: Mapping[PipelineKey, ExpectedPods]
+    ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         """What is known of every pipeline now. Never raises for what a server does; every failure is a ``Failure``."""
         pods = {(one.namespace, pod) for one in wanted.values() for pod in one.pods}
         self._histories.keep(pods)
@@ -127,7 +127,9 @@ class PrometheusCollector:
             return self._all_failed(wanted, "the last collection has not come back yet")
         if not pods:
             return {
-                key: judge(one, self._histories, Evidence(0.0, 0.0), self.source, str)
+                key: assess_sample(
+                    one, self._histories, CollectionEvidence(0.0, 0.0), self.source, str
+                )
                 for key, one in wanted.items()
             }
         began = self._monotonic()
@@ -150,7 +152,7 @@ class PrometheusCollector:
 
     # --- what to ask ---------------------------------------------------------------------------------------------------
 
-    def _plan(self, wanted: Mapping[PipelineKey, Expected], began: float) -> _Plan:
+    def _plan(self, wanted: Mapping[PipelineKey, ExpectedPods], began: float) -> _CollectionPlan:
         models: dict[PodKey, frozenset[str]] = {}
         addresses: dict[PodKey, str] = {}
         slow: dict[PodKey, float] = {}
@@ -170,7 +172,7 @@ class PrometheusCollector:
             *_asks(known, models, min(short, _look_back(slow, known))),
             *_asks(new, models, _look_back(slow, new)),
         ]
-        return _Plan(
+        return _CollectionPlan(
             asks=tuple(asks),
             models=models,
             addresses=addresses,
@@ -182,10 +184,10 @@ class PrometheusCollector:
 
     # --- in the thread -------------------------------------------------------------------------------------------------
 
-    def _fetch(self, plan: _Plan) -> _Got:
+    def _fetch(self, plan: _CollectionPlan) -> _CollectionResult:
         """Asks everything, one after another, within the connection's time. Raises nothing: errors are part of the result."""
         deadline = self._monotonic() + self.connection.timeout_seconds
-        got = _Got()
+        got = _CollectionResult()
         try:
             before = self._clock()
             answer = self._client.query(queries.CLOCK, deadline)
@@ -193,7 +195,7 @@ class PrometheusCollector:
                 query_results.clock(answer.kind, answer.result),
                 (before + self._clock()) / 2,
             )
-        except (PrometheusError, query_results.AnswerError) as error:
+        except (PrometheusError, query_results.QueryResultError) as error:
             got.error = _text(error)
             return got
         over = ""
@@ -213,7 +215,9 @@ class PrometheusCollector:
             self._targets(absent, got, deadline)
         return got
 
-    def _counters(self, ask: _Ask, plan: _Plan, got: _Got, deadline: float) -> str:
+    def _counters(
+        self, ask: _CounterQuery, plan: _CollectionPlan, got: _CollectionResult, deadline: float
+    ) -> str:
         """Asks for counters; returns why nothing more is worth asking, or ""."""
         try:
             with _no_cycles():
@@ -229,7 +233,7 @@ class PrometheusCollector:
                     plan.addresses,
                     plan.interval,
                 )
-        except (PrometheusError, query_results.AnswerError) as error:
+        except (PrometheusError, query_results.QueryResultError) as error:
             got.errors.update(dict.fromkeys(ask.pods, _text(error)))
             return _text(error) if isinstance(error, PrometheusError) and error.final else ""
         got.seen.update(seen)
@@ -237,36 +241,40 @@ class PrometheusCollector:
         got.notes += [f"Prometheus warns: {one}" for one in answer.warnings if len(got.notes) < 3]
         return ""
 
-    def _usage(self, plan: _Plan, got: _Got, deadline: float) -> None:
+    def _usage(self, plan: _CollectionPlan, got: _CollectionResult, deadline: float) -> None:
         """CPU, memory and GPU figures: worth having, and no reason to fail."""
         found: dict[str, dict[PodKey, float]] = {}
         try:
-            for group in queries.groups(plan.models, ()):
+            for group in queries.pod_groups(plan.models, ()):
                 for text in queries.usage(self.connection, group, plan.usage_seconds):
                     answer = self._client.query(text, deadline)
                     for name, values in query_results.figures(
                         answer.kind, answer.result, self.connection
                     ).items():
                         found.setdefault(name, {}).update(values)
-        except (PrometheusError, query_results.AnswerError) as error:
+        except (PrometheusError, query_results.QueryResultError) as error:
             got.notes.append(f"CPU and GPU figures are missing: {_text(error)}")
         got.figures = found
 
-    def _targets(self, absent: Iterable[PodKey], got: _Got, deadline: float) -> None:
+    def _targets(self, absent: Iterable[PodKey], got: _CollectionResult, deadline: float) -> None:
         up: dict[PodKey, bool] = {}
         try:
-            for group in queries.groups(absent, ()):
+            for group in queries.pod_groups(absent, ()):
                 answer = self._client.query(queries.targets(self.connection, group), deadline)
                 up.update(query_results.targets(answer.kind, answer.result, self.connection))
-        except (PrometheusError, query_results.AnswerError):
+        except (PrometheusError, query_results.QueryResultError):
             return
         got.up = up
 
     # --- what it means -------------------------------------------------------------------------------------------------
 
     def _merge(
-        self, wanted: Mapping[PipelineKey, Expected], plan: _Plan, got: _Got, began: float
-    ) -> Evidence:
+        self,
+        wanted: Mapping[PipelineKey, ExpectedPods],
+        plan: _CollectionPlan,
+        got: _CollectionResult,
+        began: float,
+    ) -> CollectionEvidence:
         """Takes in what came in time."""
         slow = {(one.namespace, pod): one.slow for one in wanted.values() for pod in one.pods}
         latest = got.server + plan.interval + _VISIBLE_SECONDS
@@ -299,7 +307,7 @@ class PrometheusCollector:
             said.append(
                 f"the clock of Prometheus is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
             )
-        return Evidence(
+        return CollectionEvidence(
             now=got.server,
             skew=skew,
             interval=plan.interval,
@@ -310,7 +318,7 @@ class PrometheusCollector:
             said=tuple(said),
         )
 
-    def _use(self, plan: _Plan, got: _Got) -> None:
+    def _use(self, plan: _CollectionPlan, got: _CollectionResult) -> None:
         found = got.figures or {}
         containers, measured = (
             found.get(queries.MEMORY, {}).keys() & plan.models.keys(),
@@ -325,29 +333,33 @@ class PrometheusCollector:
         ).items():
             self._histories.use(pod, usage)
 
-    def _judged(self, one: Expected, evidence: Evidence, got: _Got) -> Sample | Failure:
+    def _judged(
+        self, one: ExpectedPods, evidence: CollectionEvidence, got: _CollectionResult
+    ) -> PipelineSample | MetricsFailure:
         failed = [pod for pod in one.pods if (one.namespace, pod) in got.errors]
         if failed:
-            return Failure(
-                Trouble.ERROR, f"{self._at}: {got.errors[one.namespace, failed[0]]}", self.source
+            return MetricsFailure(
+                MetricsProblem.ERROR,
+                f"{self._at}: {got.errors[one.namespace, failed[0]]}",
+                self.source,
             )
-        return judge(
+        return assess_sample(
             one,
             self._histories,
             evidence,
             self.source,
-            lambda: queries.shown(self.connection, one.namespace, tuple(one.pods)),
+            lambda: queries.example_query(self.connection, one.namespace, tuple(one.pods)),
         )
 
     def _all_failed(
-        self, wanted: Mapping[PipelineKey, Expected], why: str
-    ) -> dict[PipelineKey, Sample | Failure]:
+        self, wanted: Mapping[PipelineKey, ExpectedPods], why: str
+    ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         looks = (
             f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may the operator's pod reach it (NetworkPolicy)? "
             f"3. does the connection say what it should, in {CONNECTIONS}?"
         )
         return dict.fromkeys(
-            wanted, Failure(Trouble.ERROR, f"{self._at}: {why}. {looks}", self.source)
+            wanted, MetricsFailure(MetricsProblem.ERROR, f"{self._at}: {why}. {looks}", self.source)
         )
 
     @property
@@ -355,17 +367,17 @@ class PrometheusCollector:
         return f"{self.source} ({self.connection.url})"
 
 
-def unknown(name: str, connections: Iterable[str]) -> Failure:
+def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
     """A pipeline names a connection that the operator does not have."""
     known = ", ".join(sorted(connections))
-    return Failure(
-        Trouble.ERROR,
+    return MetricsFailure(
+        MetricsProblem.ERROR,
         f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has {known}. Name one of these, or add it to {CONNECTIONS}",
         _source(name),
     )
 
 
-def unheard(name: str) -> str:
+def unused_connection_note(name: str) -> str:
     """What to add to the source of a pipeline that names a connection where the operator has none, so that its pods are read directly."""
     return (
         f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any other. Leave the field out, or give the operator that "
@@ -401,14 +413,18 @@ def _look_back(slow: Mapping[PodKey, float], pods: Iterable[PodKey]) -> float:
 
 def _asks(
     pods: Iterable[PodKey], models: Mapping[PodKey, frozenset[str]], seconds: float
-) -> list[_Ask]:
+) -> list[_CounterQuery]:
     chosen = set(pods)
     asks = []
-    for group in queries.groups(chosen, frozenset().union(*{models[pod] for pod in chosen})):
+    for group in queries.pod_groups(chosen, frozenset().union(*{models[pod] for pod in chosen})):
         inside = set(group.namespaces)
-        asks.append(_Ask(group, seconds, frozenset(pod for pod in chosen if pod[0] in inside)))
+        asks.append(
+            _CounterQuery(group, seconds, frozenset(pod for pod in chosen if pod[0] in inside))
+        )
     return asks
 
 
 def _text(error: Exception) -> str:
-    return f"its answer {error}" if isinstance(error, query_results.AnswerError) else str(error)
+    return (
+        f"its answer {error}" if isinstance(error, query_results.QueryResultError) else str(error)
+    )

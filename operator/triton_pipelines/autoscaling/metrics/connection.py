@@ -58,7 +58,7 @@ class Security(StrEnum):
     INSECURE = "Insecure"
 
 
-class _Part(BaseModel):
+class _ConnectionModel(BaseModel):
     # hide_input_in_errors: somebody may write a token where its file belongs.
     model_config = ConfigDict(
         frozen=True,
@@ -80,14 +80,14 @@ def _label_name(value: str) -> str:
 LabelName = Annotated[str, AfterValidator(_label_name)]
 
 
-class BasicAuth(_Part):
+class BasicAuth(_ConnectionModel):
     """User and password, each from a file."""
 
     username_file: Path
     password_file: Path
 
 
-class Tls(_Part):
+class Tls(_ConnectionModel):
     """``ca_file`` replaces the usual authorities; ``cert_file`` and ``key_file`` are the client's own certificate (PEM)."""
 
     ca_file: Path | None = None
@@ -101,7 +101,7 @@ class Tls(_Part):
         return self
 
 
-class Tenant(_Part):
+class Tenant(_ConnectionModel):
     """A header that names the tenant (Mimir, Cortex, Thanos), with its value or the file that holds it."""
 
     header: str = "X-Scope-OrgID"
@@ -135,7 +135,7 @@ class Tenant(_Part):
         return self
 
 
-class SeriesLabels(_Part):
+class SeriesLabels(_ConnectionModel):
     """Under which labels series tell namespace and pod of Triton's pods; ``exported_namespace`` and ``exported_pod`` without honorLabels."""
 
     namespace: LabelName = "namespace"
@@ -148,7 +148,7 @@ class ContainerLabels(SeriesLabels):
     container: LabelName = "container"
 
 
-class Connection(_Part):
+class Connection(_ConnectionModel):
     """One Prometheus, or what speaks its query API.
 
     Attributes:
@@ -243,7 +243,7 @@ class Connection(_Part):
             )
         return self
 
-    def credentials(self) -> Credentials:
+    def credentials(self) -> QueryCredentials:
         """What goes along with a query now, read from its files.
 
         Raises:
@@ -269,7 +269,7 @@ class Connection(_Part):
             else:
                 value = self.tenant.value or ""
             headers[self.tenant.header] = value
-        return Credentials(MappingProxyType(headers), basic, tuple(secrets))
+        return QueryCredentials(MappingProxyType(headers), basic, tuple(secrets))
 
     def certificates(self) -> tuple[tuple[str, int, int], ...]:
         """Name, time and size of the certificate files: another value means that connections have to be made anew.
@@ -286,7 +286,7 @@ class Connection(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class QueryCredentials:
     """Headers and basic authentication of one query; ``secrets`` has to be kept out of all that is said."""
 
     headers: Mapping[str, str] = field(repr=False)
@@ -294,7 +294,7 @@ class Credentials:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
-class _File(_Part):
+class _ConnectionsFile(_ConnectionModel):
     connections: tuple[Connection, ...]
 
 
@@ -345,7 +345,7 @@ def single_connection(url: str) -> dict[str, Connection]:
 
 def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
     try:
-        found = _File.model_validate(document).connections
+        found = _ConnectionsFile.model_validate(document).connections
     except ValidationError as error:
         raise ConnectionsError(
             "\n".join(

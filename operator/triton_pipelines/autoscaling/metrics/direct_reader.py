@@ -11,20 +11,25 @@ from typing import Final, Self
 
 import httpx
 
-from .metrics_page import ExpositionError, parse
-from .samples import Expected, Failure, PodHistory, Sample, Trouble, Usage
-from .scrape_history import Histories, PodKey
+from .metrics_client import TIMEOUT_SECONDS, MetricsClient
+from .metrics_page import MetricsPageError, parse_metrics_page
+from .samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+    PodHistory,
+    PodUsage,
+)
+from .scrape_history import PodKey, ScrapeHistories
 
 SOURCE: Final = "the pods themselves"
 # Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
 INTERVAL_SECONDS: Final = 2.0
-TIMEOUT_SECONDS: Final = 3.0
-PAGE_BYTES_MAX: Final = 4 * 1024**2
 # A pod that could not be read so often in a row is asked again this often only (seconds): a try costs as much as a page (measured: with 200
 # pods out of reach the tries took a quarter of a core).
 MISSES_ALLOWED: Final = 2
 UNREAD_SECONDS: Final = 10.0
-AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,8 @@ class DirectReader:
         self, clock: Callable[[], float] = time.time, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         self._clock = clock
-        self._client = httpx.AsyncClient(
-            timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE)
-        )
-        self._histories = Histories()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._client = MetricsClient(timeout)
+        self._histories = ScrapeHistories()
         self._missed: dict[PodKey, _Missed] = {}
 
     async def __aenter__(self) -> Self:
@@ -60,11 +62,11 @@ class DirectReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
     async def collect(
-        self, wanted: Mapping[tuple[str, str], Expected]
-    ) -> dict[tuple[str, str], Sample | Failure]:
+        self, wanted: Mapping[tuple[str, str], ExpectedPods]
+    ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:
         """One look at every pod of every pipeline (by namespace and name), side by side."""
         self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
         asked = [
@@ -103,37 +105,37 @@ class DirectReader:
         return why
 
     async def _read(self, pod: PodKey, address: str, slow: float) -> str:
-        async with self._slots:
-            try:
-                async with asyncio.timeout(2 * TIMEOUT_SECONDS):
-                    text = await page(self._client, address)
-                at = self._clock()
-                scrape, gpu = parse(text, at)
-            except TimeoutError:
-                return "no whole answer in time"
-            except httpx.HTTPError as error:
-                return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            except ExpositionError as error:
-                return str(error)
+        try:
+            text = await self._client.page(address)
+            at = self._clock()
+            scrape, gpu = parse_metrics_page(text, at)
+        except TimeoutError:
+            return "no whole answer in time"
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        except MetricsPageError as error:
+            return str(error)
         self._histories.add(pod, scrape, slow)
-        self._histories.use(pod, Usage(at=at, gpu=gpu))
+        self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
 
-    def _judged(self, one: Expected, troubles: Mapping[PodKey, str]) -> Sample | Failure:
+    def _judged(
+        self, one: ExpectedPods, troubles: Mapping[PodKey, str]
+    ) -> PipelineSample | MetricsFailure:
         """The pods whose page was read just now and has every model; the others are named. Whoever decides lowers nothing by a part of them."""
         pods: dict[str, PodHistory] = {}
-        bad: dict[str, tuple[Trouble, str]] = {}
+        bad: dict[str, tuple[MetricsProblem, str]] = {}
         for pod in one.pods:
             key = (one.namespace, pod)
             scrapes = self._histories.scrapes(key)
             if why := troubles.get(key):
                 bad[pod] = (
-                    Trouble.MISSING,
+                    MetricsProblem.MISSING,
                     f"{why}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?",
                 )
             elif absent := sorted(one.models - set(scrapes[-1].models)):
                 bad[pod] = (
-                    Trouble.PARTIAL,
+                    MetricsProblem.PARTIAL,
                     f"has no metrics of {', '.join(absent)}; is the model loaded?",
                 )
             else:
@@ -143,9 +145,9 @@ class DirectReader:
             pod, (_, why) = min(bad.items())
             said = f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable samples; {pod}: {why}"
         if not pods:
-            troubles_seen = {trouble for trouble, _ in bad.values()} or {Trouble.MISSING}
-            return Failure(
-                troubles_seen.pop() if len(troubles_seen) == 1 else Trouble.PARTIAL,
+            troubles_seen = {trouble for trouble, _ in bad.values()} or {MetricsProblem.MISSING}
+            return MetricsFailure(
+                troubles_seen.pop() if len(troubles_seen) == 1 else MetricsProblem.PARTIAL,
                 said or "no pod is ready, so there is nothing to measure",
                 SOURCE,
             )
@@ -153,7 +155,7 @@ class DirectReader:
         gpu_known = any(
             history.usage is not None and history.usage.gpu is not None for history in pods.values()
         )
-        return Sample(
+        return PipelineSample(
             pods,
             self._histories.interval(keys, INTERVAL_SECONDS),
             SOURCE,
@@ -164,20 +166,3 @@ class DirectReader:
 
 def _words(error: str | BaseException) -> str:
     return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-
-
-async def page(client: httpx.AsyncClient, address: str) -> str:
-    """The metrics page of a pod (``host:port``), not larger than is taken in.
-
-    Raises:
-        httpx.HTTPError: it cannot be read.
-        ExpositionError: it is too large.
-    """
-    async with client.stream("GET", f"http://{address}/metrics") as answer:
-        answer.raise_for_status()
-        data = bytearray()
-        async for chunk in answer.aiter_bytes():
-            data += chunk
-            if len(data) > PAGE_BYTES_MAX:
-                raise ExpositionError(f"is longer than {PAGE_BYTES_MAX} bytes")
-    return data.decode("utf-8", errors="replace")

@@ -6,7 +6,6 @@ page. So they are read from the pods, whoever else reads their counters.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,22 +14,22 @@ from typing import Final, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from .direct_reader import AT_ONCE, TIMEOUT_SECONDS, page
-from .metrics_page import ExpositionError
+from .metrics_client import TIMEOUT_SECONDS, MetricsClient
+from .metrics_page import MetricsPageError
 
 SUMMARY: Final = "nv_inference_request_summary_us"
 QUANTILE: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class ModelLatency:
     """p99 over Triton's sliding window in milliseconds (``None``: no request in it), and requests since the server's start."""
 
     p99: float | None
     requests: float
 
 
-def latency_of(text: str, model: str) -> Latency | None:
+def latency_of(text: str, model: str) -> ModelLatency | None:
     """The latency of a model on a metrics page, over all its versions the worst; ``None`` where the page has no p99 of it.
 
     Raises:
@@ -53,21 +52,19 @@ def latency_of(text: str, model: str) -> Latency | None:
                 ):
                     found.append(sample.value / 1000)
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ExpositionError(f"is not Prometheus' text format: {error}") from error
+        raise MetricsPageError("is not Prometheus' text format", str(error)) from error
     if not found:
         return None
-    return Latency(max((value for value in found if math.isfinite(value)), default=None), requests)
+    return ModelLatency(
+        max((value for value in found if math.isfinite(value)), default=None), requests
+    )
 
 
 class LatencyReader:
     """Reads pods; an async context manager."""
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
-        self._client = httpx.AsyncClient(
-            timeout=timeout, trust_env=False, limits=httpx.Limits(max_connections=AT_ONCE)
-        )
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._limit = 2 * timeout
+        self._client = MetricsClient(timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,19 +75,25 @@ class LatencyReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
-    async def read(self, address: str, model: str) -> Latency | str:
-        """The latency of a model in the pod at ``host:port``, or why it is not known: the same words for the same cause."""
-        async with self._slots:
-            try:
-                async with asyncio.timeout(self._limit):
-                    text = await page(self._client, address)
-                known = latency_of(text, model)
-            except (TimeoutError, httpx.HTTPError):
-                return "their metrics pages cannot be read; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?"
-            except ExpositionError as error:
-                return f"a metrics page {str(error).partition(':')[0]}"
-        if known is None:
-            return f"Triton tells no {SUMMARY} with quantile {QUANTILE} of model {model}; does spec.server.args say otherwise?"
-        return known
+    async def read(self, address: str, model: str) -> ModelLatency | str:
+        """Return the latency of a model in the pod at ``host:port``, or why it is unknown.
+
+        The same cause gives the same text.
+        """
+        try:
+            found = latency_of(await self._client.page(address), model)
+        except (TimeoutError, httpx.HTTPError):
+            return (
+                "the metrics pages of the pods cannot be read; check that the operator may reach"
+                " port 8002 (NetworkPolicy, --allow-metrics)"
+            )
+        except MetricsPageError as error:
+            return f"a metrics page {error.problem}"
+        if found is None:
+            return (
+                f"Triton reports no {SUMMARY} with quantile {QUANTILE} for model {model}; check"
+                " spec.server.args"
+            )
+        return found

@@ -9,7 +9,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .samples import Counters, Scrape
+from .samples import ModelCounters, Scrape
 
 # Metric → field of Counters. Families without "_total": Triton names its counters as they stand.
 FIELDS: Final[Mapping[str, str]] = {
@@ -26,11 +26,19 @@ FIELDS: Final[Mapping[str, str]] = {
 GPU_UTILIZATION: Final = "nv_gpu_utilization"
 
 
-class ExpositionError(ValueError):
-    """A page that is not Triton's metrics, with what is wrong."""
+class MetricsPageError(ValueError):
+    """A page is not Triton's metrics.
+
+    Attributes:
+        problem: What is wrong; the same text for the same cause.
+    """
+
+    def __init__(self, problem: str, detail: str = "") -> None:
+        super().__init__(f"{problem}: {detail}" if detail else problem)
+        self.problem = problem
 
 
-def parse(text: str, at: float) -> tuple[Scrape, float | None]:
+def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
     """The page of one pod, read at ``at`` (Unix seconds): its models, and the busiest GPU's utilisation (0–1) where it is told.
 
     Counters of a model are summed over label sets (a GPU model has one with and one without ``gpu_uuid``) and over versions.
@@ -48,20 +56,20 @@ def parse(text: str, at: float) -> tuple[Scrape, float | None]:
                     gpus.append(_sane(name, sample.value))
                 elif name in FIELDS and (model := sample.labels.get("model")):
                     sums[model][FIELDS[name]] += _sane(name, sample.value)
-    except ExpositionError:
+    except MetricsPageError:
         raise
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ExpositionError(f"is not Prometheus' text format: {error}") from error
+        raise MetricsPageError("is not Prometheus' text format", str(error)) from error
     if not sums:
-        raise ExpositionError(
+        raise MetricsPageError(
             "has no nv_inference_* series; the server must run with --allow-metrics=true and counter_latencies on"
         )
-    return Scrape(at, {model: Counters(**fields) for model, fields in sums.items()}), max(
+    return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None
     )
 
 
 def _sane(name: str, value: float) -> float:
     if not math.isfinite(value) or value < 0:
-        raise ExpositionError(f"{name} is {value}, which no counter or gauge of Triton's can be")
+        raise MetricsPageError(f"{name} is {value}, which no counter or gauge of Triton's can be")
     return value

@@ -22,7 +22,7 @@ from urllib3.util.retry import Retry
 
 from triton_pipelines.redaction import Redactor
 
-from .connection import Connection, Credentials, SecretFileError, Security
+from .connection import Connection, QueryCredentials, SecretFileError, Security
 
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 5.0
@@ -47,7 +47,7 @@ class PrometheusError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """Result of an instant query: ``kind`` is Prometheus' resultType; ``warnings``: such as of stores that did not answer (Thanos)."""
 
     kind: str
@@ -67,7 +67,7 @@ class Prometheus:
         self._client: PrometheusConnect | None = None
         self._session = _Session(monotonic)
 
-    def query(self, text: str, deadline: float) -> Answer:
+    def query(self, text: str, deadline: float) -> QueryResult:
         """The answer to an instant query; ``deadline``: on the monotonic clock, for everything from connecting to the last byte.
 
         Raises:
@@ -211,7 +211,7 @@ class _Session(requests.Session):
         # Else .netrc would replace the token, and proxy variables that are meant for downloads would catch queries.
         self.trust_env = False
         self.deadline = 0.0
-        self.answer: _Answer | None = None
+        self.answer: _Response | None = None
         self._monotonic = monotonic
 
     def request(self, *arguments: Any, **options: Any) -> Any:
@@ -220,7 +220,7 @@ class _Session(requests.Session):
             *arguments, **{**options, "stream": True, "allow_redirects": False}
         )
         try:
-            self.answer = _Answer(
+            self.answer = _Response(
                 response.status_code, self._body(response), response.headers.get("location", "")
             )
         finally:
@@ -249,7 +249,7 @@ class _Session(requests.Session):
         return bytes(data)
 
 
-class _Answer:
+class _Response:
     """What the client sees of a response: the status, and the JSON of an answer in which everything is as it has to be."""
 
     def __init__(self, status_code: int, content: bytes, location: str = "") -> None:
@@ -274,7 +274,7 @@ class _Answer:
             raise PrometheusError("its answer has no result")
         return self._document
 
-    def envelope(self) -> Answer:
+    def envelope(self) -> QueryResult:
         """The parsed answer with its kind and warnings."""
         data = self._document["data"]
         warnings = self._document.get("warnings")
@@ -283,7 +283,7 @@ class _Answer:
             if isinstance(warnings, list)
             else ()
         )
-        return Answer(data["resultType"], data["result"], said)
+        return QueryResult(data["resultType"], data["result"], said)
 
     def detail(self) -> str:
         """What an error says of itself, with a colon before it, or nothing."""
@@ -313,7 +313,7 @@ def _words(document: dict[str, Any]) -> str:
     )
 
 
-def _hidden(text: str, credentials: Credentials) -> str:
+def _hidden(text: str, credentials: QueryCredentials) -> str:
     """The text without the secrets that a server may have sent back."""
     redactor = Redactor()
     redactor.add(*credentials.secrets)

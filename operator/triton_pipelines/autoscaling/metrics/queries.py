@@ -44,7 +44,7 @@ _REGEX: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PodGroup:
     """Pods that one query asks for. ``pods`` empty: all of the namespaces; ``models`` empty: all."""
 
     namespaces: tuple[str, ...]
@@ -52,7 +52,7 @@ class Group:
     models: tuple[str, ...] = ()
 
 
-def groups(pods: Iterable[PodKey], models: Iterable[str]) -> list[Group]:
+def pod_groups(pods: Iterable[PodKey], models: Iterable[str]) -> list[PodGroup]:
     """As few queries as possible that ask for all of ``pods``: by name while the names fit, else by namespace."""
     by_namespace: dict[str, set[str]] = {}
     for namespace, pod in pods:
@@ -64,11 +64,11 @@ def groups(pods: Iterable[PodKey], models: Iterable[str]) -> list[Group]:
         wanted = ()
     names = tuple(sorted({pod for several in by_namespace.values() for pod in several}))
     if _length(names) <= VALUE_CHARACTERS and _length(by_namespace) <= VALUE_CHARACTERS // 2:
-        return [Group(tuple(sorted(by_namespace)), names, wanted)]
-    return [Group(part, (), wanted) for part in _chunks(sorted(by_namespace))]
+        return [PodGroup(tuple(sorted(by_namespace)), names, wanted)]
+    return [PodGroup(part, (), wanted) for part in _chunks(sorted(by_namespace))]
 
 
-def counters(connection: Connection, group: Group, seconds: float) -> str:
+def counters(connection: Connection, group: PodGroup, seconds: float) -> str:
     """Raw samples of Triton's counters over the last ``seconds``."""
     names = connection.labels
     selector = [
@@ -81,7 +81,7 @@ def counters(connection: Connection, group: Group, seconds: float) -> str:
     return f"{{{','.join(selector)}}}[{max(1, round(seconds * 1000))}ms]"
 
 
-def usage(connection: Connection, group: Group, seconds: float) -> list[str]:
+def usage(connection: Connection, group: PodGroup, seconds: float) -> list[str]:
     """CPU, throttling (over ``seconds``) and memory of the server's containers and utilisation of their GPUs, each figure under its name
     and by pod, in as few queries as fit. The highest of a pod's series, not their sum: two that scrape the same node would double it."""
     box, own = connection.container_labels, connection.labels
@@ -117,14 +117,14 @@ def usage(connection: Connection, group: Group, seconds: float) -> list[str]:
     return _packed(parts)
 
 
-def targets(connection: Connection, group: Group) -> str:
+def targets(connection: Connection, group: PodGroup) -> str:
     """Whether Prometheus has the pods as targets, and whether their last scrape worked."""
     own = connection.labels
     selector = [*_matchers(connection.matchers), *_places(own.namespace, own.pod, group)]
     return f"max by ({own.namespace},{own.pod}) (up{{{','.join(selector)}}})"
 
 
-def shown(connection: Connection, namespace: str, pods: Sequence[str]) -> str:
+def example_query(connection: Connection, namespace: str, pods: Sequence[str]) -> str:
     """A query for people: what should give a series for every pod and model."""
     own = connection.labels
     selector = [*_matchers(connection.matchers), f"{own.namespace}={_text(namespace)}"]
@@ -137,7 +137,7 @@ def _matchers(matchers: Mapping[str, str]) -> list[str]:
     return [f"{name}={_text(value)}" for name, value in sorted(matchers.items())]
 
 
-def _places(namespace: str, pod: str, group: Group) -> list[str]:
+def _places(namespace: str, pod: str, group: PodGroup) -> list[str]:
     chosen = [_one_of(namespace, group.namespaces)]
     return [*chosen, _one_of(pod, group.pods)] if group.pods else chosen
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from . import queries
 from .connection import Connection, SeriesLabels
 from .metrics_page import FIELDS
-from .samples import Counters, Scrape, Usage
+from .samples import ModelCounters, PodUsage, Scrape
 from .scrape_history import PodKey
 
 # Labels that tell who scraped, not whom: two monitors of one pod, or the replicas of a Prometheus, give the same series twice.
@@ -29,7 +29,7 @@ SCRAPERS: Final = frozenset(
     }
 )
 _INSTANCE: Final = "instance"
-_ORDER: Final = tuple(field.name for field in fields(Counters))
+_ORDER: Final = tuple(field.name for field in fields(ModelCounters))
 _NAMES: Final = tuple(sorted(FIELDS, key=lambda name: _ORDER.index(FIELDS[name])))
 _INDEX: Final = {name: index for index, name in enumerate(_NAMES)}
 # Without failures or a cache there need be no such series.
@@ -42,12 +42,12 @@ _Series = tuple[int, str, Any, Any, Any]
 _Found = tuple[Mapping[str, Any], Sequence[Any]]
 
 
-class AnswerError(ValueError):
+class QueryResultError(ValueError):
     """An answer of another shape than Prometheus gives."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PodSeries:
     """A pod in an answer: whole scrapes, oldest first, or why they cannot be used (``problem``); ``note``: what people should know."""
 
     scrapes: tuple[Scrape, ...] = ()
@@ -62,7 +62,7 @@ def counters(
     wanted: Mapping[PodKey, frozenset[str]],
     addresses: Mapping[PodKey, str],
     interval: float,
-) -> dict[PodKey, Seen]:
+) -> dict[PodKey, PodSeries]:
     """Scrapes of the wanted pods (with the models that each must have) that are in an answer; series of others are passed over.
 
     ``addresses``: of the pods' metrics ports, to tell them from namesakes of another cluster; ``interval``: seconds between scrapes.
@@ -71,7 +71,7 @@ def counters(
         AnswerError: the answer is of another shape.
     """
     if kind != "matrix":
-        raise AnswerError(f"gives a {kind} where raw samples were asked for")
+        raise QueryResultError(f"gives a {kind} where raw samples were asked for")
     found: dict[PodKey, dict[_Series, list[_Found]]] = {}
     namespace, pod = labels.namespace, labels.pod
     try:
@@ -97,7 +97,7 @@ def counters(
             for place, several in found.items()
         }
     except _SHAPE_ERRORS as error:
-        raise AnswerError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
+        raise QueryResultError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
 
 
 def clock(kind: str, result: Sequence[Any]) -> float:
@@ -111,7 +111,7 @@ def clock(kind: str, result: Sequence[Any]) -> float:
     except _SHAPE_ERRORS:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
-        raise AnswerError("does not tell its time")
+        raise QueryResultError("does not tell its time")
     return value
 
 
@@ -136,7 +136,7 @@ def figures(
                 if not (exported and place in one):
                     one[place] = value
     except _SHAPE_ERRORS as error:
-        raise AnswerError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
+        raise QueryResultError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
     return found
 
 
@@ -153,18 +153,18 @@ def targets(kind: str, result: Sequence[Any], connection: Connection) -> dict[Po
             for item in _vector(kind, result)
         }
     except _SHAPE_ERRORS as error:
-        raise AnswerError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
+        raise QueryResultError(f"is not shaped like Prometheus' ({type(error).__name__})") from None
 
 
 def usages(
     found: Mapping[str, Mapping[PodKey, float]], pods: Iterable[PodKey], at: float
-) -> dict[PodKey, Usage]:
+) -> dict[PodKey, PodUsage]:
     """Usage of each pod of which anything is known; ``at``: time of the oldest sample behind the figures."""
-    result: dict[PodKey, Usage] = {}
+    result: dict[PodKey, PodUsage] = {}
     for pod in pods:
         cpu, memory = found.get(queries.CPU, {}).get(pod), found.get(queries.MEMORY, {}).get(pod)
-        usage = Usage(at, cpu, _throttled(found, pod), memory, _gpu(found, pod))
-        if usage != Usage(at):
+        usage = PodUsage(at, cpu, _throttled(found, pod), memory, _gpu(found, pod))
+        if usage != PodUsage(at):
             result[pod] = usage
     return result
 
@@ -188,7 +188,7 @@ def _gpu(found: Mapping[str, Mapping[PodKey, float]], pod: PodKey) -> float | No
 
 def _vector(kind: str, result: Sequence[Any]) -> Sequence[Any]:
     if kind != "vector":
-        raise AnswerError(f"gives a {kind} where a vector was asked for")
+        raise QueryResultError(f"gives a {kind} where a vector was asked for")
     return result
 
 
@@ -207,14 +207,14 @@ def _place(metric: Mapping[str, str], labels: tuple[str, str]) -> PodKey:
 
 def _seen(
     found: dict[_Series, list[_Found]], models: frozenset[str], address: str, interval: float
-) -> Seen:
+) -> PodSeries:
     """One pod's series as scrapes."""
     note = ""
     instances = {metric.get(_INSTANCE) for several in found.values() for metric, _ in several}
     if len(instances) > 1 or any(len(several) > 1 for several in found.values()):
         chosen, note, problem = _one_target(found, address, interval)
         if problem:
-            return Seen(problem=problem)
+            return PodSeries(problem=problem)
         found = chosen
     rows: dict[float, dict[str, list[float]]] = {}
     masks: dict[tuple[float, str], int] = {}
@@ -223,7 +223,7 @@ def _seen(
         for at, text in several[0][1]:
             value = float(text) if type(text) is str else math.nan
             if not 0 <= value < math.inf:
-                return Seen(
+                return PodSeries(
                     problem=f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which no counter can be"
                 )
             row = rows.setdefault(_time(at), {}).setdefault(model, [0.0] * len(_ORDER))
@@ -234,13 +234,15 @@ def _seen(
     for at in sorted(rows):
         lacking = _lacking({model: masks.get((at, model), 0) for model in models})
         if not lacking:
-            scrapes.append(Scrape(at, {model: Counters(*row) for model, row in rows[at].items()}))
-    return Seen(tuple(scrapes), lacking, note)
+            scrapes.append(
+                Scrape(at, {model: ModelCounters(*row) for model, row in rows[at].items()})
+            )
+    return PodSeries(tuple(scrapes), lacking, note)
 
 
 def _time(at: Any) -> float:
     if not math.isfinite(at):
-        raise AnswerError("has a sample without a time")
+        raise QueryResultError("has a sample without a time")
     return float(at)
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
 from operator import attrgetter, itemgetter
 
-from triton_pipelines.autoscaling.metrics.samples import Counters, PodHistory
+from triton_pipelines.autoscaling.metrics.samples import ModelCounters, PodHistory
 
 _EDGE = 0.1  # seconds: scrapes jitter, and a window of 60 s has to find the sample of 60.02 s ago
-_values = attrgetter(*(item.name for item in fields(Counters)))
+_values = attrgetter(*(item.name for item in fields(ModelCounters)))
 _COVERED = 0.8  # share of a window that history has to cover to speak for it
 
-Sampled = tuple[float, Counters]
+Sampled = tuple[float, ModelCounters]
 """Counters and the time of their scrape, Unix seconds."""
 
 
@@ -67,14 +67,14 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class InstanceRange:
     """Instances of one model in one pod over some time: those that ran all of it at ``least``, and at ``most``."""
 
     least: int
     most: int
 
 
-class Series:
+class ModelSeries:
     """The samples of one model in one pod, by time; sources may repeat or mix them. Made once, asked for many windows."""
 
     def __init__(self, history: PodHistory, model: str) -> None:
@@ -97,7 +97,7 @@ class Series:
             *accumulate(_busy(before[1], after[1]) for before, after in pairwise(self._run)),
         ]
 
-    def bounded(self, ran: Callable[[float, float], Ran]) -> Series:
+    def bounded(self, ran: Callable[[float, float], InstanceRange]) -> ModelSeries:
         """The same, its busy time in each interval no more than instances can have been busy.
 
         The mean batch corrects busy time only where batches are alike: an interval in which a queue builds up has single requests and full
@@ -109,7 +109,7 @@ class Series:
         """
         spent = [end - begin for begin, end in pairwise(self._busy)]
         possible: list[float] = []
-        under_way = _Carried()
+        under_way = _UnderWay()
         for busy, (before, after) in zip(spent, pairwise(self._run), strict=True):
             instances = ran(before[0], after[0])
             possible.append(_possible(busy, before, after, instances.most, under_way.seconds))
@@ -165,12 +165,12 @@ class Series:
 
 def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | None:
     """Rates of ``model`` over the last ``seconds`` of ``history``: see ``Series.rates``."""
-    return Series(history, model).rates(seconds)
+    return ModelSeries(history, model).rates(seconds)
 
 
 def mean_pending(history: PodHistory, model: str, seconds: float) -> float | None:
     """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
-    return Series(history, model).mean_pending(seconds)
+    return ModelSeries(history, model).mean_pending(seconds)
 
 
 def total(parts: Iterable[Rates | None]) -> Rates | None:
@@ -194,7 +194,7 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
     )
 
 
-def absurd(history: PodHistory, models: Iterable[str]) -> str:
+def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
     """What in ``history`` cannot be: a value that is not finite or below 0, in words; "" where all is well."""
     wanted = tuple(models)
     for scrape in history.scrapes:
@@ -209,7 +209,7 @@ def absurd(history: PodHistory, models: Iterable[str]) -> str:
     return ""
 
 
-def _went_back(before: Counters, after: Counters) -> bool:
+def _went_back(before: ModelCounters, after: ModelCounters) -> bool:
     return (
         after.success < before.success
         or after.failure < before.failure
@@ -221,7 +221,7 @@ def _went_back(before: Counters, after: Counters) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Carried:
+class _UnderWay:
     """What executions that are under way at a scrape have taken so far, seconds over all instances: no counter shows it yet.
 
     ``seconds``: of instances that surely execute; ``room``: as much of an interval as no completion accounts for. It was spent on what is under
@@ -231,7 +231,7 @@ class _Carried:
     seconds: float = 0.0
     room: float = 0.0
 
-    def after(self, busy: float, first: Sampled, last: Sampled, instances: int) -> _Carried:
+    def after(self, busy: float, first: Sampled, last: Sampled, instances: int) -> _UnderWay:
         """After one more interval, ``busy`` of which were taken by what ended in it. ``instances`` ran all the time."""
         (begin, a), (end, b) = first, last
         had = instances * (end - begin) - busy
@@ -242,14 +242,14 @@ class _Carried:
             else 0.0
         )
         if not silent:
-            return _Carried(
+            return _UnderWay(
                 room=max(0.0, min((self.seconds or self.room) + had, instances * (end - begin)))
             )
         before = self.seconds or min(self.room, silent)
-        return _Carried(max(0.0, before + min(had, silent)))
+        return _UnderWay(max(0.0, before + min(had, silent)))
 
 
-def _executed(a: Counters, b: Counters) -> tuple[float, float, float]:
+def _executed(a: ModelCounters, b: ModelCounters) -> tuple[float, float, float]:
     """Seconds as Triton counts them (a batch of k requests adds its time k times), requests and executions between two samples."""
     spent = (
         b.compute_input_us
@@ -262,7 +262,7 @@ def _executed(a: Counters, b: Counters) -> tuple[float, float, float]:
     return max(0.0, spent), b.success - a.success - (b.cache_hits - a.cache_hits), b.execs - a.execs
 
 
-def _busy(a: Counters, b: Counters) -> float:
+def _busy(a: ModelCounters, b: ModelCounters) -> float:
     """Busy seconds between two samples, by the mean batch."""
     spent, computed, executions = _executed(a, b)
     # Fewer requests than executions only happens where requests failed.

@@ -10,8 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .query_results import rebased
-from .samples import FRESH_INTERVALS, Expected, Failure, PodHistory, Sample, Trouble
-from .scrape_history import Histories, PodKey
+from .samples import (
+    FRESH_INTERVALS,
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+    PodHistory,
+)
+from .scrape_history import PodKey, ScrapeHistories
 
 # What is assumed until two scrapes have been seen: the default of the Prometheus operator.
 INTERVAL_UNKNOWN: Final = 30.0
@@ -22,7 +29,7 @@ SKEW_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class CollectionEvidence:
     """What one collection says beside the samples.
 
     ``now``: the server's time; ``skew``: how far it is ahead of the operator's clock; ``problems``, ``notes``: by pod; ``up``: whether
@@ -41,9 +48,13 @@ class Evidence:
     said: tuple[str, ...] = ()
 
 
-def judge(
-    expected: Expected, histories: Histories, seen: Evidence, source: str, query: Callable[[], str]
-) -> Sample | Failure:
+def assess_sample(
+    expected: ExpectedPods,
+    histories: ScrapeHistories,
+    seen: CollectionEvidence,
+    source: str,
+    query: Callable[[], str],
+) -> PipelineSample | MetricsFailure:
     """The pods that can be believed, or why there is none; ``query`` makes the query that people should try.
 
     A pod is believed when its newest scrape holds every series of every model and is at most 2.5 scrapes old. Pods that are not are
@@ -51,10 +62,12 @@ def judge(
     """
     keys = [(expected.namespace, pod) for pod in expected.pods]
     if not keys:
-        return Failure(Trouble.MISSING, "no pod is ready, so there is nothing to measure", source)
+        return MetricsFailure(
+            MetricsProblem.MISSING, "no pod is ready, so there is nothing to measure", source
+        )
     interval = histories.interval(keys, seen.interval)
     good: dict[str, PodHistory] = {}
-    bad: dict[str, tuple[Trouble, str]] = {}
+    bad: dict[str, tuple[MetricsProblem, str]] = {}
     for key in keys:
         wrong = _wrong(key, expected, histories, seen, interval)
         if wrong is None:
@@ -77,36 +90,40 @@ def judge(
     gpu_known = any(
         history.usage is not None and history.usage.gpu is not None for history in good.values()
     )
-    return Sample(good, interval, source, gpu_known, tuple(notes))
+    return PipelineSample(good, interval, source, gpu_known, tuple(notes))
 
 
 def _wrong(
-    key: PodKey, expected: Expected, histories: Histories, seen: Evidence, interval: float
-) -> tuple[Trouble, str] | None:
+    key: PodKey,
+    expected: ExpectedPods,
+    histories: ScrapeHistories,
+    seen: CollectionEvidence,
+    interval: float,
+) -> tuple[MetricsProblem, str] | None:
     """Why a pod cannot be believed; ``None`` where it can."""
     if problem := seen.problems.get(key):
-        return Trouble.PARTIAL, problem
+        return MetricsProblem.PARTIAL, problem
     if ahead := seen.ahead.get(key):
         return (
-            Trouble.STALE,
+            MetricsProblem.STALE,
             f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of Prometheus and its stores agree?",
         )
     scrapes = histories.scrapes(key)
     if not scrapes:
-        return Trouble.MISSING, f"no series{_target(key, seen)}"
+        return MetricsProblem.MISSING, f"no series{_target(key, seen)}"
     limit = FRESH_INTERVALS * interval
     age = seen.now - scrapes[-1].at
     if age > limit:
         return (
-            Trouble.STALE,
+            MetricsProblem.STALE,
             f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s ({FRESH_INTERVALS:g} scrapes){_target(key, seen)}",
         )
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
-        return Trouble.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
+        return MetricsProblem.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
     return None
 
 
-def _target(key: PodKey, seen: Evidence) -> str:
+def _target(key: PodKey, seen: CollectionEvidence) -> str:
     if seen.up is None:
         return ""
     if key not in seen.up:
@@ -118,7 +135,7 @@ def _target(key: PodKey, seen: Evidence) -> str:
     )
 
 
-def _history(key: PodKey, histories: Histories, seen: Evidence) -> PodHistory:
+def _history(key: PodKey, histories: ScrapeHistories, seen: CollectionEvidence) -> PodHistory:
     """By the operator's clock."""
     usage = histories.usage(key)
     if usage is not None:
@@ -133,18 +150,20 @@ def _history(key: PodKey, histories: Histories, seen: Evidence) -> PodHistory:
     )
 
 
-def _failure(bad: Mapping[str, tuple[Trouble, str]], pods: int, source: str, query: str) -> Failure:
+def _failure(
+    bad: Mapping[str, tuple[MetricsProblem, str]], pods: int, source: str, query: str
+) -> MetricsFailure:
     troubles = {trouble for trouble, _ in bad.values()}
-    trouble = troubles.pop() if len(troubles) == 1 else Trouble.PARTIAL
+    trouble = troubles.pop() if len(troubles) == 1 else MetricsProblem.PARTIAL
     pod, (_, why) = next(iter(sorted(bad.items())))
     of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
     looks = {
-        Trouble.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does Prometheus select it (its labels and namespace), "
+        MetricsProblem.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does Prometheus select it (its labels and namespace), "
         "is the target up? 3. do series arrive with these labels",
-        Trouble.STALE: "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. do series arrive",
-        Trouble.PARTIAL: "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive once for each pod and model",
+        MetricsProblem.STALE: "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. do series arrive",
+        MetricsProblem.PARTIAL: "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive once for each pod and model",
     }
-    return Failure(
+    return MetricsFailure(
         trouble,
         f"{source} gives no usable samples of {of}: {why}. Look: {looks[trouble]}: {query}",
         source,

@@ -1,7 +1,8 @@
 """Raw samples of Triton pods as every source delivers them, with the times of their scrapes. Pure.
 
-Names follow Triton's metrics (``nv_inference_*``); counters are sums over all label sets of a pod and model: a GPU model has one
-with and one without ``gpu_uuid`` (Triton core: metric_model_reporter.cc).
+Names follow Triton's metrics (``nv_inference_*``). Counters are sums over all label sets of a pod
+and model: a GPU model has one with and one without ``gpu_uuid`` (Triton core:
+metric_model_reporter.cc).
 """
 
 from __future__ import annotations
@@ -11,76 +12,91 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-# A newest scrape older than this many scrape intervals is stale: one missed scrape and the wait for the next are no fault yet.
 FRESH_INTERVALS: Final = 2.5
+"""A newest scrape older than this many scrape intervals is stale: one missed scrape and the wait
+for the next are no fault yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Cumulative counters of one model in one pod, and its pending gauge.
+class ModelCounters:
+    """Cumulative counters of one model in one pod, and its gauge of pending requests.
 
-    ``success``, ``failure``: requests; ``execs``: executions (batches); ``cache_hits``: requests answered by the cache, which are in
-    ``success`` and in no execution; ``*_us``: microseconds summed per request (not per execution: Triton adds a batch's time once
-    for each of its requests); ``pending``: requests that wait and are not executing.
+    Times (``*_us``) are microseconds summed per request and not per execution: Triton adds a
+    batch's time once for each of its requests.
     """
 
     success: float = 0.0
+    """Requests that completed."""
     failure: float = 0.0
+    """Requests that failed."""
     execs: float = 0.0
+    """Executions (batches)."""
     cache_hits: float = 0.0
+    """Requests answered by the cache; they count in ``success`` and in no execution."""
     queue_us: float = 0.0
+    """Time in the queue."""
     compute_input_us: float = 0.0
+    """Time to prepare inputs."""
     compute_infer_us: float = 0.0
+    """Time of inference."""
     compute_output_us: float = 0.0
+    """Time to collect outputs."""
     pending: float = 0.0
+    """Requests that are queued and not executing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One look at a pod's models; ``at``: time of the scrape itself, Unix seconds, never the time of the query."""
+    """One scrape of a pod's models."""
 
     at: float
-    models: Mapping[str, Counters]
+    """Time of the scrape itself, Unix seconds; never the time of the query."""
+    models: Mapping[str, ModelCounters]
+    """Counters by model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Container and GPU figures of one pod over about the last minute; ``None``: not known.
-
-    ``cpu_cores``: used; ``throttled``: share of CFS periods that were throttled (0–1); ``memory_bytes``: working set; ``gpu``: share
-    of the time in which any kernel ran, the busiest of the pod's GPUs (0–1); ``at``: oldest sample behind these, Unix seconds.
-    """
+class PodUsage:
+    """Container and GPU usage of one pod over about the last minute; ``None``: unknown."""
 
     at: float
+    """Time of the oldest sample behind these values, Unix seconds."""
     cpu_cores: float | None = None
+    """Cores used."""
     throttled: float | None = None
+    """Share of CFS periods that were throttled (0–1)."""
     memory_bytes: float | None = None
+    """Working set."""
     gpu: float | None = None
+    """Share of the time in which any kernel ran on the busiest of the pod's GPUs (0–1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodHistory:
-    """What is known of a pod: its scrapes, oldest first (those of the slow window at least, once it is as old), and its usage."""
+    """What is known of a pod."""
 
     scrapes: tuple[Scrape, ...]
-    usage: Usage | None = None
+    """Scrapes, oldest first: at least those of the slow window, once the history is as long."""
+    usage: PodUsage | None = None
+    """Newest usage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What a pipeline's sample must hold: its ready pods (name → address of the metrics port, ``host:port``) and the models that each has.
-
-    ``slow``: seconds that histories have to reach back.
-    """
+class ExpectedPods:
+    """What a pipeline's sample must hold."""
 
     namespace: str
+    """Namespace of the pipeline."""
     pods: Mapping[str, str]
+    """Ready pods: name → address of the metrics port (``host:port``)."""
     models: frozenset[str]
+    """Models that each pod has."""
     slow: float
+    """Seconds that histories have to reach back."""
 
 
-class Trouble(StrEnum):
-    """Why there is no usable sample. Never a zero in its place."""
+class MetricsProblem(StrEnum):
+    """Why there is no usable sample. It never turns into a zero."""
 
     MISSING = "MetricsMissing"
     STALE = "MetricsStale"
@@ -89,24 +105,28 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """No usable sample of a pipeline: why, in a word and in words (a checklist of what to look at; no secret). ``source``: as in a sample."""
+class MetricsFailure:
+    """No usable sample of a pipeline."""
 
-    trouble: Trouble
+    problem: MetricsProblem
+    """Why, as a reason."""
     message: str
+    """Why, for people, with what to check; holds no secret."""
     source: str = ""
+    """Where metrics come from, for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """All that one collection knows of a pipeline.
-
-    ``pods``: by pod name, those that were expected and are there; ``interval``: seconds between scrapes, as seen; ``source``: for
-    people, such as the connection's name; ``gpu_known``: whether any GPU figure exists (MIG and a second DCGM hide them).
-    """
+class PipelineSample:
+    """All that one collection knows of a pipeline."""
 
     pods: Mapping[str, PodHistory]
+    """Histories of the expected pods that were found, by name."""
     interval: float
+    """Seconds between scrapes, as observed."""
     source: str = ""
+    """Where metrics come from, for people, such as the connection's name."""
     gpu_known: bool = True
+    """Whether any GPU usage exists (MIG and a second DCGM hide it)."""
     notes: tuple[str, ...] = field(default=())
+    """What readers should know, for people."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from .samples import Scrape, Usage
+from .samples import PodUsage, Scrape
 
 # The slow window, a scrape before it, and slack for a late one.
 SLACK_SECONDS: Final = 15.0
@@ -21,12 +21,12 @@ PodKey = tuple[str, str]
 """Namespace and name of a pod."""
 
 
-class Histories:
+class ScrapeHistories:
     """Ring buffers of scrapes by pod."""
 
     def __init__(self) -> None:
         self._scrapes: dict[PodKey, deque[Scrape]] = {}
-        self._usage: dict[PodKey, Usage] = {}
+        self._usage: dict[PodKey, PodUsage] = {}
 
     def add(self, pod: PodKey, scrape: Scrape, window: float) -> bool:
         """Add a scrape unless it is no newer than the last; forget what is older than ``window`` seconds. Returns whether it was new."""
@@ -38,7 +38,7 @@ class Histories:
             known.popleft()
         return True
 
-    def use(self, pod: PodKey, usage: Usage) -> None:
+    def use(self, pod: PodKey, usage: PodUsage) -> None:
         """Remember the pod's newest usage."""
         self._usage[pod] = usage
 
@@ -46,7 +46,7 @@ class Histories:
         """The pod's scrapes, oldest first."""
         return tuple(self._scrapes.get(pod, ()))
 
-    def usage(self, pod: PodKey) -> Usage | None:
+    def usage(self, pod: PodKey) -> PodUsage | None:
         """The pod's newest usage."""
         return self._usage.get(pod)
 

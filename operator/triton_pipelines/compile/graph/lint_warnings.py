@@ -53,11 +53,7 @@ def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterat
 
 def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     slo = pipeline.spec.slo
-    budget = (
-        None
-        if slo.p99_milliseconds is None
-        else slo.p99_milliseconds - slo.network_and_queue_budget_milliseconds
-    )
+    budget = slo.latency_budget_milliseconds()
     if budget is not None and budget <= 0:
         yield _warn(
             "spec.slo.networkAndQueueBudgetMilliseconds",

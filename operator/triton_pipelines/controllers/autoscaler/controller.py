@@ -19,13 +19,22 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.backoff import Backoff
+from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.collector import unknown
-from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Sample, Trouble
-from triton_pipelines.autoscaling.pods_and_cpu import Seen, decide_fleet, moving
+from triton_pipelines.autoscaling.metrics.collector import unknown_connection
+from triton_pipelines.autoscaling.metrics.samples import (
+    ExpectedPods,
+    MetricsFailure,
+    MetricsProblem,
+    PipelineSample,
+)
+from triton_pipelines.autoscaling.pods_and_cpu import (
+    PodsObservation,
+    change_in_progress,
+    decide_pods_and_cpu,
+)
 from triton_pipelines.autoscaling.state_json import loads
-from triton_pipelines.autoscaling.types import Decision, Memory, PipelineLimits
+from triton_pipelines.autoscaling.types import PipelineLimits, ScalingDecision, ScalingState
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
@@ -77,7 +86,9 @@ RETRY_SECONDS: Final = 8.0
 class Collector(Protocol):
     """A source of samples: Prometheus, or the pods themselves."""
 
-    async def collect(self, wanted: Mapping[Key, Expected]) -> Mapping[Key, Sample | Failure]:
+    async def collect(
+        self, wanted: Mapping[Key, ExpectedPods]
+    ) -> Mapping[Key, PipelineSample | MetricsFailure]:
         """Collect samples for all pipelines at once.
 
         A pipeline without a usable sample gets a failure, never a zero.
@@ -148,7 +159,7 @@ class Autoscaler:
         await asyncio.gather(*(self._query_counts(state) for state in serving.values()))
         samples = await self._collect(serving)
         for key, state in scaled.items():
-            sample = samples.get(key) or Failure(Trouble.MISSING, "no pod is ready")
+            sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
             if not any(self.collectors):
                 sample = pipeline_state.with_missing_connection(state.pipeline, sample)
             try:
@@ -286,13 +297,13 @@ class Autoscaler:
 
     async def _collect(
         self, states: Mapping[Key, PipelineScalingState]
-    ) -> dict[Key, Sample | Failure]:
+    ) -> dict[Key, PipelineSample | MetricsFailure]:
         """Return samples of all pipelines, collected once per connection.
 
         A collector that fails is a failure of its own pipelines only.
         """
-        groups: dict[str, dict[Key, Expected]] = {}
-        found: dict[Key, Sample | Failure] = {}
+        groups: dict[str, dict[Key, ExpectedPods]] = {}
+        found: dict[Key, PipelineSample | MetricsFailure] = {}
         connections = [name for name in self.collectors if name]
         for key, state in states.items():
             limits = limits_of(state.pipeline, state.graph, "")
@@ -301,9 +312,9 @@ class Autoscaler:
             scaling = state.pipeline.spec.scaling
             name = scaling.prometheus_ref
             if connections and name not in connections:
-                found[key] = unknown(name, connections)
+                found[key] = unknown_connection(name, connections)
                 continue
-            groups.setdefault(name if connections else "", {})[key] = Expected(
+            groups.setdefault(name if connections else "", {})[key] = ExpectedPods(
                 key[0], pods, models, float(scaling.windows.slow)
             )
         results = await asyncio.gather(
@@ -313,8 +324,8 @@ class Autoscaler:
         for group, result in zip(groups.values(), results, strict=True):
             if isinstance(result, BaseException):
                 await self._log_failure(("", ""), "Collect", result)
-                failure = Failure(
-                    Trouble.ERROR, "metrics could not be collected; see the operator's log"
+                failure = MetricsFailure(
+                    MetricsProblem.ERROR, "metrics could not be collected; see the operator's log"
                 )
                 result = dict.fromkeys(group, failure)
             found |= result
@@ -322,7 +333,9 @@ class Autoscaler:
 
     # --- decide ---------------------------------------------------------------------------------
 
-    def _reconcile(self, key: Key, state: PipelineScalingState, sample: Sample | Failure) -> None:
+    def _reconcile(
+        self, key: Key, state: PipelineScalingState, sample: PipelineSample | MetricsFailure
+    ) -> None:
         """Decide, start what was decided, and publish intent and view."""
         now, live = self.clock().timestamp(), self._live(state)
         deployment = self.store.get(DEPLOYMENTS, *key)
@@ -338,14 +351,14 @@ class Autoscaler:
         self._decide_counts(key, state, decision, before, pods, now)
         decision = self._decide_pods(key, state, limits, decision, pods, sample, now)
         if state.is_active and pods_and_cpu.needs_recording(
-            decision.memory, live, state.output.intent
+            decision.state, live, state.output.intent
         ):
-            state.output.intent = pods_and_cpu.intent_of(decision.memory)
+            state.output.intent = pods_and_cpu.intent_of(decision.state)
             self.enqueue(key)
         has_pods = bool(state.pods)
-        failure = pipeline_state.metrics_failure_of(decision, sample, has_pods=has_pods)
+        failure = pipeline_state.metrics_failure_of(decision, has_pods=has_pods)
         decision = pipeline_state.with_desired_counts(
-            decision, decision.memory, active=state.is_active
+            decision, decision.state, active=state.is_active
         )
         mode = state.pipeline.spec.scaling.mode
         view = ScalingView(decision, mode, counts, sample.source, failure, state.backoff.reason)
@@ -359,9 +372,9 @@ class Autoscaler:
         self,
         key: Key,
         state: PipelineScalingState,
-        decision: Decision,
-        before: Memory,
-        pods: Seen,
+        decision: ScalingDecision,
+        before: ScalingState,
+        pods: PodsObservation,
         now: float,
     ) -> None:
         """Take the decision on counts into the state, and start it unless it has to wait."""
@@ -370,10 +383,10 @@ class Autoscaler:
         )
         # A running change is not decided again, and a failed one not retried at once; the control
         # law decides anew afterwards.
-        if state.is_active and (is_blocked or moving(before, pods, now)):
-            state.memory = pipeline_state.with_observations(before, decision.memory)
+        if state.is_active and (is_blocked or change_in_progress(before, pods, now)):
+            state.memory = pipeline_state.with_observations(before, decision.state)
         else:
-            state.memory = decision.memory
+            state.memory = decision.state
         if state.is_active and not is_blocked:
             steps = state.memory.steps
             desired = {item.step: steps[item.step].desired for item in decision.steps}
@@ -384,30 +397,34 @@ class Autoscaler:
         key: Key,
         state: PipelineScalingState,
         limits: PipelineLimits,
-        decision: Decision,
-        pods: Seen,
-        sample: Sample | Failure,
+        decision: ScalingDecision,
+        pods: PodsObservation,
+        sample: PipelineSample | MetricsFailure,
         now: float,
-    ) -> Decision:
+    ) -> ScalingDecision:
         """Return the decision with CPU and pods, and take it into the state."""
         assert state.memory is not None, "counts are decided first"
         before = state.memory.history
-        decision = decide_fleet(
+        decision = decide_pods_and_cpu(
             bounds_of(state.pipeline, state.graph),
             limits,
-            replace(decision, memory=state.memory),
+            replace(decision, state=state.memory),
             replace(pods, counting=state.is_changing),
-            interval=sample.interval if isinstance(sample, Sample) else 0.0,
+            interval=sample.interval if isinstance(sample, PipelineSample) else 0.0,
             now=now,
         )
-        for action in pods_and_cpu.new_actions(before, decision.memory.history):
+        for action in pods_and_cpu.new_actions(before, decision.state.history):
             direction = "up" if action.after > action.before else "down"
             self.metrics.observe_action(key, action.step, direction, "Recorded", None)
-        state.memory = decision.memory
+        state.memory = decision.state
         return decision
 
     def _start_change(
-        self, key: Key, state: PipelineScalingState, desired: Mapping[str, int], before: Memory
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        desired: Mapping[str, int],
+        before: ScalingState,
     ) -> None:
         """Start a change to the desired counts, also for pods that started with other counts."""
         recorded = self._recorded_counts(state)
@@ -437,7 +454,7 @@ class Autoscaler:
         state: PipelineScalingState,
         desired: Mapping[str, int],
         changed: Mapping[str, int],
-        before: Memory,
+        before: ScalingState,
     ) -> None:
         """Wait until the intent is recorded, then change the pods; on failure revert."""
         try:
@@ -506,9 +523,9 @@ class Autoscaler:
                 state.set_count(name, step.name, result.count)
         old = others[0] if previous is None else previous
         direction = "up" if count > old else "down"
-        memory = state.memory or Memory()
+        memory = state.memory or ScalingState()
         if change.is_verified:
-            state.backoff = Backoff()
+            state.backoff = ScalingBackoff()
             state.memory = replace(memory, actuation=change.seconds or memory.actuation)
             reason = "Proven" if change.seconds is not None else "Gone"
             self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
@@ -537,7 +554,7 @@ class Autoscaler:
     ) -> None:
         """Return to the previous count, which new pods start with, after no pod grew."""
         state.memory = pipeline_state.with_reverted_growth(
-            state.memory or Memory(), step, previous, self.clock().timestamp(), change.reason
+            state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
         )
         state.output.intent = pods_and_cpu.intent_of(state.memory)
 

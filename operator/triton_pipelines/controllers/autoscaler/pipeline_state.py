@@ -15,18 +15,21 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.autoscaling.backoff import Backoff
-from triton_pipelines.autoscaling.metrics.collector import unheard
+from triton_pipelines.autoscaling.backoff import ScalingBackoff
+from triton_pipelines.autoscaling.metrics.collector import unused_connection_note
 from triton_pipelines.autoscaling.metrics.connection import DEFAULT
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample, Trouble
+from triton_pipelines.autoscaling.metrics.samples import (
+    MetricsFailure,
+    PipelineSample,
+)
 from triton_pipelines.autoscaling.types import (
     REASON_MAX,
-    Action,
-    Decision,
-    Memory,
-    StepMemory,
+    CountChange,
+    ScalingDecision,
+    ScalingState,
+    StepState,
     Verdict,
-    cut,
+    truncate,
 )
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.compile.graph.graph import Graph, Step
@@ -35,7 +38,7 @@ from triton_pipelines.compile.render.model_config import with_count
 from triton_pipelines.controllers.handover import ScalingOutput, ScalingView
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod
-from triton_pipelines.controllers.scaling_conditions import limited_subjects, reported_metrics
+from triton_pipelines.controllers.scaling_conditions import reported_metrics
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
 HISTORY_MAX: Final = 5
@@ -94,7 +97,7 @@ class PipelineScalingState:
     """What the status reported at that time."""
     output: ScalingOutput = field(default_factory=ScalingOutput)
     """What is published for the pipeline controller."""
-    memory: Memory | None = None
+    memory: ScalingState | None = None
     """The control law's state; ``None`` before the first decision."""
     pods: tuple[Pod, ...] = ()
     """Pods that serve and whose configs are known."""
@@ -106,7 +109,7 @@ class PipelineScalingState:
     """Pods (by uid) that did not report counts: start of the server, and time of the query."""
     action: asyncio.Task[None] | None = None
     """The running change of counts, or the last one."""
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: ScalingBackoff = field(default_factory=ScalingBackoff)
     """Back-off after failed changes."""
     view_key: Hashable = ()
     """:func:`change_key` of the published view."""
@@ -226,19 +229,19 @@ def valid_counts(recorded: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def with_recorded_counts(memory: Memory, recorded: Mapping[str, int]) -> Memory:
+def with_recorded_counts(memory: ScalingState, recorded: Mapping[str, int]) -> ScalingState:
     """Return the recorded state of an earlier process with the recorded counts as desired ones.
 
     The counts hold even if the rest of the state is lost.
     """
     steps = {
-        step: replace(memory.steps.get(step) or StepMemory(desired=count), desired=count)
+        step: replace(memory.steps.get(step) or StepState(desired=count), desired=count)
         for step, count in recorded.items()
     }
     return replace(memory, steps={**memory.steps, **steps})
 
 
-def with_observations(before: Memory, after: Memory) -> Memory:
+def with_observations(before: ScalingState, after: ScalingState) -> ScalingState:
     """Return the state after a decision that is not carried out.
 
     What the decision observed is kept; desired counts and past changes stay as they were.
@@ -250,15 +253,24 @@ def with_observations(before: Memory, after: Memory) -> Memory:
             mine
             if new is None
             else replace(
-                mine, service=new.service, wants=new.wants, stalled=new.stalled, cap=new.cap
+                mine,
+                service=new.service,
+                demands=new.demands,
+                stalled_since=new.stalled_since,
+                cap=new.cap,
             )
         )
     return replace(
-        before, steps={**after.steps, **steps}, last_fresh=after.last_fresh, blind=after.blind
+        before,
+        steps={**after.steps, **steps},
+        last_fresh=after.last_fresh,
+        outage_since=after.outage_since,
     )
 
 
-def with_reverted_growth(memory: Memory, step: str, count: int, now: float, reason: str) -> Memory:
+def with_reverted_growth(
+    memory: ScalingState, step: str, count: int, now: float, reason: str
+) -> ScalingState:
     """Return the state after a growth that failed to reach any pod.
 
     The desired count is the previous one again, and the history has the reason.
@@ -266,7 +278,9 @@ def with_reverted_growth(memory: Memory, step: str, count: int, now: float, reas
     mine = memory.steps.get(step)
     if mine is None or mine.desired == count:
         return memory
-    action = Action(now, step, mine.desired, count, cut(f"reverted: {reason}", REASON_MAX))
+    action = CountChange(
+        now, step, mine.desired, count, truncate(f"reverted: {reason}", REASON_MAX)
+    )
     # A growth that reached no pod is no evidence of diminishing returns.
     growth = mine.growth if mine.growth is not None and mine.growth.after <= count else None
     reverted = replace(mine, desired=count, growth=growth)
@@ -277,7 +291,9 @@ def with_reverted_growth(memory: Memory, step: str, count: int, now: float, reas
     )
 
 
-def with_desired_counts(decision: Decision, memory: Memory, *, active: bool) -> Decision:
+def with_desired_counts(
+    decision: ScalingDecision, memory: ScalingState, *, active: bool
+) -> ScalingDecision:
     """Return the decision with the counts and the history in force.
 
     They differ from the decided ones if the decision could not be carried out.
@@ -288,25 +304,19 @@ def with_desired_counts(decision: Decision, memory: Memory, *, active: bool) -> 
         replace(item, count=memory.steps[item.step].desired) if item.step in memory.steps else item
         for item in decision.steps
     )
-    return replace(decision, steps=steps, memory=memory)
+    return replace(decision, steps=steps, state=memory)
 
 
-def metrics_failure_of(decision: Decision, sample: Sample | Failure, *, has_pods: bool) -> str:
+def metrics_failure_of(decision: ScalingDecision, *, has_pods: bool) -> str:
     """Return the reason why metrics are not usable; "" if they are."""
     if not has_pods:
         return Reason.NO_PODS.value
-    if isinstance(sample, Failure):
-        return sample.trouble.value
-    if decision.fresh:
-        return ""
-    reason = decision.message.partition(":")[0]
-    known = {trouble.value for trouble in Trouble}
-    return reason if reason in known else Trouble.PARTIAL.value
+    return decision.problem.value if decision.problem is not None else ""
 
 
 def with_missing_connection(
-    pipeline: InferencePipeline, sample: Sample | Failure
-) -> Sample | Failure:
+    pipeline: InferencePipeline, sample: PipelineSample | MetricsFailure
+) -> PipelineSample | MetricsFailure:
     """Return a sample read from the pods because the operator has no connection.
 
     If the pipeline names a connection, the sample's source says that it does not exist.
@@ -314,7 +324,7 @@ def with_missing_connection(
     name = pipeline.spec.scaling.prometheus_ref
     if not sample.source or name == DEFAULT:
         return sample
-    return replace(sample, source=f"{sample.source}{unheard(name)}")
+    return replace(sample, source=f"{sample.source}{unused_connection_note(name)}")
 
 
 def is_settling(
@@ -367,11 +377,11 @@ def change_key(view: ScalingView) -> Hashable:
     return (
         view.mode,
         decision.verdict,
-        decision.memory.history[:1],
+        decision.state.history[:1],
         tuple((item.step, item.count, item.verdict) for item in decision.steps),
         view.metrics_failure,
         view.metrics_source,
         view.action_failure,
-        limited_subjects(decision.limited),
+        decision.limited_subjects,
         json.dumps(view.counts, sort_keys=True),
     )

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.autoscaling.pod_count import shrinking
-from triton_pipelines.autoscaling.pods_and_cpu import CPU, PODS, Seen, adopt
+from triton_pipelines.autoscaling.pod_count import is_shrinking
+from triton_pipelines.autoscaling.pods_and_cpu import CPU, PODS, PodsObservation, adopt_recorded
 from triton_pipelines.autoscaling.state_json import dumps
-from triton_pipelines.autoscaling.types import Action, Memory, PipelineLimits
+from triton_pipelines.autoscaling.types import CountChange, PipelineLimits, ScalingState
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
 from triton_pipelines.controllers.handover import ScalingIntent
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
@@ -36,7 +36,9 @@ class PodSizes:
     """Desired CPU limit of each pod (thousandths of a core); ``None``: not scaled."""
 
 
-def current_limits(state: PipelineScalingState, memory: Memory, *, direct: bool) -> PipelineLimits:
+def current_limits(
+    state: PipelineScalingState, memory: ScalingState, *, direct: bool
+) -> PipelineLimits:
     """Return what bounds the pods: the limits of the serving pod with the least CPU.
 
     Args:
@@ -52,15 +54,15 @@ def current_limits(state: PipelineScalingState, memory: Memory, *, direct: bool)
         smallest_limit(state.pods),
         direct=direct,
     )
-    return replace(found, pods_first=shrinking(memory.pods))
+    return replace(found, hold_counts_for_pods=is_shrinking(memory.pods))
 
 
 def with_owned_fields(
     state: PipelineScalingState,
-    memory: Memory,
+    memory: ScalingState,
     live: Mapping[str, str],
     deployment: Mapping[str, Any] | None,
-) -> Memory:
+) -> ScalingState:
     """Return the control law's state with the pods and the CPU that scaling owns now.
 
     Recorded values hold at the first decision of this process, remembered ones afterwards. In mode
@@ -76,15 +78,15 @@ def with_owned_fields(
     replicas, millis = found.get(KEY_REPLICAS), found.get(KEY_MILLIS)
     if not state.is_active:
         replicas = int(((deployment or {}).get("spec") or {}).get("replicas") or 0) or None
-        return adopt(memory, bounds, replicas, millis)
+        return adopt_recorded(memory, bounds, replicas, millis)
     if state.memory is None:
         # Without a record the next reconcile takes over what runs: what was remembered while
         # another manager owned the field is not desired.
         kept = replace(
             memory, pods=memory.pods if replicas else None, cpu=memory.cpu if millis else None
         )
-        return adopt(kept, bounds, replicas, millis)
-    return adopt(
+        return adopt_recorded(kept, bounds, replicas, millis)
+    return adopt_recorded(
         memory,
         bounds,
         replicas if memory.pods is None else None,
@@ -94,11 +96,11 @@ def with_owned_fields(
 
 def observe_pods(
     state: PipelineScalingState,
-    memory: Memory,
+    memory: ScalingState,
     deployment: Mapping[str, Any] | None,
     rejections: Mapping[str, Refusal],
     live: Mapping[str, str],
-) -> Seen:
+) -> PodsObservation:
     """Return the observed pods.
 
     Args:
@@ -115,7 +117,7 @@ def observe_pods(
 
 def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None) -> PodSizes:
     """Return number and CPU of the pods that are not being deleted."""
-    memory = state.memory or Memory()
+    memory = state.memory or ScalingState()
     desired_pods = (deployment or {}).get("spec", {}).get("replicas")
     if memory.pods is not None:
         desired_pods = memory.pods.scale.desired
@@ -126,7 +128,7 @@ def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None)
     )
 
 
-def intent_of(memory: Memory, counts: Mapping[str, int] | None = None) -> ScalingIntent:
+def intent_of(memory: ScalingState, counts: Mapping[str, int] | None = None) -> ScalingIntent:
     """Return what has to be recorded.
 
     Args:
@@ -144,7 +146,7 @@ def intent_of(memory: Memory, counts: Mapping[str, int] | None = None) -> Scalin
 
 
 def needs_recording(
-    memory: Memory, live: Mapping[str, str], published: ScalingIntent | None
+    memory: ScalingState, live: Mapping[str, str], published: ScalingIntent | None
 ) -> bool:
     """Return whether the number of pods or their CPU is not recorded, and no intent asks for it.
 
@@ -165,6 +167,6 @@ def needs_recording(
     )
 
 
-def new_actions(before: Sequence[Action], after: Sequence[Action]) -> list[Action]:
+def new_actions(before: Sequence[CountChange], after: Sequence[CountChange]) -> list[CountChange]:
     """Return the changes of pods and CPU that the last decision added to the history."""
     return [item for item in after if item.step in (PODS, CPU) and item not in before]

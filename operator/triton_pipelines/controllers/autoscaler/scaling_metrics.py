@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.metrics.samples import Failure, Sample
+from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, PipelineSample
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.store import Key
 from triton_pipelines.controllers.autoscaler.pods_and_cpu import PodSizes
@@ -120,7 +120,7 @@ class ScalingMetrics:
         key: Key,
         view: ScalingView,
         models: Mapping[str, str],
-        sample: Sample | Failure,
+        sample: PipelineSample | MetricsFailure,
         now: float,
     ) -> None:
         """Set the series of a decision.
@@ -140,9 +140,9 @@ class ScalingMetrics:
             self.wait.labels(*key, item.step).set(item.figures.wait)
         self._set_instances(key, view, models)
         self._set_age(key, view, sample, now)
-        if isinstance(sample, Failure):
+        if isinstance(sample, MetricsFailure):
             if view.metrics_failure != Reason.NO_PODS.value:  # starting pods have no metrics yet
-                self.errors.labels(*key, sample.trouble.value).inc()
+                self.errors.labels(*key, sample.problem.value).inc()
             return
         is_waiting = any(
             item.figures.service and item.figures.wait > item.figures.service
@@ -186,14 +186,16 @@ class ScalingMetrics:
             else:
                 family.labels(*key).set(value)
 
-    def _set_age(self, key: Key, view: ScalingView, sample: Sample | Failure, now: float) -> None:
+    def _set_age(
+        self, key: Key, view: ScalingView, sample: PipelineSample | MetricsFailure, now: float
+    ) -> None:
         """Set the samples' age, which grows while no new ones come; a deleted pod has none."""
         if view.metrics_failure == Reason.NO_PODS.value:
             self._newest.pop(key, None)
             self.age.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
             return
         newest = self._newest.setdefault(key, {})
-        if isinstance(sample, Sample):
+        if isinstance(sample, PipelineSample):
             newest |= {
                 pod: history.scrapes[-1].at
                 for pod, history in sample.pods.items()

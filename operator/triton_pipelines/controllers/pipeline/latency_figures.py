@@ -58,11 +58,8 @@ class Latencies:
 
 def limit_of(pipeline: InferencePipeline) -> float | None:
     """Return the latency budget of the server in milliseconds; ``None`` without an SLO or budget."""
-    slo = pipeline.spec.slo
-    if slo.p99_milliseconds is None:
-        return None
-    left = slo.p99_milliseconds - slo.network_and_queue_budget_milliseconds
-    return float(left) if left > 0 else None
+    budget = pipeline.spec.slo.latency_budget_milliseconds()
+    return float(budget) if budget is not None and budget > 0 else None
 
 
 def figure_of(pods: Sequence[Sequence[Look]]) -> Figure | None:

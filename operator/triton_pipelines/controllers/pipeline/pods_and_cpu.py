@@ -8,8 +8,8 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
-from triton_pipelines.autoscaling.pods_and_cpu import PODS, Bounds, Seen
-from triton_pipelines.autoscaling.types import Infeasible, StepLimits
+from triton_pipelines.autoscaling.pods_and_cpu import PODS, PodAndCpuBounds, PodsObservation
+from triton_pipelines.autoscaling.types import InfeasibleResize, StepLimits
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.server_settings import cpu_range, millis
 from triton_pipelines.controllers.scaling_limits import scaled_steps
@@ -21,10 +21,10 @@ from .snapshot import Pod
 from .state import PipelineState
 
 
-def bounds_of(pipeline: InferencePipeline, graph: Graph) -> Bounds:
+def bounds_of(pipeline: InferencePipeline, graph: Graph) -> PodAndCpuBounds:
     """What live scaling may change of a pipeline beside counts."""
     pods, limit = pipeline.spec.scaling.pods, cpu_range(pipeline, graph)
-    return Bounds(
+    return PodAndCpuBounds(
         pods=None
         if pods is None
         else StepLimits(PODS, "", pods.low, pods.max, pipeline.spec.replicas),
@@ -47,7 +47,7 @@ def seen_of(
     wanted: int | None,
     refused: Mapping[str, Refusal] | None = None,
     state: PipelineState | None = None,
-) -> Seen:
+) -> PodsObservation:
     """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: by pod uid, what the API server did
     not give: of a node that is too small it says so (Kubernetes 1.36, measured) before the kubelet could; ``state``: that of the policies."""
     state, refused = state or PipelineState(), refused or {}
@@ -64,7 +64,7 @@ def seen_of(
         for pod in running
         if (found := _infeasible(pod, refused.get(pod.uid))) is not None
     }
-    return Seen(
+    return PodsObservation(
         uids=frozenset(pod.uid for pod in staying),
         there=len(staying),
         ready=sum(pod.serving for pod in staying),
@@ -101,7 +101,7 @@ def _uneven(pod: Pod, wanted: int | None, refusal: Refusal | None) -> str:
     return waits(pod) or f"is next for {wanted}m"
 
 
-def _infeasible(pod: Pod, refusal: Refusal | None) -> Infeasible | None:
+def _infeasible(pod: Pod, refusal: Refusal | None) -> InfeasibleResize | None:
     """That the pod's node is too small, and nothing else that was refused."""
     if refusal is not None and not refusal.binds:
         refusal = None
@@ -113,4 +113,6 @@ def _infeasible(pod: Pod, refusal: Refusal | None) -> Infeasible | None:
         or given >= asked
     ):
         return None
-    return Infeasible(pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), asked, given)
+    return InfeasibleResize(
+        pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), asked, given
+    )

@@ -10,7 +10,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition, merge
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.autoscaling.types import cut
+from triton_pipelines.autoscaling.types import truncate
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
 from triton_pipelines.controllers.scaling_conditions import (
@@ -183,7 +183,7 @@ def _steps(
         if step.name in judged:
             verdict, why, _ = judged[step.name]
             words = before.get(step.name, {}).get("verdictReason") if same else None
-            entry |= {"verdict": verdict.value, "verdictReason": words or cut(why, REASON_MAX)}
+            entry |= {"verdict": verdict.value, "verdictReason": words or truncate(why, REASON_MAX)}
         elif silent:
             # After a start of the operator what was said before, until it has looked.
             entry |= {
@@ -195,6 +195,6 @@ def _steps(
             f"SourceChanged: {diverged[step.name]}" if step.name in diverged else next(reasons, "")
         )
         if reason:
-            entry["reason"] = cut(reason, REASON_MAX)
+            entry["reason"] = truncate(reason, REASON_MAX)
         result.append(entry)
     return result

@@ -53,17 +53,14 @@ def slo_and_latency_budget(
             "spec.slo.p99Milliseconds: is not set; tuning needs a latency target: set it, or pass"
             " --slo"
         )
-    network_and_queue = (
-        options.network_and_queue_ms
-        if options.network_and_queue_ms is not None
-        else pipeline.spec.slo.network_and_queue_budget_milliseconds
-    )
-    if network_and_queue >= slo:
+    budget = pipeline.spec.slo.latency_budget_milliseconds(slo, options.network_and_queue_ms)
+    if budget is None or budget <= 0:
+        network_and_queue = slo - (budget or 0.0)
         raise NotTunableError(
             f"spec.slo.networkAndQueueBudgetMilliseconds: {network_and_queue:g} ms leave nothing"
             f" of the {slo:g} ms SLO for the pipeline; lower it, or raise the SLO"
         )
-    return slo / 1e3, (slo - network_and_queue) / 1e3
+    return slo / 1e3, budget / 1e3
 
 
 @dataclass(frozen=True, slots=True)
