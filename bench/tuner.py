@@ -24,7 +24,7 @@ import numpy as np
 from bench.results import thresholds, write
 from e2e.models import tree
 from e2e.models.__main__ import source_map
-from triton_pipelines.cli.serve import Local, local
+from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
 from triton_pipelines.tools.loadgen import LoadSpec
 from triton_pipelines.tools.loadgen.arrivals import due_times
 from triton_pipelines.tools.loadgen.engine import precise_loop
@@ -80,7 +80,7 @@ class Ready:
 
     server: Server
     work: Workload
-    running: Local
+    running: LocalPipeline
     pipe: Pipe
     seed: int = 0
 
@@ -110,11 +110,11 @@ def arrivals(spec: LoadSpec) -> Array:
     )
 
 
-def _target(running: Local) -> TuneTarget:
+def _target(running: LocalPipeline) -> TuneTarget:
     return TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
-async def _ready(running: Local, server: Server, seconds: float) -> Ready:
+async def _ready(running: LocalPipeline, server: Server, seconds: float) -> Ready:
     settings = Settings(lengths=LENGTHS, cores=float(os.cpu_count() or 1))
     work = await workload(server.client, running.pipeline, running.graph, settings)
     found = await profile(server, running.graph, work, GRID, WALL)
@@ -137,7 +137,7 @@ async def _ready(running: Local, server: Server, seconds: float) -> Ready:
 def predictions() -> None:
     """U1: measure, print and write the result."""
     with (
-        local(PIPELINE, _sources()) as running,
+        serve_locally(PIPELINE, _sources()) as running,
         asyncio.Runner(loop_factory=precise_loop) as runner,
     ):
         points = runner.run(_predictions(running))
@@ -164,7 +164,7 @@ def predictions() -> None:
     )
 
 
-async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]]:
+async def _predictions(running: LocalPipeline) -> list[tuple[Knobs, float, float, float]]:
     async with Server(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, PREDICTED_SECONDS)
         points = []
@@ -193,13 +193,13 @@ async def _predictions(running: Local) -> list[tuple[Knobs, float, float, float]
 def choice() -> None:
     """U2: measure, print and write the result and the plot."""
     with (
-        local(PIPELINE, _sources()) as running,
+        serve_locally(PIPELINE, _sources()) as running,
         asyncio.Runner(loop_factory=precise_loop) as runner,
     ):
         runner.run(_choice(running))
 
 
-async def _choice(running: Local) -> None:
+async def _choice(running: LocalPipeline) -> None:
     async with Server(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, SEARCHED_SECONDS)
         brute = {knobs: await _highest(ready, knobs) for knobs in GRID}

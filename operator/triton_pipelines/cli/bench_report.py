@@ -1,4 +1,4 @@
-"""What ``tritonpipe bench`` shows: tables and a plot for people, CSV and JSON for programs. Pure."""
+"""Reports of ``tritonpipe bench``: tables and a plot, CSV and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from triton_pipelines.tools.loadgen.summary import Summary, figures
 from triton_pipelines.tools.loadgen.sweep import Measured
 
 VERSION: Final = 1
-"""Of the JSON document: grows when a field changes its meaning or goes."""
+"""Version of the JSON document: raised when a field is removed or changes its meaning."""
 BASELINE: Final = "one by one"
 _PERCENTILES: Final = ("p50", "p90", "p95", "p99", "max")
 _PLOT_COLUMNS, _PLOT_LINES = 72, 14
@@ -31,55 +31,52 @@ _COLUMNS: Final = (
     "requests,failed,stable,runs"
 )
 COLUMNS: Final = tuple(_COLUMNS.split(","))
-"""Of the CSV."""
+"""Columns of the CSV."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """A bench: what was asked, how, and what came of it.
-
-    Attributes:
-        model, address, protocol: what was asked, where and how.
-        source: of the texts or tensors, in words.
-        rows: in each request.
-        seconds, warmup_seconds: measured time of each run.
-        points: the loads.
-        baseline: one client that waits for each answer; with all rows in a request, then with a row in each; may be empty.
-        names: models whose steps are shown, in the order of the pipeline; empty: all.
-    """
+class BenchReport:
+    """The results of a bench."""
 
     model: str
+    """Name of the measured model."""
     address: str
+    """Address of its server."""
     protocol: str
+    """Protocol of the requests."""
     source: str
+    """Description of the origin of texts or tensors."""
     rows: int
+    """Rows per request."""
     seconds: float
+    """Measured time of each run."""
     warmup_seconds: float
+    """Time under load before each run."""
     points: Sequence[Measured]
+    """The loads."""
     baseline: Mapping[str, Measured]
+    """One client that waits for each answer: all rows in a request, then one row; may be empty."""
     names: Sequence[str] = ()
+    """Models whose steps are shown, in the order of the pipeline; empty: all."""
 
     @property
     def naive_rows(self) -> float:
-        """Rows/s of the naive way: a row at a time; NaN where it was not measured."""
+        """Return the rows/s of one row at a time; NaN if it was not measured."""
         return (
             self.baseline[BASELINE].median("rows_per_s") if BASELINE in self.baseline else math.nan
         )
 
 
-def everything(report: Report) -> list[tuple[str, Measured]]:
-    """The baselines, then the loads, each once."""
+def all_loads(report: BenchReport) -> list[tuple[str, Measured]]:
+    """Return the baselines, then the loads, each once."""
     return [
         *report.baseline.items(),
         *((item.spec.name, item) for item in report.points if item not in report.baseline.values()),
     ]
 
 
-# --- for programs -----------------------------------------------------------------------------------------------------------
-
-
-def as_json(report: Report) -> str:
-    """A document with every run."""
+def as_json(report: BenchReport) -> str:
+    """Return the report as JSON, with every run."""
     document = {
         "version": VERSION,
         "model": report.model,
@@ -106,12 +103,12 @@ def _point(item: Measured) -> dict[str, Any]:
     return {"load": load, "median": typical, "runs": [figures(run) for run in item.runs]}
 
 
-def as_csv(report: Report) -> str:
-    """A line for each load: medians of the runs; counts are sums."""
+def as_csv(report: BenchReport) -> str:
+    """Return the report as CSV: a line per load with medians over its runs and sums of counts."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for name, item in everything(report):
+    for name, item in all_loads(report):
         low, high = item.spread("requests_per_s")
         writer.writerow(
             [
@@ -129,8 +126,8 @@ def as_csv(report: Report) -> str:
     return out.getvalue()
 
 
-def svg(report: Report) -> str:
-    """The throughput-latency curve as a page."""
+def svg(report: BenchReport) -> str:
+    """Return the throughput-latency curve as SVG."""
     series = []
     for kind, items in _kinds(report.points).items():
         for percentile, dashed in (("p99", False), ("p50", True)):
@@ -152,22 +149,23 @@ def svg(report: Report) -> str:
                 marks_only=True,
             )
         )
-    note = f"{report.protocol}, {report.rows} row(s) a request, {report.source}; median of {len(report.points[0].runs)} run(s), {report.seconds:g} s each"
+    note = (
+        f"{report.protocol}, {report.rows} row(s) per request, {report.source};"
+        f" median of {len(report.points[0].runs)} run(s), {report.seconds:g} s each"
+    )
     return curve(f"{report.model}: latency over throughput", series, unit="rows/s", note=note)
 
 
-# --- for people -------------------------------------------------------------------------------------------------------------
-
-
-def shown(report: Report) -> list[Table | Text]:
-    """The tables, the plot and the remarks."""
+def tables(report: BenchReport) -> list[Table | Text]:
+    """Return the tables, the plot and the warnings."""
     best = max(report.points, key=lambda item: item.median("rows_per_s"))
     parts: list[Table | Text] = [
         Text(
-            f"{report.model} at {report.address}: {report.rows} row(s) a request, {report.source}"
+            f"{report.model} at {report.address}: {report.rows} row(s) per request, {report.source}"
         ),
         Text(
-            f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s of warm-up; latency in ms; ± is half the spread over the runs"
+            f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s"
+            " of warm-up; latency in ms; ± is half the spread over the runs"
         ),
         _loads(report),
     ]
@@ -176,17 +174,18 @@ def shown(report: Report) -> list[Table | Text]:
     if table := _steps(best.typical, report.names):
         parts += [
             Text(
-                f"where the time goes at {best.spec.name} (Triton's statistics; ms, mean of a request; busy: instances)"
+                f"time per request at {best.spec.name} (Triton statistics; mean, in ms;"
+                " busy: instances)"
             ),
             table,
         ]
-    return [*parts, *map(Text, remarks(report))]
+    return [*parts, *map(Text, warnings_of(report))]
 
 
-def remarks(report: Report) -> list[str]:
-    """What must be known to read the figures rightly."""
+def warnings_of(report: BenchReport) -> list[str]:
+    """Return warnings about errors, instability and overload."""
     result = []
-    for name, item in everything(report):
+    for name, item in all_loads(report):
         for message, count in sorted(item.errors.items(), key=lambda pair: -pair[1])[:3]:
             result.append(f"{name}: {count} failed: {message}")
     behind = [
@@ -194,14 +193,14 @@ def remarks(report: Report) -> list[str]:
         for item in report.points
         if item.spec.rate and item.median("requests_per_s") < _KEPT_UP * item.spec.rate
     ]
-    # Where a queue grows nothing is stable, however long it is measured.
-    if unsteady := [
+    # While a queue grows, nothing is stable, however long it is measured.
+    if unstable := [
         f"{name} ({reason})"
-        for name, item in everything(report)
-        if item not in behind and (reason := _unsteady(item))
+        for name, item in all_loads(report)
+        if item not in behind and (reason := _unstable(item))
     ]:
         result.append(
-            f"not stable: {'; '.join(unsteady)}; a longer --duration, or a quieter machine, may help"
+            f"not stable: {'; '.join(unstable)}; try a longer --duration or a quieter machine"
         )
     if busy := [
         item.spec.name
@@ -209,7 +208,7 @@ def remarks(report: Report) -> list[str]:
         if max(run.cpu_share for run in item.runs) > _BUSY_CORES
     ]:
         result.append(
-            f"the load generator itself kept a core busy at {', '.join(busy)}: the server may carry more"
+            f"the load generator used a full core at {', '.join(busy)}: the server may sustain more"
         )
     late = [
         item.spec.name
@@ -218,22 +217,24 @@ def remarks(report: Report) -> list[str]:
     ]
     if late:
         result.append(
-            f"requests left late at {', '.join(late)} (more than a tenth of p99): too few CPUs for generator and server; latency counts from when they were due"
+            f"requests were sent late at {', '.join(late)} (by more than a tenth of p99):"
+            " too few CPUs for generator and server; latency is measured from the due time"
         )
     for item in behind:
-        lost = "; of those that failed no time is among the percentiles" if item.errors else ""
-        carried = _short_number(item.median("requests_per_s"))
+        lost = "; percentiles exclude the failed requests" if item.errors else ""
+        completed = _short_number(item.median("requests_per_s"))
         result.append(
-            f"overloaded at {item.spec.name}: {carried} requests/s are answered, and latency grows with the time measured{lost}"
+            f"overloaded at {item.spec.name}: only {completed} requests/s are answered,"
+            f" and latency grows with the duration{lost}"
         )
     return result
 
 
-def _unsteady(item: Measured) -> str:
+def _unstable(item: Measured) -> str:
     return next((run.stability.reason for run in item.runs if not run.stability.stable), "")
 
 
-def _loads(report: Report) -> Table:
+def _loads(report: BenchReport) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("load", "requests/s", "±", "rows/s"):
         table.add_column(name, justify="left" if name == "load" else "right")
@@ -242,7 +243,7 @@ def _loads(report: Report) -> Table:
     for name in (*_PERCENTILES, "failed"):
         table.add_column(name, justify="right")
     table.add_column("stable")
-    for name, item in everything(report):
+    for name, item in all_loads(report):
         low, high = item.spread("requests_per_s")
         rows = item.median("rows_per_s")
         cells = [
@@ -267,7 +268,7 @@ def _loads(report: Report) -> Table:
 
 def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
     chosen = [name for name in names if name in summary.steps] if names else sorted(summary.steps)
-    # An ensemble has no executions of its own; its requests are the whole.
+    # An ensemble has no executions itself; its requests are the whole.
     inner = [name for name in chosen if summary.steps[name].executions] or chosen
     if not inner:
         return None
@@ -300,7 +301,7 @@ def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
 
 
 def plot(points: Sequence[Measured]) -> str:
-    """p99 (logarithmic) over rows/s in characters; each point bears the first letter of its kind: c closed loop, o open loop."""
+    """Plot p99 (logarithmic) over rows/s in characters: c closed loop, o open loop."""
     found = [
         (
             item.median("rows_per_s"),

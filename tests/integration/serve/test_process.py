@@ -96,7 +96,7 @@ def test_triton_killed_underneath(tmp_path: Path) -> None:
         os.kill(triton, signal.SIGKILL)
         code, said = ended(running.process, log)
     assert code == 3
-    assert "Triton ended by itself" in said
+    assert "Triton exited unexpectedly" in said
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -108,7 +108,7 @@ def test_stopped_while_it_starts_nothing_is_left(tmp_path: Path, number: int, co
         process.send_signal(number)
         found, said = ended(process, log)
     assert found == code
-    place = re.search(r"laying out revision \S+ in (\S+)", said)
+    place = re.search(r"preparing the files of revision \S+ in (\S+)", said)
     assert place is not None
     assert not Path(place[1]).exists()
     assert not any(Path(f"/proc/{child}").exists() for child in begun_children)
@@ -160,7 +160,7 @@ def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(
         if fault is not None:
             wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
             assert (
-                f"margin: warning: a test inference failed: {fault} (made by spec.model: "
+                f"margin: warning: the test inference failed: {fault} (made by spec.model: "
                 in log.read_text()
             )
         else:
@@ -187,4 +187,4 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     done = run("serve", str(SAMPLE), *FREE_PORTS, f"--source-map=hf://={tmp_path.as_uri()}/")
     assert done.returncode == 1
     assert "SourceUnavailable spec.tokenizer.source" in done.stderr
-    assert "could not be laid out" in done.stderr
+    assert "could not prepare the model repository" in done.stderr

@@ -18,8 +18,8 @@ from google.protobuf import json_format
 from tests.support.serving import ROOT, run, sample_sources
 from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.cli.documents import only
-from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.cli.documents import load_pipeline
+from triton_pipelines.cli.local_pipeline import prepare_model_repository
 from triton_pipelines.compile.graph import Graph, Options, build
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline
 from triton_pipelines.compile.render.model_config import configs
@@ -55,9 +55,9 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canary]:
 def serving(file: Path, folder: Path) -> Iterator[Canary]:
     """A canary of the resource in a file."""
     (folder / "key").write_text(KEY)
-    pipeline, graph = only(file, Options())
+    pipeline, graph = load_pipeline(file, Options())
     sources = SourceMap.parse(rule.removeprefix("--source-map=") for rule in sample_sources())
-    models = _lay_out(pipeline, graph, Options(), folder, folder, sources)
+    models = prepare_model_repository(pipeline, graph, Options(), folder, folder, sources)
     with LocalTriton(models, list(graph.load), control_key=KEY, stop_s=2) as server:
         yield Canary(server, graph, folder / "key")
 
@@ -122,7 +122,7 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     status = TuningStatus.model_validate(json.loads(report.read_text()))
     assert len(status.points) == len(points) + 2
     assert "wall" in plot.read_text()
-    before, _ = only(FILE, Options())
+    before, _ = load_pipeline(FILE, Options())
     recommended = knobs(said["recommended"])
     if status.patch:
         after = build(patch_pipeline(before, yaml.safe_load(status.patch)), Options())
@@ -178,7 +178,7 @@ async def test_a_padding_that_costs_less_is_tried_on_the_server_and_taken_back(
     tried = [point for point in said["points"] if point["knobs"]["padding"]["mode"] == "Ragged"]
     assert tried, said["notes"]
     if said["patch"]:  # a busy machine proves nothing
-        before, _ = only(file, Options())
+        before, _ = load_pipeline(file, Options())
         after = build(patch_pipeline(before, said["patch"]), Options())
         assert after.padding is not None
         chosen = said["recommended"]["padding"]["mode"] or Padding.FIXED.value
@@ -192,7 +192,7 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
     """Instances, delay and batch size that were changed by hand before; the very configs that Triton tells are compared."""
     models = ("tokenizer", "model", canary.graph.model_name)
     target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
-    pipeline, graph = only(FILE, Options())
+    pipeline, graph = load_pipeline(FILE, Options())
 
     async with TritonClient(canary.server.grpc_address, KEY) as client:
 
@@ -246,7 +246,7 @@ async def test_what_ran_comes_back_field_by_field_whatever_the_resource_says(
 async def test_an_overload_ends_in_seconds_and_the_server_is_free_again(canary: Canary) -> None:
     """Some 1500 requests/s on a step that carries 500, for a minute: shown in seconds, all told as too late or answered, none failed."""
     target = TuneTarget(canary.server.grpc_address, lambda changed: build(changed, Options()), KEY)
-    pipeline, graph = only(FILE, Options())
+    pipeline, graph = load_pipeline(FILE, Options())
     async with Server(target, pipeline, graph) as server:
         requests = [{"TEXT": np.array([[b"a text of some words"]], dtype=object)}]
         clock = asyncio.get_running_loop().time

@@ -14,27 +14,27 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from triton_pipelines.cli.bench_loads import concurrencies, made, rates
+from triton_pipelines.cli.bench_loads import build_requests, concurrencies, rates
 from triton_pipelines.cli.bench_report import (
     BASELINE,
     COLUMNS,
-    Report,
+    BenchReport,
     as_csv,
     as_json,
     plot,
-    remarks,
-    shown,
     svg,
+    tables,
+    warnings_of,
 )
-from triton_pipelines.cli.errors import EXIT_USAGE, Failure
-from triton_pipelines.cli.output import figures
-from triton_pipelines.cli.tensors import Described, Model
+from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
+from triton_pipelines.cli.output import print_wide
+from triton_pipelines.cli.tensors import ModelMetadata, TensorMetadata
 from triton_pipelines.tools.loadgen import LoadSpec, Stability, StepFigures, Summary
 from triton_pipelines.tools.loadgen.sweep import Measured
 
-TEXT = Described("TEXT", "BYTES", (-1, 1))
-MODEL = Model((TEXT,), ("LABEL",), batched=True)
-IDS = Model((Described("IDS", "INT64", (-1, -1)),), ("OUT",), batched=True)
+TEXT = TensorMetadata("TEXT", "BYTES", (-1, 1))
+MODEL = ModelMetadata((TEXT,), ("LABEL",), batched=True)
+IDS = ModelMetadata((TensorMetadata("IDS", "INT64", (-1, -1)),), ("OUT",), batched=True)
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_rates() -> None:
     ["", "x", "0", "-1", "4:1", "1:2:3:4", "1.5", "1:8:0", "1:9999:1", "nan", "inf", "9999"],
 )
 def test_wrong_concurrencies_name_the_option(written: str) -> None:
-    with pytest.raises(Failure, match=r"--concurrency") as caught:
+    with pytest.raises(CommandError, match=r"--concurrency") as caught:
         concurrencies(written)
     assert caught.value.code == EXIT_USAGE
 
 
 @pytest.mark.parametrize("written", ["50:400", "1:100:0.1", "a:b:c", "1:2:1e-320"])
 def test_wrong_rates_name_the_option(written: str) -> None:
-    with pytest.raises(Failure, match=r"--rate"):
+    with pytest.raises(CommandError, match=r"--rate"):
         rates(written)
 
 
-def requests(model: Model = MODEL, **options: Any) -> Any:
-    return made(
+def requests(model: ModelMetadata = MODEL, **options: Any) -> Any:
+    return build_requests(
         model,
         **{
             "file": None,
@@ -128,7 +128,7 @@ def test_requests_of_perf_analyzers_input_data(tmp_path: Path) -> None:
 
 
 def test_other_inputs_are_the_same_in_every_request() -> None:
-    model = Model((TEXT, Described("TOP", "INT32", (-1, 1))), ("LABEL",), batched=True)
+    model = ModelMetadata((TEXT, TensorMetadata("TOP", "INT32", (-1, 1))), ("LABEL",), batched=True)
     found = requests(model, values=["TOP=3"], rows=2)
     assert found.arrays[0]["TOP"].tolist() == found.arrays[9]["TOP"].tolist() == [[3], [3]]
     assert requests(IDS, values=["IDS=1,2,3"]).arrays[0]["IDS"].tolist() == [[1, 2, 3]]
@@ -139,7 +139,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
     [
         ("", {}, "holds no text"),
         ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
-        ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: no input; the model takes TEXT"),
+        ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: not an input"),
         (
             '{"data": [{"TEXT": {"content": ["a", "b"], "shape": [7]}}]}',
             {},
@@ -150,7 +150,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
         (None, {"file": None, "lengths": "median=0"}, "--lengths"),
         (
             None,
-            {"file": None, "model": Model((TEXT,), ("L",), batched=False), "rows": 2},
+            {"file": None, "model": ModelMetadata((TEXT,), ("L",), batched=False), "rows": 2},
             "--rows 2",
         ),
     ],
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_named(
     file = tmp_path / "texts"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CommandError) as caught:
         requests(**{"file": file, **options})
     assert message in str(caught.value)
     assert caught.value.code == EXIT_USAGE
@@ -197,7 +197,7 @@ def summary(
     return Summary(**{**values, **fields})
 
 
-def report(**fields: Any) -> Report:
+def report(**fields: Any) -> BenchReport:
     points = [
         Measured(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
         Measured(
@@ -209,7 +209,7 @@ def report(**fields: Any) -> Report:
         "model": "sentiment", "address": "http://h:8000", "protocol": "http", "source": "texts.txt", "rows": 1, "seconds": 6.0, "warmup_seconds": 1.0,
         "points": points, "baseline": {BASELINE: points[0]}, "names": ("tokenizer",),
     }  # fmt: skip
-    return Report(**{**values, **fields})
+    return BenchReport(**{**values, **fields})
 
 
 def test_csv_has_a_line_for_each_load() -> None:
@@ -262,13 +262,13 @@ def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
     found = report(points=[Measured(LoadSpec(concurrency=2), (silent,))], baseline={})
     assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
-    assert "concurrency 2: 9 failed: 503: no" in remarks(found)
+    assert "concurrency 2: 9 failed: 503: no" in warnings_of(found)
     ET.fromstring(svg(found))
 
 
 def test_table_shows_loads_steps_and_remarks() -> None:
     out = Console(width=220, record=True, file=io.StringIO())
-    for part in shown(report()):
+    for part in tables(report()):
         out.print(part)
     text = out.export_text()
     for words in (
@@ -277,7 +277,7 @@ def test_table_shows_loads_steps_and_remarks() -> None:
         "4.18",
         "200/s poisson",
         "tokenizer",
-        "where the time goes at concurrency 8",
+        "time per request at concurrency 8",
         "rows/s",
     ):
         assert words in text
@@ -287,8 +287,8 @@ def test_a_narrow_terminal_cuts_no_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for part in shown(report()):
-        figures(part)
+    for part in tables(report()):
+        print_wide(part)
     text = capsys.readouterr().out
     assert "…" not in text
     assert "× one by one" in text
@@ -313,16 +313,18 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
             ),
         ),
     ]
-    text = "\n".join(remarks(report(points=points, baseline={})))
+    text = "\n".join(warnings_of(report(points=points, baseline={})))
     assert "not stable: concurrency 1 (p99 differs by 40% between windows)" in text
-    assert "generator itself kept a core busy at concurrency 64" in text
-    assert "left late at 500/s poisson" in text
-    assert "overloaded at 500/s poisson: 300 requests/s are answered, and latency grows" in text
+    assert "used a full core at concurrency 64" in text
+    assert "sent late at 500/s poisson" in text
+    assert (
+        "overloaded at 500/s poisson: only 300 requests/s are answered, and latency grows" in text
+    )
     assert "of those that failed no time is among the percentiles" in text
     assert "500/s poisson (p99 differs" not in text, (
         "a longer measurement of a queue that grows is no steadier"
     )
-    assert remarks(report()) == []
+    assert warnings_of(report()) == []
 
 
 def test_plots_hold_every_point() -> None:

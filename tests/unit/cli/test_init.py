@@ -216,7 +216,7 @@ def test_the_length_is_the_one_that_counts(
 
 def test_a_length_that_nothing_says_is_a_comment(model: Model) -> None:
     assert (
-        "# LOOK: no file says how many tokens the model takes; left out, it is 512."
+        "# LOOK: no file says how many tokens the model takes; the default is 512."
         in model.write(LOGITS).init().out
     )
 
@@ -361,27 +361,27 @@ def _taken(model: Model) -> list[str]:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (_no_tokenizer, r"model\.onnx: reads input_ids, so it needs a tokenizer: --tokenizer names"),
+        (_no_tokenizer, r"model\.onnx: reads input_ids, so it needs a tokenizer: set --tokenizer"),
         (_not_onnx, r"model\.onnx: is an HTML or XML page"),
         (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
-        (_bad_json, r"config\.json: is no JSON"),
-        (_taken, r"--output: .*taken\.yaml is there already"),
-        (_break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}), r"reads past_key_values\.0\.key, the cache of a generating model"),
-        (_break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}), "reads position_ids, which no tokenizer makes"),
-        (_break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}), "input_ids is FP32; a tokenizer makes INT64 or INT32"),
+        (_bad_json, r"config\.json: is not valid JSON"),
+        (_taken, r"--output: .*taken\.yaml already exists"),
+        (_break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}), r"reads past_key_values\.0\.key, the cache of a generative model"),
+        (_break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}), "reads position_ids, which no tokenizer produces"),
+        (_break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}), "input_ids is FP32, but a tokenizer produces INT64 or INT32"),
         (_break(LOGITS, {"input_ids": (INT64, ["s"])}), r"input_ids has the shape \[s\]"),
         (_break(LOGITS, {"input_ids": (INT64, ["b", 8]), "attention_mask": (INT64, ["b", 16])}), "different fixed lengths"),
-        (_break({"logits": (FLOAT, None)}), r"no output has both a shape and a type that Triton has \(logits\)"),
+        (_break({"logits": (FLOAT, None)}), r"no output has both a shape and a type that Triton supports \(logits\)"),
         (_break(LOGITS, None, "--labels", "a,b,c"), "3 labels are given, but logits has 2 classes"),
         (_break(LOGITS, None, "--labels", "a,a"), "must name each class once"),
-        (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: there is no such file"),
+        (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: file does not exist"),
         (_break(LOGITS, None, "--postprocess", "Max"), "'Max' is not one of None, Softmax"),
         (_break(LOGITS, None, "--postprocess", "MeanPooling"), r"pools vectors of tokens .* the outputs are logits FP32\[2\]"),
-        (_break(HIDDEN, None, "--labels", "a,b"), "are not told to be classes"),
-        (_break(LOGITS, None, "--name", "Not A Name"), "is no name for a resource"),
-        (_break(LOGITS, None, "--source-uri", "models/x"), "is no address"),
+        (_break(HIDDEN, None, "--labels", "a,b"), "are not known to be classes"),
+        (_break(LOGITS, None, "--name", "Not A Name"), "is not a valid resource name"),
+        (_break(LOGITS, None, "--source-uri", "models/x"), "is not a URI"),
         (lambda _: [], "give either a repository"),
-        (lambda _: ["org/name"], "is no repository of a model hub; write hf://org/name"),
+        (lambda _: ["org/name"], "is not a repository of a model hub; write hf://org/name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: str) -> None:
@@ -461,12 +461,12 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
 @pytest.mark.parametrize(
     ("files", "options", "code", "told"),
     [
-        ({"model.bin": b""}, (), 2, "holds no ONNX file"),
+        ({"model.bin": b""}, (), 2, "contains no ONNX file"),
         (
             {"a.onnx": b"", "b.onnx": b""},
             (),
             2,
-            "holds several ONNX files, say which with --onnx-path: a.onnx, b.onnx",
+            "contains several ONNX files; choose one with --onnx-path: a.onnx, b.onnx",
         ),
         (
             repository(),
@@ -474,8 +474,8 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
             2,
             "has no file nosuch.onnx; its ONNX files: onnx/model.onnx, onnx/model_quantized.onnx",
         ),
-        (repository(), ("--tokenizer=x",), 2, "a repository brings its own tokenizer"),
-        (None, (), 2, "the hub shows no repository org/name"),
+        (repository(), ("--tokenizer=x",), 2, "a repository has its own tokenizer"),
+        (None, (), 2, "the hub has no public repository org/name"),
     ],
 )
 def test_a_repository_that_does_not_do(
@@ -522,8 +522,5 @@ def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
     ended = tritonpipe(
         "init", f"--onnx={tmp_path / 'model.onnx'}", f"--tokenizer={tmp_path}", "--name=tiny"
     )
-    assert (
-        "# As the graph declares them. Not served: hidden; what nobody reads costs time."
-        in ended.out
-    )
+    assert "# As the graph declares them. Not served: hidden" in ended.out
     assert onnx.load(str(tmp_path / "model.onnx")).graph.output[0].name == "hidden"

@@ -30,7 +30,7 @@ def warnings(tritonpipe: Run, code: str) -> list[str]:
     [
         ("import json\ndef x(:\n", "line 2: invalid syntax"),
         ("class TritonPythonModel:\nx = 1\n", "line 2: expected an indented block"),
-        ("import json\n", "defines no class TritonPythonModel, which Triton looks for"),
+        ("import json\n", "class TritonPythonModel is missing"),
         (
             "class TritonPythonmodel:\n    def execute(self, requests): ...\n",
             "defines no class TritonPythonModel",

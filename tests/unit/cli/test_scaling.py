@@ -95,8 +95,8 @@ def test_plain_words_numbers_and_what_would_move_it(shown: Any) -> None:
     text = shown(pipeline(), "explain", "sentiment")
     for part in (
         "nlp/sentiment: GPUBound",
-        "What limits it: The GPU step is the narrow place",
-        "tokenizer (GPUBound): 3 of 3 wanted in each pod; 200 requests/s, 66 busy %, 2 wait ms",
+        "Bottleneck: ",
+        "tokenizer (GPUBound): 3 of 3 desired in each pod; 200 requests/s, 66 busy %, 2 wait ms",
         "model computes 99% of the time",
         "ScalingLimited GPUBound: tokenizer: the load asks for 5",
         "1. Add pods with spec.replicas",
@@ -113,7 +113,7 @@ def test_the_guide_shows_what_comes() -> None:
     reason = "model computes 99% of the time, the GPU is used 97%; 41 requests wait before it, 0 before tokenizer: more of those cannot help"
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
-    assert "```text\n" + "\n".join(scaling.explained(document)) + "\n```" in page
+    assert "```text\n" + "\n".join(scaling.explanation(document)) + "\n```" in page
 
 
 def test_the_guide_has_every_verdict() -> None:
@@ -125,13 +125,13 @@ def test_the_guide_has_every_verdict() -> None:
 def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
     text = shown(pipeline(verdict.value), "explain", "sentiment")
     assert ADVICE[verdict].means in text
-    assert ("nothing has to" in text) == (not ADVICE[verdict].moves)
+    assert ("What to do: nothing." in text) == (not ADVICE[verdict].moves)
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({}, "has said nothing"),
+        ({}, "no scaling verdict yet"),
         ({"scaling": {"mode": "Disabled"}}, "mode is Disabled"),
         ({"suspend": "Enabled"}, "suspended"),
     ],
@@ -148,7 +148,7 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
         {"step": "tokenizer", "requestsPerSecond": 0, "busyPercent": 0, "waitMilliseconds": 0}
     ]
     text = shown(document, "explain", "sentiment")
-    assert "wanted in each pod; load not known" in text
+    assert "desired in each pod; load unknown" in text
     assert "0 requests/s" not in text
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]]
@@ -189,7 +189,7 @@ def test_what_two_conditions_and_a_step_say_is_said_once(before: str, left: list
         {"type": kind, **trouble} for kind in ("MetricsAvailable", "ScalingActive")
     ]
     document["status"]["steps"][0]["verdictReason"] = before + message
-    lines = scaling.explained(document)
+    lines = scaling.explanation(document)
     assert [line for line in lines if "PrometheusError" in line] == [
         *left,
         f"  MetricsAvailable, ScalingActive PrometheusError: {message}",
@@ -200,12 +200,14 @@ def test_a_suspended_pipeline_is_said_to_be_suspended(shown: Any) -> None:
     """Also where it was scaled before, and its status has a verdict."""
     document = {**pipeline("Unknown"), "spec": {"suspend": "Enabled"}}
     text = shown(document, "explain", "sentiment")
-    assert "nlp/sentiment: it is suspended" in text
+    assert "nlp/sentiment: the pipeline is suspended" in text
     assert "no usable metrics" not in text
 
 
 def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
-    assert "MoonBound: a newer operator" in shown(pipeline("MoonBound"), "explain", "sentiment")
+    assert "MoonBound: reported by a newer operator" in shown(
+        pipeline("MoonBound"), "explain", "sentiment"
+    )
 
 
 def test_counts_figures_and_changes_as_tables(shown: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
-from triton_pipelines.tools.importer.model_selection import choose
+from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
+from triton_pipelines.tools.importer.model_selection import select_models
 from triton_pipelines.tools.importer.repository import read_repository
 
 TEXT = 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]'
@@ -89,33 +89,33 @@ def wires(config: Any) -> Iterator[tuple[str, str, str, str]]:
 
 
 def test_the_outer_ensemble_is_taken_with_all_steps(folder: Path) -> None:
-    choice = choose(read_repository(folder), None)
-    assert choice.public.name == "outer"
+    choice = select_models(read_repository(folder), None)
+    assert choice.entry.name == "outer"
     assert [one.name for one in choice.steps] == ["clean", "cut", "score", "last"]
-    assert set(wires(choice.public.config)) == {
+    assert set(wires(choice.entry.config)) == {
         ("", "TEXT", "clean", "IN"),
         ("clean", "OUT", "cut", "IN"),
         ("cut", "OUT", "score", "IN"),
         ("score", "OUT", "last", "IN"),
         ("last", "OUT", "", "ANSWER"),
     }
-    assert choice.left == ()
-    assert [(note.where, note.weight, note.text.split()[1]) for note in choice.notes] == [
-        ("outer/config.pbtxt: ensemble_scheduling", Weight.CHANGED, "'inner'"),
-        ("outer/config.pbtxt: ensemble_scheduling", Weight.CHANGED, "'deep'"),
+    assert choice.unused == ()
+    assert [(note.where, note.severity, note.text.split()[1]) for note in choice.notes] == [
+        ("outer/config.pbtxt: ensemble_scheduling", NoteSeverity.CHANGED, "'inner'"),
+        ("outer/config.pbtxt: ensemble_scheduling", NoteSeverity.CHANGED, "'deep'"),
     ]
 
 
 def test_an_inner_one_may_be_named(folder: Path) -> None:
-    choice = choose(read_repository(folder), "inner")
+    choice = select_models(read_repository(folder), "inner")
     assert [one.name for one in choice.steps] == ["clean", "cut", "score"]
-    assert set(choice.left) == {"outer", "last"}
+    assert set(choice.unused) == {"outer", "last"}
 
 
 def test_what_is_read_is_left_as_it_was(folder: Path) -> None:
     repository = read_repository(folder)
     before = repository.models["outer"].config.SerializeToString(deterministic=True)
-    choose(repository, None)
+    select_models(repository, None)
     assert repository.models["outer"].config.SerializeToString(deterministic=True) == before
 
 
@@ -126,10 +126,10 @@ def test_an_ensemble_called_twice_is_named_by_its_models(folder: Path) -> None:
         path.read_text().replace("ensemble_scheduling {", f"ensemble_scheduling {{ {again}")
     )
     with pytest.raises(
-        ConfigError,
+        ModelRepositoryError,
         match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several steps",
     ):
-        choose(read_repository(folder), None)
+        select_models(read_repository(folder), None)
 
 
 def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> None:
@@ -144,17 +144,17 @@ def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> 
             'input_map { key: "IN" value: "A" } input_map { key: "HINT" value: "HINT" }',
         )
     )
-    choice = choose(read_repository(folder), None)
-    assert dict(choice.public.config.ensemble_scheduling.step[0].input_map) == {"IN": "TEXT"}
+    choice = select_models(read_repository(folder), None)
+    assert dict(choice.entry.config.ensemble_scheduling.step[0].input_map) == {"IN": "TEXT"}
 
 
 def test_a_cache_within_is_told(folder: Path) -> None:
     path = folder / "deep" / "config.pbtxt"
     path.write_text(path.read_text() + " response_cache { enable: true }")
-    choice = choose(read_repository(folder), None)
-    assert [(note.where, note.weight) for note in choice.notes][-1] == (
+    choice = select_models(read_repository(folder), None)
+    assert [(note.where, note.severity) for note in choice.notes][-1] == (
         "deep/config.pbtxt: response_cache",
-        Weight.LOST,
+        NoteSeverity.LOST,
     )
 
 
@@ -167,6 +167,7 @@ def test_a_circle_is_refused(folder: Path) -> None:
         .replace('key: "OUT" value: "x"', 'key: "B" value: "x"')
     )
     with pytest.raises(
-        ConfigError, match="outer → inner → deep → inner: ensembles call each other in a circle"
+        ModelRepositoryError,
+        match="outer → inner → deep → inner: ensembles call each other in a cycle",
     ):
-        choose(read_repository(folder), "outer")
+        select_models(read_repository(folder), "outer")

@@ -28,7 +28,7 @@ from tests.support.imports import (
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build, check
 from triton_pipelines.compile.render import review
-from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
+from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
 
 NAMES = sorted(path.name for path in REPOSITORIES.iterdir())
 BACKENDS = {
@@ -171,7 +171,9 @@ def test_what_differs_is_said(name: str) -> None:
     for model in DIFFERENT.get(name, {}):
         assert name == "vllm" or any(model in text for text in said), model
     if name not in DIFFERENT:
-        assert [note for note in corpus_import(name).notes if note.weight is not Weight.INFO] == []
+        assert [
+            note for note in corpus_import(name).notes if note.severity is not NoteSeverity.INFO
+        ] == []
 
 
 def test_there_are_a_dozen(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_whatever_differs_of_any_repository_is_said(repository: Repository) -> N
             Path(folder, name, "config.pbtxt").write_text(text_format.MessageToString(config))
         try:
             made = imported(Path(folder), "e")
-        except ConfigError as error:
+        except ModelRepositoryError as error:
             event("refused")
             refused = str(error)
         else:
