@@ -167,7 +167,7 @@ def test_what_is_wrong_is_named(
     assert caught.value.code == EXIT_USAGE
 
 
-# --- what is printed ----------------------------------------------------------------------------------------------------------
+# --- what is printed
 
 
 def summary(

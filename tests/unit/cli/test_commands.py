@@ -35,7 +35,7 @@ ANSWER = {
 }
 
 
-# --- help and wrong use -------------------------------------------------------------------------------------------------------------
+# --- help and wrong use
 @pytest.mark.parametrize("columns", ["60", "200"])
 def test_help_names_every_command_and_its_options(
     tritonpipe: Run, monkeypatch: pytest.MonkeyPatch, columns: str
@@ -143,7 +143,7 @@ def test_serve_says_which_platform_it_cannot_run(tritonpipe: Run, tmp_path: Path
     assert "spec.model.platform: tensorrt_plan: not available here" in ended.err
 
 
-# --- infer --------------------------------------------------------------------------------------------------------------------------
+# --- infer
 @pytest.mark.parametrize(
     ("target", "server", "url"),
     [
@@ -166,7 +166,9 @@ def test_model_url(target: str, server: str, url: str) -> None:
 
 
 def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
-    """Whether an operator would take the resource depends on that operator's options; the server has taken it already."""
+    """Whether an operator would take the resource depends on that operator's options; the server
+    has taken it already.
+    """
     document = yaml.safe_load(Path(SENTIMENT).read_text())
     document["spec"]["ensemble"] = {"modelName": "public"}
     document["spec"]["model"]["outputs"][0]["dims"] = [3]

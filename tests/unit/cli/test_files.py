@@ -80,7 +80,9 @@ def test_warnings_count_when_strict(tritonpipe: Run) -> None:
 
 @pytest.mark.parametrize("bare", ["Y", "n"])
 def test_a_bare_letter_is_what_kubectl_takes_it_for(tritonpipe: Run, bare: str) -> None:
-    """kubectl reads it as a truth value, and the API server then refuses the resource: a tensor named Y needs quotes."""
+    """kubectl reads it as a truth value, and the API server then refuses the resource: a tensor
+    named Y needs quotes.
+    """
     text = yaml.safe_dump(builders.document()).replace("name: logits", f"name: {bare}")
     assert f"name: {bare}\n" in text
     ended = tritonpipe("validate", "-", text=text.encode())
@@ -124,7 +126,8 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ("a: [1", ": is not valid YAML: expected ',' or ']'"),
         (
             "a: {b: 1\nc: 2\n",
-            ":2:2: is not valid YAML: expected ',' or '}', but got ':', while parsing a flow mapping that starts in line 1; is it closed?",
+            ":2:2: is not valid YAML: expected ',' or '}', but got ':', while parsing a flow"
+            " mapping that starts in line 1; is it closed?",
         ),
         (
             "a:\n\tb: 1\n",
@@ -132,7 +135,8 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ),
         (
             "a:\n    b: 1\n   c: 2\n",
-            "that starts in line 1; check the indentation: sibling keys must start in the same column",
+            "that starts in line 1; check the indentation: sibling keys must start in the same"
+            " column",
         ),
         ("a: *x", ":1:4: is not valid YAML: found undefined alias"),
         ("kind: A\nkind: B", ":2:1: is not valid YAML: duplicate key 'kind'"),
@@ -140,11 +144,13 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
         ("a: \x00", "is not valid YAML"),
         (
             "",
-            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the file is empty",
+            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the file"
+            " is empty",
         ),
         (
             "- a\n- b",
-            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the document is not a mapping",
+            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the"
+            " document is not a mapping",
         ),
         ("just text", "the document is not a mapping"),
         (
@@ -239,7 +245,8 @@ def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) ->
     document = yaml.safe_load(path.read_text())
     document["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
     now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    # As an API server stores it. The placeholder as key, because a hash of the key stands in the live ConfigMap.
+    # As an API server stores it. The placeholder as key, because a hash of the key stands in the
+    # live ConfigMap.
     applied = plan(
         Observed(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
     ).apply

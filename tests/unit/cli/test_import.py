@@ -1,4 +1,6 @@
-"""`tritonpipe import`: which models are taken, what is asked for, and every message with its file and field."""
+"""`tritonpipe import`: which models are taken, what is asked for, and every message with its file
+and field.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,8 @@ def test_templates_are_asked_for_and_filled(tritonpipe: Run) -> None:
     ended = tritonpipe("import", folder)
     assert ended.code == 2
     assert (
-        "ensemble/config.pbtxt: contains templates instead of values: triton_max_batch_size (line 3)"
-        in ended.err
+        "ensemble/config.pbtxt: contains templates instead of values: triton_max_batch_size"
+        " (line 3)" in ended.err
     )
     filled = tritonpipe("import", folder, *FILL, "--set=tokenizer_dir=/engines/tokenizer")
     assert filled.code == 0, filled.err

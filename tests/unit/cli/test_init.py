@@ -1,4 +1,6 @@
-"""`tritonpipe init`: what the files say is written, what they do not say is asked for or left as a comment, and the result is valid."""
+"""`tritonpipe init`: what the files say is written, what they do not say is asked for or left as a
+comment, and the result is valid.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +130,8 @@ def test_a_classifier_is_written_whole(model: Model) -> None:
     }
     comments = [line.strip() for line in ended.out.splitlines() if line.strip().startswith("#")]
     assert (
-        "# From model_max_length of tokenizer_config.json; 512 is max_position_embeddings of config.json."
-        in comments
+        "# From model_max_length of tokenizer_config.json; 512 is max_position_embeddings of"
+        " config.json." in comments
     )
     assert "# From id2label of config.json, in the model's order." in comments
     assert "placeholder" in ended.err

@@ -1,4 +1,6 @@
-"""Own code in a resource is looked at before a server is: what does not parse, and what lacks what Triton calls."""
+"""Own code in a resource is looked at before a server is: what does not parse, and what lacks what
+Triton calls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tritonpipe explain` and `tritonpipe scaling`: what a status says of scaling, for people and programs."""
+"""`tritonpipe explain` and `tritonpipe scaling`: what a status says of scaling, for people and
+programs.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,8 @@ def test_plain_words_numbers_and_what_would_move_it(shown: Any) -> None:
         "model computes 99% of the time",
         "ScalingLimited GPUBound: tokenizer: the load asks for 5",
         "1. Add pods with spec.replicas",
-        "Last change: 2026-01-01T12:00:00Z tokenizer went from 1 to 3: TokenizerBound: 95 requests/s",
+        "Last change: 2026-01-01T12:00:00Z tokenizer went from 1 to 3: TokenizerBound: 95"
+        " requests/s",
     ):
         assert part in text
     assert "MetricsAvailable" not in text, "what is well needs no words"

@@ -1,4 +1,6 @@
-"""What a command imports: every pod's init container waits for it, and so does everybody at a terminal."""
+"""What a command imports: every pod's init container waits for it, and so does everybody at a
+terminal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``tritonpipe infer``: tensors from a command line, Triton's binary bodies, and what is shown of answers."""
+"""``tritonpipe infer``: tensors from a command line, Triton's binary bodies, and what is shown of
+answers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def shown(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: array.tolist() for name, array in arrays.items()}
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------------
+# --- texts
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_text_by_name_leaves_the_other_input_to_texts() -> None:
     }
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_an_optional_input_may_be_left_out() -> None:
     ) == ["TEXT"]
 
 
-# --- files ----------------------------------------------------------------------------------------------------------------------
+# --- files
 
 
 def test_an_array_from_a_file_may_lack_the_batch_axis(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
     }
 
 
-# --- what does not fit -----------------------------------------------------------------------------------------------------------
+# --- what does not fit
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
         ask(IMAGE, files=[f"IMAGE={tmp_path}/a.npy"])
 
 
-# --- bodies and cells --------------------------------------------------------------------------------------------------------------
+# --- bodies and cells
 
 
 def test_a_body_and_back() -> None:

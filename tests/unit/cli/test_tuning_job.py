@@ -1,4 +1,6 @@
-"""The command line of a tuning run's Job, as the operator makes it, is one that `tritonpipe tune` takes: all that fails is the server."""
+"""The command line of a tuning run's Job, as the operator makes it, is one that `tritonpipe tune`
+takes: all that fails is the server.
+"""
 
 from __future__ import annotations
 

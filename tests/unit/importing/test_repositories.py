@@ -1,4 +1,6 @@
-"""Repositories as people write them: what is rendered of the import says the same as their configs, but for what is listed here and told to the user."""
+"""Repositories as people write them: what is rendered of the import says the same as their configs,
+but for what is listed here and told to the user.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ BACKENDS = {
     "pytorch_libtorch": "pytorch",
 }
 
-# Lines of a config that are gone (-) or new (+) after an import, by repository and model. All else is equal.
+# Lines of a config that are gone (-) or new (+) after an import, by repository and model. All else
+# is equal.
 BATCHER = [
     "+dynamic_batching {",
     *(f"+  preferred_batch_size: {size}" for size in (32, 64, 128, 256)),
@@ -59,7 +62,8 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     },
     "single": {"densenet_onnx": ['-  label_filename: "densenet_labels.txt"']},
     "tensorrtllm": {"ensemble": ["-  optional: true"]},
-    # What the backend's own code would complete is written out, since nothing is completed in a pod.
+    # What the backend's own code would complete is written out, since nothing is completed in a
+    # pod.
     "vllm": {"vllm_model": VLLM},
     "accelerated": {
         "detector": [
@@ -79,7 +83,9 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
 
 
 def as_written(name: str) -> dict[str, Any]:
-    """The configs of a repository, read here without the code under test, with Triton's own defaults said out loud."""
+    """The configs of a repository, read here without the code under test, with Triton's own
+    defaults said out loud.
+    """
     made = {}
     for folder in sorted(path for path in (REPOSITORIES / name).iterdir() if path.is_dir()):
         chosen = folder / "configs" / f"{NAMED.get(name)}.pbtxt"
@@ -109,7 +115,9 @@ def as_written(name: str) -> dict[str, Any]:
 
 
 def lines(config: Any) -> Counter[str]:
-    """A config as lines, without what means nothing: names of instance groups, of tensors inside an ensemble, and the order of its steps."""
+    """A config as lines, without what means nothing: names of instance groups, of tensors inside an
+    ensemble, and the order of its steps.
+    """
     copy = type(config)()
     copy.CopyFrom(config)
     for group in copy.instance_group:

@@ -1,4 +1,6 @@
-"""Rendered, imported and rendered again, a repository has the same configs: of every good resource, of the samples, and of random ones."""
+"""Rendered, imported and rendered again, a repository has the same configs: of every good resource,
+of the samples, and of random ones.
+"""
 
 from __future__ import annotations
 
