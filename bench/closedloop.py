@@ -223,7 +223,9 @@ async def place(
         )
         pipeline, graph = load_pipeline(write(document, folder / "pipeline.yaml"), options)
         revision = render(pipeline, with_cpu_instances(graph), options)
-        models = prepare_model_repository(pipeline, with_cpu_instances(graph), options, folder, folder, mapped)
+        models = prepare_model_repository(
+            pipeline, with_cpu_instances(graph), options, folder, folder, mapped
+        )
         address = f"127.78.{os.getpid() % 250 + 1}.{next(_numbers)}"
         triton = LocalTriton(
             models,

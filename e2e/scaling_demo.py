@@ -1,4 +1,6 @@
-"""The demo's scaling part: long documents under load, with a fixed count of one tokenizer, then managed, then without Prometheus.
+"""The demo's scaling part: long documents under load.
+
+First with one tokenizer, then with autoscaling, then without Prometheus.
 
 The tokenization is real work for the CPU. The GPU step is a declared stand-in that waits as long as
 a fast GPU would compute. Clients, cluster and pods

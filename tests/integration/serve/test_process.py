@@ -117,7 +117,10 @@ def test_stopped_while_it_starts_nothing_is_left(tmp_path: Path, number: int, co
 
 
 def test_a_model_that_fails_at_load(tmp_path: Path) -> None:
-    code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights here')\n"
+    code = (
+        "class TritonPythonModel:\n    def initialize(self, args):\n"
+        "        raise ValueError('no weights here')\n"
+    )
     file = changed(tmp_path, "custom-python", model={"python": {"code": {"inline": code}}})
     with begun(file, *FREE_PORTS, *sample_sources(), log=tmp_path / "serve.log") as process:
         exit_code, said = ended(process, tmp_path / "serve.log")
@@ -133,8 +136,12 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("{name}", np.ones((len(text), 1), np.float32))]) for text in texts]
+        responses = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()
+            scores = pb_utils.Tensor("{name}", np.ones((len(text), 1), np.float32))
+            responses.append(pb_utils.InferenceResponse([scores]))
+        return responses
 """
 
 

@@ -38,7 +38,9 @@ async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path:
     document["spec"]["tokenizer"] |= {"inputs": {"textFrom": "same.SAME"}, "maxBatchSize": 16}
     file = tmp_path / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document))
-    with serve_locally(file, [rule.removeprefix("--source-map=") for rule in sample_sources()]) as running:
+    with serve_locally(
+        file, [rule.removeprefix("--source-map=") for rule in sample_sources()]
+    ) as running:
         target = TuneTarget(
             running.server.grpc_address, running.rebuild, url=running.server.http_url
         )

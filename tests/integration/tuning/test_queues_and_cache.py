@@ -44,7 +44,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]
     }
     file = tmp_path_factory.mktemp("limited") / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document))
-    with serve_locally(file, [rule.removeprefix("--source-map=") for rule in sample_sources()]) as served:
+    with serve_locally(
+        file, [rule.removeprefix("--source-map=") for rule in sample_sources()]
+    ) as served:
         yield served
 
 
@@ -53,7 +55,9 @@ def target_of(running: LocalPipeline) -> TuneTarget:
     return TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
-async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(running: LocalPipeline) -> None:
+async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(
+    running: LocalPipeline,
+) -> None:
     async with TritonClient(running.server.grpc_address) as client:
 
         async def executions() -> int:

@@ -78,7 +78,7 @@ def test_templates_are_asked_for_and_filled(tritonpipe: Run) -> None:
         == "/engines/tokenizer"
     )
     assert (
-        "tensorrt_llm/config.pbtxt:24: note: ${engine_dir} is a template that was never filled in"
+        "tensorrt_llm/config.pbtxt:24: note: ${engine_dir} is a template without a value"
         in filled.err
     )
 
@@ -172,23 +172,69 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [
-        ("versions", _replace(RANKER, 'name: "ranker"', 'name: "other"'), r"ranker/config\.pbtxt: name: 'other' differs from the folder's name 'ranker'"),
-        ("versions", _replace(RANKER, "max_batch_size: 64", "max_batch_size: many"), r"ranker/config\.pbtxt:3: is not a ModelConfig: .*many"),
-        ("versions", _replace(RANKER, "metric_tags", "sequence_batching { } metric_tags"), r"ranker/config\.pbtxt: sets both dynamic_batching and sequence_batching"),
-        ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "nosuch"'), r"rank/config\.pbtxt: ensemble_scheduling: step 'nosuch' is not a model of this repository, which contains rank, ranker"),
-        ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'), r"rank/config\.pbtxt: ensemble_scheduling: rank → rank: ensembles call each other in a cycle"),
-        ("versions", _replace(RANKER, "output [", "# output ["), r"ranker/config\.pbtxt: output: is missing, and pytorch models cannot be read here .*/v2/models/ranker/config"),
-        ("scripted", _remove("router"), "contains no ensemble; choose the model that clients call with --ensemble: large, small"),
+        (
+            "versions",
+            _replace(RANKER, 'name: "ranker"', 'name: "other"'),
+            r"ranker/config\.pbtxt: name: 'other' differs from the folder's name 'ranker'",
+        ),
+        (
+            "versions",
+            _replace(RANKER, "max_batch_size: 64", "max_batch_size: many"),
+            r"ranker/config\.pbtxt:3: is not a ModelConfig: .*many",
+        ),
+        (
+            "versions",
+            _replace(RANKER, "metric_tags", "sequence_batching { } metric_tags"),
+            r"ranker/config\.pbtxt: sets both dynamic_batching and sequence_batching",
+        ),
+        (
+            "versions",
+            _replace(RANK, 'model_name: "ranker"', 'model_name: "nosuch"'),
+            r"rank/config\.pbtxt: ensemble_scheduling: step 'nosuch' is not a model"
+            " of this repository, which contains rank, ranker",
+        ),
+        (
+            "versions",
+            _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'),
+            r"rank/config\.pbtxt: ensemble_scheduling: rank → rank: .* in a cycle",
+        ),
+        (
+            "versions",
+            _replace(RANKER, "output [", "# output ["),
+            r"ranker/config\.pbtxt: output: is missing, and pytorch models"
+            " cannot be read here .*/v2/models/ranker/config",
+        ),
+        (
+            "scripted",
+            _remove("router"),
+            "contains no ensemble; choose .* with --ensemble: large, small",
+        ),
         ("single", _remove("densenet_onnx/config.pbtxt"), r"contains no model"),
-        ("vllm", _replace("vllm_model/1/model.json", '"model":', "model:"), r"vllm_model/1/model\.json: is not valid JSON"),
-        ("configs", lambda _: [], "encoder/configs: contains a100, t4 and there is no config.pbtxt; choose one with --config-name"),
-        ("versions", lambda _: ["--ensemble=nosuch"], "--ensemble: the repository has no model 'nosuch'; it contains rank, ranker"),
-        ("versions", lambda _: ["--without=nosuch"], "--without: the repository has no model nosuch"),
+        (
+            "vllm",
+            _replace("vllm_model/1/model.json", '"model":', "model:"),
+            r"vllm_model/1/model\.json: is not valid JSON",
+        ),
+        (
+            "configs",
+            lambda _: [],
+            "encoder/configs: contains a100, t4 .*; choose one with --config-name",
+        ),
+        (
+            "versions",
+            lambda _: ["--ensemble=nosuch"],
+            "--ensemble: the repository has no model 'nosuch'; it contains rank, ranker",
+        ),
+        (
+            "versions",
+            lambda _: ["--without=nosuch"],
+            "--without: the repository has no model nosuch",
+        ),
         ("versions", lambda _: ["--set=x"], "--set: 'x' is not NAME=VALUE"),
         ("versions", lambda _: ["--source-uri=x"], "--source-uri: 'x' is not a URI"),
         ("versions", lambda folder: ["-o", str(folder / RANK)], "already exists"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(
     repository: Callable[[str], Path],
     tritonpipe: Run,

@@ -133,9 +133,7 @@ def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anythi
     document["spec"]["model"]["maxBatchSize"] = 8
     file.write_text(yaml.safe_dump(document))
     failure, printed = refused(str(file), "--slo", "100", "--rows", "16", *server)
-    assert str(failure).startswith(
-        "--rows 16: a request has more rows than spec.model.maxBatchSize 8 lets in"
-    )
+    assert str(failure).startswith("--rows 16: a request exceeds spec.model.maxBatchSize (8)")
     assert printed == ""
 
 

@@ -148,31 +148,86 @@ MODULES = [
 @pytest.mark.parametrize(
     ("outputs", "files", "postprocess"),
     [
-        (LOGITS, {"config": {"problem_type": "multi_label_classification", "id2label": {"0": "a", "1": "b"}}}, {"type": "Sigmoid", "labels": ["a", "b"]}),
+        (
+            LOGITS,
+            {
+                "config": {
+                    "problem_type": "multi_label_classification",
+                    "id2label": {"0": "a", "1": "b"},
+                }
+            },
+            {"type": "Sigmoid", "labels": ["a", "b"]},
+        ),
         (LOGITS, {"config": {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}}, {"type": "Softmax"}),
         (LOGITS, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}}}, {"type": "Softmax"}),
         (LOGITS, {"config": {"problem_type": "regression"}}, None),
         ({"logits": (FLOAT, ["batch", 1])}, {}, {"type": "Sigmoid"}),
-        ({"logits": (FLOAT, ["batch", 1])}, {"config": {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}}, None),
+        (
+            {"logits": (FLOAT, ["batch", 1])},
+            {
+                "config": {
+                    "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}
+                }
+            },
+            None,
+        ),
         (
             {"logits": (FLOAT, ["batch", "sequence", 3])},
-            {"config": {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B", "2": "I"}}},
+            {
+                "config": {
+                    "architectures": ["BertForTokenClassification"],
+                    "id2label": {"0": "O", "1": "B", "2": "I"},
+                }
+            },
             {"type": "Softmax", "labels": ["O", "B", "I"]},
         ),
-        ({"logits": (FLOAT, ["batch", "sequence", 30522])}, {"config": {"architectures": ["BertForMaskedLM"], "vocab_size": 30522}}, None),
-        (HIDDEN, {"1_Pooling__config": POOLED, "modules": MODULES}, {"type": "MeanPooling", "normalize": "Enabled"}),
-        (HIDDEN, {"1_Pooling__config": POOLED, "modules": MODULES[:2]}, {"type": "MeanPooling", "normalize": "Disabled"}),
+        (
+            {"logits": (FLOAT, ["batch", "sequence", 30522])},
+            {"config": {"architectures": ["BertForMaskedLM"], "vocab_size": 30522}},
+            None,
+        ),
+        (
+            HIDDEN,
+            {"1_Pooling__config": POOLED, "modules": MODULES},
+            {"type": "MeanPooling", "normalize": "Enabled"},
+        ),
+        (
+            HIDDEN,
+            {"1_Pooling__config": POOLED, "modules": MODULES[:2]},
+            {"type": "MeanPooling", "normalize": "Disabled"},
+        ),
         (HIDDEN, {"1_Pooling__config": {"pooling_mode_cls_token": True}}, {"type": "FirstToken"}),
         (HIDDEN, {"1_Pooling__config": {"pooling_mode_max_tokens": True}}, None),
         (HIDDEN, {}, None),
-        ({**HIDDEN, "sentence_embedding": (FLOAT, ["batch", 8])}, {"1_Pooling__config": POOLED}, None),
-        ({"start_logits": (FLOAT, ["b", "s"]), "end_logits": (FLOAT, ["b", "s"])}, {"config": {"architectures": ["BertForQuestionAnswering"]}}, None),
+        (
+            {**HIDDEN, "sentence_embedding": (FLOAT, ["batch", 8])},
+            {"1_Pooling__config": POOLED},
+            None,
+        ),
+        (
+            {"start_logits": (FLOAT, ["b", "s"]), "end_logits": (FLOAT, ["b", "s"])},
+            {"config": {"architectures": ["BertForQuestionAnswering"]}},
+            None,
+        ),
     ],
     ids=[
-        "several labels", "generic labels", "other number of labels", "regression", "one score", "cross-encoder", "tokens", "masked", "mean",
-        "not normalized", "first token", "max pooling", "unknown pooling", "pooled in the graph", "question answering",
+        "several labels",
+        "generic labels",
+        "other number of labels",
+        "regression",
+        "one score",
+        "cross-encoder",
+        "tokens",
+        "masked",
+        "mean",
+        "not normalized",
+        "first token",
+        "max pooling",
+        "unknown pooling",
+        "pooled in the graph",
+        "question answering",
     ],
-)  # fmt: skip
+)
 def test_the_postprocess_follows_from_the_files(
     model: Model, outputs: dict[str, tuple[int, Axes]], files: dict[str, Any], postprocess: Any
 ) -> None:
@@ -368,24 +423,42 @@ def _taken(model: Model) -> list[str]:
         (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
         (_bad_json, r"config\.json: is not valid JSON"),
         (_taken, r"--output: .*taken\.yaml already exists"),
-        (_break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}), r"reads past_key_values\.0\.key, the cache of a generative model"),
-        (_break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}), "reads position_ids, which no tokenizer produces"),
-        (_break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}), "input_ids is FP32, but a tokenizer produces INT64 or INT32"),
+        (
+            _break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}),
+            r"reads past_key_values\.0\.key, the cache of a generative model",
+        ),
+        (
+            _break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}),
+            "reads position_ids, which no tokenizer produces",
+        ),
+        (
+            _break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}),
+            "input_ids is FP32, but a tokenizer produces INT64 or INT32",
+        ),
         (_break(LOGITS, {"input_ids": (INT64, ["s"])}), r"input_ids has the shape \[s\]"),
-        (_break(LOGITS, {"input_ids": (INT64, ["b", 8]), "attention_mask": (INT64, ["b", 16])}), "different fixed lengths"),
-        (_break({"logits": (FLOAT, None)}), r"no output has both a shape and a type that Triton supports \(logits\)"),
+        (
+            _break(LOGITS, {"input_ids": (INT64, ["b", 8]), "attention_mask": (INT64, ["b", 16])}),
+            "different fixed lengths",
+        ),
+        (
+            _break({"logits": (FLOAT, None)}),
+            r"no output has both a shape and a type that Triton supports \(logits\)",
+        ),
         (_break(LOGITS, None, "--labels", "a,b,c"), "3 labels are given, but logits has 2 classes"),
         (_break(LOGITS, None, "--labels", "a,a"), "must name each class once"),
         (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: file does not exist"),
         (_break(LOGITS, None, "--postprocess", "Max"), "'Max' is not one of None, Softmax"),
-        (_break(LOGITS, None, "--postprocess", "MeanPooling"), r"pools vectors of tokens .* the outputs are logits FP32\[2\]"),
+        (
+            _break(LOGITS, None, "--postprocess", "MeanPooling"),
+            r"pools vectors of tokens .* the outputs are logits FP32\[2\]",
+        ),
         (_break(HIDDEN, None, "--labels", "a,b"), "are not known to be classes"),
         (_break(LOGITS, None, "--name", "Not A Name"), "is not a valid resource name"),
         (_break(LOGITS, None, "--source-uri", "models/x"), "is not a URI"),
         (lambda _: [], "give either a repository"),
         (lambda _: ["org/name"], "is not a repository of a model hub; write hf://org/name"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: str) -> None:
     ended = model.tritonpipe("init", *broken(model))
     assert (ended.code, ended.out) == (2, "")
@@ -524,5 +597,5 @@ def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
     ended = tritonpipe(
         "init", f"--onnx={tmp_path / 'model.onnx'}", f"--tokenizer={tmp_path}", "--name=tiny"
     )
-    assert "# As the graph declares them. Not served: hidden" in ended.out
+    assert "# As the graph declares them. Not served, because unused: hidden" in ended.out
     assert onnx.load(str(tmp_path / "model.onnx")).graph.output[0].name == "hidden"

@@ -113,7 +113,10 @@ def test_the_guide_shows_what_comes() -> None:
     """The example of docs/user/scaling.md."""
     document = pipeline()
     document["metadata"]["namespace"] = "default"
-    reason = "model computes 99% of the time, the GPU is used 97%; 41 requests wait before it, 0 before tokenizer: more of those cannot help"
+    reason = (
+        "model computes 99% of the time, the GPU is used 97%; 41 requests wait before it,"
+        " 0 before tokenizer: more of those cannot help"
+    )
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
     assert "```text\n" + "\n".join(scaling.explanation(document)) + "\n```" in page
@@ -159,7 +162,7 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
         if "│" in line
     ]
     assert rows[0][3:6] == ["-", "-", "-"]
-    history = scaling.History()
+    history = scaling.ScalingHistory()
     history.add(pipeline(), 100.0)
     history.add(document, 102.0)
     assert [line.plain.split() for line in history.plot(80)][3] == [
@@ -264,7 +267,7 @@ def test_a_watch_into_a_pipe_prints_what_changes(
 
 
 def test_the_plot_shows_how_counts_went() -> None:
-    history = scaling.History()
+    history = scaling.ScalingHistory()
     for number, count in enumerate((1, 1, 2, 4)):
         document = pipeline()
         document["status"]["steps"][0]["instances"] = count

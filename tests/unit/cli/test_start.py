@@ -11,7 +11,10 @@ import pytest
 
 from triton_pipelines.cli import main as cli
 
-IMPORTED = "import sys; from triton_pipelines.cli.main import application; application(sys.argv[1]); print(*sys.modules)"
+IMPORTED = (
+    "import sys; from triton_pipelines.cli.main import application;"
+    " application(sys.argv[1]); print(*sys.modules)"
+)
 
 
 @pytest.mark.parametrize("command", ["load", "render", "validate", "serve", "status"])

@@ -42,7 +42,7 @@ def test_who_stops_it_twice_is_told_that_nobody_knows(monkeypatch: pytest.Monkey
 
 
 def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Exit code and last line of a run that ends by these signals, the second one on its way out."""
+    """Return exit code and last line of a run ended by signals, the second during cleanup."""
 
     async def run(*given: Any) -> None:
         tell: Callable[[str], None] = given[-1]

@@ -15,12 +15,33 @@ from triton_pipelines.tools.importer.yaml_document import WIDTH, ResourceDraft, 
 keys = st.one_of(st.sampled_from(["name", "y", "1e3", "a.b", "", "no"]), st.text(max_size=8))
 scalars = st.one_of(
     st.text(max_size=30),
-    st.sampled_from(["no", "8", "0x1F", "1e3", "1_000", "~", "null", "${x}", "a: b", "- a", "# a", "line\n", "two\nlines", "\n", " lead\n  in\n", "tab\there\n", "…", "12:30"]),
+    st.sampled_from(
+        [
+            "no",
+            "8",
+            "0x1F",
+            "1e3",
+            "1_000",
+            "~",
+            "null",
+            "${x}",
+            "a: b",
+            "- a",
+            "# a",
+            "line\n",
+            "two\nlines",
+            "\n",
+            " lead\n  in\n",
+            "tab\there\n",
+            "…",
+            "12:30",
+        ]
+    ),
     st.integers(),
     st.booleans(),
     st.none(),
     st.floats(allow_nan=False),
-)  # fmt: skip
+)
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)),

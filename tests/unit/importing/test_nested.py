@@ -38,7 +38,8 @@ def step(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
 
 def ensemble(inputs: str, outputs: str, *steps: str, more: str = "") -> str:
     """The config of an ensemble."""
-    return f"{model('', inputs, outputs).replace(chr(34) * 2, chr(34) + 'NAME' + chr(34))} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
+    named = model("", inputs, outputs).replace('""', '"NAME"')
+    return f"{named} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
         'backend: "python"', 'platform: "ensemble"'
     )
 
@@ -78,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def wires(config: Any) -> Iterator[tuple[str, str, str, str]]:
-    """(maker, its output, reader, its input) of every tensor; clients are called by the empty name."""
+    """Return (producer, output, reader, input) of every tensor; clients have the empty name."""
     made = {
         value: (one.model_name, key)
         for one in config.ensemble_scheduling.step
@@ -129,7 +130,7 @@ def test_an_ensemble_called_twice_is_named_by_its_models(folder: Path) -> None:
     )
     with pytest.raises(
         ModelRepositoryError,
-        match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several steps",
+        match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several",
     ):
         select_models(read_repository(folder), None)
 
@@ -138,7 +139,8 @@ def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> 
     path = folder / "inner" / "config.pbtxt"
     text = path.read_text().replace(
         'input [{ name: "A"',
-        'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }] input [{ name: "A"',
+        'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }]'
+        ' input [{ name: "A"',
     )
     path.write_text(
         text.replace(

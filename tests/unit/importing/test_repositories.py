@@ -48,17 +48,44 @@ BATCHER = [
     "+}",
 ]
 VLLM = [
-    *(f'+  name: "{tensor}"' for tensor in ("text_input", "stream", "sampling_parameters", "exclude_input_in_output", "text_output")),
-    *["+  data_type: TYPE_STRING"] * 3, *["+  data_type: TYPE_BOOL"] * 2, *["+input {"] * 4, *["+  optional: true"] * 3, *["+  dims: 1"] * 4,
-    "+output {", "+  dims: -1", "+model_transaction_policy {", "+  decoupled: true", *["+}"] * 6,
-]  # fmt: skip
+    *(
+        f'+  name: "{tensor}"'
+        for tensor in (
+            "text_input",
+            "stream",
+            "sampling_parameters",
+            "exclude_input_in_output",
+            "text_output",
+        )
+    ),
+    *["+  data_type: TYPE_STRING"] * 3,
+    *["+  data_type: TYPE_BOOL"] * 2,
+    *["+input {"] * 4,
+    *["+  optional: true"] * 3,
+    *["+  dims: 1"] * 4,
+    "+output {",
+    "+  dims: -1",
+    "+model_transaction_policy {",
+    "+  decoupled: true",
+    *["+}"] * 6,
+]
 DIFFERENT: dict[str, dict[str, list[str]]] = {
     # The ensemble's batcher, with which Triton refuses it, went to the step that had none.
     "article": {"bert_classifier": BATCHER},
     "image": {
         # Two groups of one kind are one; the file of labels has no place.
-        "resnet50_trt": ["-instance_group {", "-  kind: KIND_GPU", "-  count: 2", '-  profile: "0"', "-}", '-  label_filename: "labels.txt"'],
-        "preprocess": ["-    string_value: \"$$TRITON_MODEL_DIRECTORY/pillow.tar.gz\"", "+    string_value: \"$$TRITON_MODEL_DIRECTORY/environment.tar.gz\""],
+        "resnet50_trt": [
+            "-instance_group {",
+            "-  kind: KIND_GPU",
+            "-  count: 2",
+            '-  profile: "0"',
+            "-}",
+            '-  label_filename: "labels.txt"',
+        ],
+        "preprocess": [
+            '-    string_value: "$$TRITON_MODEL_DIRECTORY/pillow.tar.gz"',
+            '+    string_value: "$$TRITON_MODEL_DIRECTORY/environment.tar.gz"',
+        ],
     },
     "single": {"densenet_onnx": ['-  label_filename: "densenet_labels.txt"']},
     "tensorrtllm": {"ensemble": ["-  optional: true"]},
@@ -74,12 +101,27 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     "branches": {"clip_tokenizer": ["+  kind: KIND_CPU"]},
     "oddities": {
         "count": [
-            "-instance_group {", "-  kind: KIND_GPU", "-  count: 1", "-}",
-            "-parameters {", '-  key: "TRITON_BATCH_STRATEGY_PATH"', "-  value {", '-    string_value: "/opt/models/count/libvolume.so"', "-  }", "-}",
+            "-instance_group {",
+            "-  kind: KIND_GPU",
+            "-  count: 1",
+            "-}",
+            "-parameters {",
+            '-  key: "TRITON_BATCH_STRATEGY_PATH"',
+            "-  value {",
+            '-    string_value: "/opt/models/count/libvolume.so"',
+            "-  }",
+            "-}",
         ],
-        "lines": ["-  dims: -1", "+  dims: 1", "-metric_tags {", '-  key: "team"', '-  value: "text"', "-}"],
+        "lines": [
+            "-  dims: -1",
+            "+  dims: 1",
+            "-metric_tags {",
+            '-  key: "team"',
+            '-  value: "text"',
+            "-}",
+        ],
     },
-}  # fmt: skip
+}
 
 
 def as_written(name: str) -> dict[str, Any]:

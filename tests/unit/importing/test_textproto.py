@@ -1,4 +1,4 @@
-"""Configs as people write them: templates, comments, strings with braces, fields of other releases."""
+"""Configs as people write them: templates, comments, braces, fields of other releases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_templates_in_texts_stay_and_are_named() -> None:
 def test_templates_elsewhere_are_asked_for_together() -> None:
     with pytest.raises(
         ModelRepositoryError,
-        match=r"m/config\.pbtxt: contains templates .*: rows \(line 1\), count \(line 2\).* --set rows=VALUE --set count=VALUE",
+        match=r"m/config\.pbtxt: contains templates .*: rows \(line 1\), count \(line 2\).*"
+        " --set rows=VALUE --set count=VALUE",
     ):
         read_config(
             "max_batch_size: ${rows}\ninstance_group { count: ${count} }\n# ${other}\n",

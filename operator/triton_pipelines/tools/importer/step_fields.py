@@ -234,9 +234,7 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     text = model.text(ENGINE_FILE)
     place = f"{model.name}/{model.latest or 1}/{ENGINE_FILE}"
     if text is None:
-        files.report.lost(
-            place, "is missing; it has the arguments of the engine", f"{path}.vllm"
-        )
+        files.report.lost(place, "is missing; it has the arguments of the engine", f"{path}.vllm")
         return {"vllm": {"engineArgs": {}}}
     try:
         arguments = json.loads(text)
