@@ -12,7 +12,7 @@ GPU_STAMP := $(VENV)/.with-gpu-$(shell cat requirements/gpu.txt | sha256sum | cu
 KEEP ?=
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help env demo serve test unit integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
+.PHONY: help env demo serve test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ test: env $(if $(GPU),$(GPU_STAMP)) ## Every tier that can run here: lint, unit,
 unit: env ## Unit, property and golden tests
 	@$(BIN)/python -m hack.tiers unit
 
+coverage: env ## Unit tests with branch coverage of operator/: table here, HTML in out/coverage/html
+	@$(BIN)/python -m hack.tiers coverage
+
 integration: env ## Tests against a real Triton, a real API server and real servers of the source protocols
 	@$(BIN)/python -m hack.tiers integration
 
@@ -56,7 +59,7 @@ e2e: env ## End-to-end tests on the cluster of KUBECONFIG=..., or on a new local
 gpu: env $(if $(GPU),$(GPU_STAMP)) ## A PyTorch step on a real GPU: correctness and utilization; results in out/gpu-tier.json
 	@$(BIN)/python -m hack.tiers gpu
 
-lint: env ## ruff, mypy --strict, import contracts, and verify
+lint: env ## ruff, mypy --strict, import contracts, terminology, and verify
 	@$(BIN)/python -m hack.tiers lint
 
 verify: env ## Check that generated files are up to date

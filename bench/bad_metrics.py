@@ -1,4 +1,4 @@
-"""C6: metrics that are missing, stale, partial or absurd lower no count, while the load falls and good metrics would lower it.
+"""C6: metrics that are missing, stale, partial or implausible lower no count, while the load falls and good metrics would lower it.
 
 Simulated: the law is the operator's own, and what it sees of its two pods is spoilt for five minutes of little load after much. That the
 collector turns what a Prometheus or a pod says into such failures is shown by tests against real ones (tests/integration/metrics).
@@ -136,27 +136,29 @@ def _ahead(sample: Sample, bad: float) -> Sample:
 FAULTS = (
     Fault("Prometheus does not answer", "missing", _fails(Trouble.ERROR)),
     Fault("no series", "missing", _fails(Trouble.MISSING)),
-    Fault("no pod in the answer", "missing", _no_pods),
-    Fault("no series of the tokenizer", "missing", _one_model_missing),
+    Fault("no pod in the response", "missing", _no_pods),
+    Fault("no series for the tokenizer", "missing", _one_model_missing),
     Fault("old samples", "stale", _stale),
-    Fault("samples said to be stale", "stale", _fails(Trouble.STALE)),
+    Fault("samples marked as stale", "stale", _fails(Trouble.STALE)),
     Fault("one of two pods is missing", "partial", _one_pod_missing),
     Fault("one of two pods without samples", "partial", _one_pod_empty),
-    Fault("samples said to be partial", "partial", _fails(Trouble.PARTIAL)),
+    Fault("samples marked as partial", "partial", _fails(Trouble.PARTIAL)),
     Fault(
         "counters are NaN",
-        "absurd",
+        "implausible",
         _values(lambda one: replace(one, success=math.nan, pending=math.nan)),
     ),
-    Fault("counters are infinite", "absurd", _values(lambda one: replace(one, success=math.inf))),
+    Fault(
+        "counters are infinite", "implausible", _values(lambda one: replace(one, success=math.inf))
+    ),
     Fault(
         "counters are negative",
-        "absurd",
+        "implausible",
         _values(lambda one: replace(one, success=-one.success, pending=-1.0)),
     ),
-    Fault("counters run backwards", "absurd", _backwards),
-    Fault("counters stand still while requests wait", "absurd", _frozen),
-    Fault("times an hour ahead", "absurd", _ahead),
+    Fault("counters run backwards", "implausible", _backwards),
+    Fault("counters do not move while requests wait", "implausible", _frozen),
+    Fault("timestamps one hour ahead", "implausible", _ahead),
 )
 
 
@@ -210,11 +212,13 @@ def run() -> None:
     path = write(
         "C6",
         steps,
-        unit="downward steps per fault",
+        unit="scale-downs per fault",
         goal=thresholds()["C6"]["goal"],
         met=met,
-        workload=f"simulated: {PODS} pods, load falling from 700 to 100 requests/s, metrics bad for {BAD[1] - BAD[0]:.0f} s meanwhile, {len(SEEDS)} seeds",
-        stand_ins=["Triton, its pods, load and scrapes: discrete events (bench.simulator)"],
+        workload=f"simulated: {PODS} pods, load falls from 700 to 100 requests/s while metrics are bad for {BAD[1] - BAD[0]:.0f} s, {len(SEEDS)} seeds",
+        stand_ins=[
+            "Triton, its pods, the load and the scrapes: simulated as discrete events (bench.simulator)"
+        ],
         detail={
             "goodMetrics": good,
             "faults": {

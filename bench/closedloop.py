@@ -69,8 +69,8 @@ SCRAPE_SECONDS = 5.0
 STABILIZATION_SECONDS = 30
 """Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour; the product's default is 180."""
 STAND_INS = (
-    "a tritonserver on loopback instead of a pod",
-    "the operator's caches filled by hand instead of an API server",
+    "Triton runs on the loopback interface instead of in a pod",
+    "the benchmark fills the operator's caches; there is no API server",
 )
 DRAIN_SECONDS = 30.0
 QUIET_SECONDS = 2.0
@@ -181,7 +181,7 @@ class Place:
             step=self.workload.step,
             gpu=gpu.model_name,
             count=await self.count(),
-            gpu_instances=gpu.instances.count,
+            gpu_instances=gpu.instances.counts.initial,
         )
         answers = self.load.since(self._taken)
         self._taken += len(answers)

@@ -130,8 +130,10 @@ async def _measure(prometheus: PrometheusServer) -> None:
         unit="s",
         goal=goal,
         met=max(both) <= GOAL_SECONDS,
-        workload=f"{PIPELINES} pipelines of one pod and three steps in {NAMESPACES} namespaces, 5 s between scrapes, histories of a minute",
-        stand_ins=["pages in Triton's form instead of 1 000 Tritons; Prometheus is a real one"],
+        workload=f"{PIPELINES} pipelines of one pod and three steps in {NAMESPACES} namespaces, 5 s between scrapes, one minute of history",
+        stand_ins=[
+            "1 000 Triton servers: replaced by metrics pages in Triton's format; Prometheus is real"
+        ],
         detail={
             "collectionSeconds": [round(x, 3) for x in collecting],
             "decisionSeconds": [round(x, 3) for x in deciding],

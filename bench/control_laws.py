@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from bench import kept
-from bench.plots import Curves, write_bars, write_plot
+from bench.plots import Bars, Timeline, save
 from bench.results import FOLDER, thresholds, write
 from bench.simulator.engine import Record
 from bench.simulator.measures import Measures, p99
@@ -29,12 +29,12 @@ BARRED = ("KPA-like", "busy HPA", "queue:compute")
 PLOTTED = ("managed", "KPA-like", "busy HPA")
 CAP = 12
 WORKLOAD = (
-    "simulated: one pod, 10 cores, Poisson arrivals for 1500 s; tokenizer 10 ms per request; GPU step 4 ms + 0.8 ms per request, "
-    "batches up to 64; SLO 100 ms; scrapes every 5 s, growth in force after 4 s (direct: 2 s and 0.2 s); start at 2 of at most 12"
+    "simulated: one pod, 10 cores, Poisson arrivals for 1500 s; tokenizer 10 ms per request; GPU step 4 ms plus 0.8 ms per request, "
+    "batches up to 64; SLO 100 ms; scrapes every 5 s, new instances serve after 4 s (direct: 2 s and 0.2 s); 2 instances at the start, at most 12"
 )
 STAND_INS = [
-    "Triton, its pods and load: discrete events (bench.simulator)",
-    "rival laws re-implemented from their sources",
+    "Triton, its pods and the load: simulated as discrete events (bench.simulator)",
+    "baseline control laws: reimplemented from their sources",
 ]
 Results = Mapping[tuple[str, str], Sequence[Measures]]
 
@@ -99,8 +99,9 @@ def _table(results: Results) -> str:
         "fixed cap",
     )
     lines = [
-        "Violations of the SLO in percent, instance-seconds against foresight, changes of direction, starved GPU time in percent; simulated, means over",
-        "six seeds (three for queue:compute, CPU-HPA and fixed counts, two for what goes wrong). Made by `make bench ID=C5`.",
+        "Each cell: SLO violations in percent, instance-seconds relative to an oracle, oscillations, starved",
+        "GPU time in percent. Simulated; means over six seeds (three for queue:compute, CPU-HPA and fixed",
+        "counts, two for the last seven traces). Made by `make bench ID=C5`.",
         "",
         f"| trace | {' | '.join(laws)} |",
         f"| --- |{' --- |' * len(laws)}",
@@ -180,7 +181,7 @@ def _write_c5(results: Results) -> None:
     write(
         "C5",
         [_late(results, name, "managed") for name in CHOSEN],
-        unit="percent of requests beyond the SLO, per trace",
+        unit="percent of requests over the SLO, per trace",
         goal=thresholds()["C5"]["goal"],
         met=all(met.values()),
         workload=WORKLOAD,
@@ -203,8 +204,10 @@ def _write_c8(results: Results) -> None:
         }
         for name in CHOSEN
     }
-    title = f"Starved GPU time by trace; simulated; CPU-HPA, beyond the picture: {starved['CPU-HPA']:.0f} %"
-    write_bars(FOLDER / "results" / "plots" / "C8-starved.svg", title, shown, "%", 8.0)
+    title = (
+        f"C8: starved GPU time by trace, simulated (CPU-HPA, not shown: {starved['CPU-HPA']:.0f} %)"
+    )
+    save("C8-starved", Bars(title, shown, "starved GPU time (% of seconds)", 8.0))
     print(
         f"C8: managed {starved['managed']:.2f} %, read directly {starved['managed direct']:.2f} %; best rival {best} {starved[best]:.2f} %"
     )
@@ -233,7 +236,7 @@ def _write_step(results: Results) -> None:
     measures: tuple[tuple[str, str, Callable[[Measures], float], tuple[float, float]], ...] = (
         ("C1-simulated", "s", lambda m: m.recovery if m.recovery is not None else 1e9, (15.0, 6.0)),
         ("C2-simulated", "percent", lambda m: 100 * m.violations, (3.0, 2.0)),
-        ("C3-simulated", "changes of direction", lambda m: float(m.reversals), (1.0, 1.0)),
+        ("C3-simulated", "oscillations", lambda m: float(m.reversals), (1.0, 1.0)),
     )
     for identity, unit, what, within in measures:
         ours, direct = (
@@ -267,15 +270,16 @@ def _write_step(results: Results) -> None:
 
 def _plot(name: str) -> None:
     runs: dict[str, Record] = {law: play(CHOSEN[name], law, SEEDS[0])[0] for law in PLOTTED}
-    curves = Curves(
-        title=f"{name}: simulated, tokenizer 10 ms, GPU step 4 ms + 0.8 ms per request, SLO 100 ms, scrapes every 5 s",
+    run = Timeline(
+        title=f"C5, trace {name}: control laws in the simulator",
+        note="tokenizer 10 ms per request, GPU step 4 ms plus 0.8 ms per request, SLO 100 ms, scrapes every 5 s",
         load=[float(count) for count in next(iter(runs.values())).arrived],
         counts={law: record.instances for law, record in runs.items()}
-        | {"foresight": [float(n) for n in CHOSEN[name].oracle(SEEDS[0])]},
+        | {"oracle": [float(n) for n in CHOSEN[name].oracle(SEEDS[0])]},
         p99={
             law: [p99(latencies) for latencies in record.latencies] for law, record in runs.items()
         },
         verdicts=runs["managed"].verdicts,
         slo=CHOSEN[name].world.slo,
     )
-    write_plot(FOLDER / "results" / "plots" / f"C5-{name}.svg", curves)
+    save(f"C5-{name}", run)

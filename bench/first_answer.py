@@ -84,10 +84,10 @@ def _measure(kube: Kube) -> None:
         unit="s",
         goal=goal,
         met=statistics.median(differences) <= 3.0,
-        workload="sentiment, one replica, image and model at hand",
+        workload="sentiment, one replica, image and model already on the node",
         stand_ins=[
-            "ONNX step on the CPU runner instead of a GPU",
-            "samples served from inside the cluster instead of a hub and a bucket",
+            "the ONNX step runs on the CPU runner instead of a GPU",
+            "samples are served from inside the cluster instead of a hub and a bucket",
         ],
         detail={
             "operatorSeconds": [round(x, 3) for x in operator],

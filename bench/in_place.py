@@ -79,7 +79,7 @@ def run() -> None:
     path = write(
         "C4",
         longest,
-        unit="ms beyond the longest steady request, per change",
+        unit="ms above the longest request at a steady count, per change",
         goal=thresholds()["C4"]["goal"],
         met=met,
         workload="; ".join(

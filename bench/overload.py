@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.results import FOLDER, thresholds, write
+from bench import plots
+from bench.results import thresholds, write
 from bench.variants import Variant, described, measured, served, workload
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarise
-from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SECONDS = float(os.environ.get("SECONDS", "10"))
@@ -27,6 +28,7 @@ FACTOR = 3.0
 DEADLINE_SECONDS = 1.0
 GIVEN_UP_SECONDS = 3.0
 LEAST = 90.0
+SIMULATED = "simulated model step: waits 200 ms for a batch of up to 8 rows"
 STEP = {"launch_us": "200000", "token_us": "0"}
 BATCH = 8
 CAPACITY = "capacity"
@@ -42,9 +44,9 @@ LIMITS = {
     "none": {},
 }
 MEANINGS = {
-    "time": "400 ms in a queue at most, then REJECT; 256 requests as a guard",
-    "length": "max_queue_size: two batches for the model step, 256 for the tokenizer",
-    "none": "no limit: Triton's default",
+    "time": "at most 400 ms in a queue, then REJECT; at most 256 requests as a safeguard",
+    "length": "max_queue_size: two batches for the model step, 256 requests for the tokenizer",
+    "none": "no limit, Triton's default",
 }
 
 
@@ -115,7 +117,7 @@ def _write(found: Mapping[str, Sequence[Mapping[str, Any]]], capacities: Sequenc
         goal=thresholds()["overload"]["goal"],
         met=statistics.median(shares) >= LEAST,
         workload=f"{described()}; {FACTOR:g} times the capacity, open loop, {ROUNDS} rounds of {SECONDS:g} s; deadline {DEADLINE_SECONDS * 1000:g} ms",
-        stand_ins=["the model step waits 200 ms for a batch of up to 8"],
+        stand_ins=[SIMULATED],
         detail={
             "capacityPerSecond": [round(value, 1) for value in capacities],
             "limits": {
@@ -136,14 +138,13 @@ def _plot(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         )
         for name, rounds in found.items()
     ]
-    path = FOLDER / "results" / "plots" / "overload.svg"
-    path.parent.mkdir(exist_ok=True)
-    note = f"stand-in: the model step waits 200 ms for a batch of up to 8; deadline {DEADLINE_SECONDS * 1000:g} ms"
-    page = curve(
-        f"{FACTOR:g} times the capacity: p99 of the answered over goodput",
+    chart = Chart(
+        f"Overload at {FACTOR:g} times the capacity (simulated model step)",
         series,
-        unit="good answers/s",
-        note=note,
-        wall_ms=DEADLINE_SECONDS * 1000,
+        throughput="goodput",
+        unit="answers/s within the deadline",
+        latency="p99 latency of the answered requests",
+        note=f"{SIMULATED}; {len(found['time'])} rounds per limit, one point each",
+        limits=(Limit("deadline of the clients", DEADLINE_SECONDS * 1000),),
     )
-    path.write_text(page, encoding="utf-8")
+    plots.save("overload", chart)

@@ -12,10 +12,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.results import FOLDER, thresholds, write
+from bench import plots
+from bench.results import thresholds, write
 from bench.variants import STAND_IN, Variant, described, load, served, workload
 from triton_pipelines.tools.loadgen import LoadSpec, Summary
-from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 
 CLIENTS = 64
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -37,15 +38,15 @@ VARIANTS = (
     Variant(CPU_AUTO, mode="Runner", ragged=True, parameters=PADS),
 )
 MEANINGS = {
-    PLAIN: "each request padded to itself: only equal shapes share a batch",
-    "fixed": "padded to 512 in the tokenizer",
-    "longest": "padded to the longest of the tokenizer's batch",
-    "bucketed": "padded to the next of seven buckets, in one model",
-    "ragged": "ragged batches, padded to the batch's longest",
-    SORTED: "ragged batches, sorted by length and cut into the cheapest runs",
-    PACKED: "ragged batches, packed: no padding computed",
-    CPU_PLAIN: "real model on CPU, equal shapes share a run",
-    CPU_AUTO: "real model on CPU, sorted and cut by the measured cost of a run",
+    PLAIN: "no padding across requests: only requests of equal shape share a batch",
+    "fixed": "padded to 512 tokens in the tokenizer",
+    "longest": "padded to the longest row of the tokenizer's batch",
+    "bucketed": "padded to the next of seven bucket lengths, one model",
+    "ragged": "ragged batches, padded to the longest row of the batch",
+    SORTED: "ragged batches, sorted by length and split into the cheapest executions",
+    PACKED: "ragged batches, packed: no padding is computed",
+    CPU_PLAIN: "real model on CPU, requests of equal shape share an execution",
+    CPU_AUTO: "real model on CPU, sorted and split by the measured cost of an execution",
 }
 Rounds = Mapping[str, Sequence[Summary]]
 
@@ -103,7 +104,7 @@ def _write(found: Rounds) -> None:
         write(
             identity,
             gains,
-            unit=f"times ({statistics.median(late):.2f} of its p99)",
+            unit=f"times the requests/s ({statistics.median(late):.2f} times the p99)",
             goal=goal,
             met=met,
             workload=f"{described()}; {clients} clients over HTTP, {ROUNDS} rounds of {seconds:g} s, interleaved",
@@ -151,9 +152,14 @@ def _plot(found: Rounds) -> None:
                 marks_only=True,
             )
         )
-    note = f"{CLIENTS} clients ({CPU_CLIENTS} for cpu-*, the real model), {described()}; stand-in: {STAND_IN}"
-    path = FOLDER / "results" / "plots" / "S1.svg"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        curve("Ways of padding: p99 over requests/s", series, note=note), encoding="utf-8"
+    note = f"{CLIENTS} clients ({CPU_CLIENTS} for cpu-*, the real model); {described()}; {STAND_IN}"
+    whiskers = f"whiskers: lowest and highest p99 of {ROUNDS} rounds"
+    plots.save(
+        "S1",
+        Chart(
+            "S1: padding modes (simulated GPU step; cpu-*: real model)",
+            series,
+            note=note,
+            whiskers=whiskers,
+        ),
     )

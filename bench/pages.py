@@ -1,10 +1,15 @@
-"""Puts results into the pages of docs/benchmarks, between marks that name them.
+"""Write results into the pages of docs/benchmarks, between marks that name them.
 
     python -m bench.pages [--write]
 
-A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks: ``results`` (goal, value, met, and why where it is missed), ``runs``
-(each run of a step response), ``laws`` (the simulated comparison), ``traces`` (laws on a real Triton), ``changes`` (counts changed in place), ``faults`` (bad metrics),
-``ways`` (architectures side by side), ``ratios`` (ours over perf_analyzer's), ``paddings``, ``stage``, ``limits`` (of serving), ``stand-ins``, ``plots`` (by name, those that there are).
+A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks:
+
+- ``results``: goal, value, whether it is met, and why not;
+- ``runs`` (of a step response), ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton),
+  ``changes`` (counts changed in place), ``faults`` (bad metrics);
+- ``ways`` (architectures side by side), ``ratios`` (to perf_analyzer), ``paddings``, ``stage``, ``limits`` (of queues);
+- ``setup``: workload, what was simulated or replaced, machine and command;
+- ``plots``: plots by name, those that exist.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +33,7 @@ Result = Mapping[str, Any]
 
 
 class PageError(ValueError):
-    """A page names a block or a result that there is not."""
+    """A page names a block or a result that does not exist."""
 
 
 def result(identity: str) -> Result | None:
@@ -43,7 +49,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def results(identities: Sequence[str]) -> str:
-    """Goal, value and whether it is met; below, why those are missed that are."""
+    """Return goals and values as a table and, below it, why goals were missed."""
     goals, remarks = thresholds(), json.loads(REMARKS.read_text(encoding="utf-8"))
     rows, missed = [], []
     for identity in identities:
@@ -65,18 +71,36 @@ def results(identities: Sequence[str]) -> str:
             )
         )
         if not found["met"]:
-            missed.append(f"- {identity}: {remarks.get(identity, 'no reason is known yet.')}")
-    text = table(("", "what", "goal", "found: median (least to most)", ""), rows)
-    return f"{text}\n\nMissed, and why:\n\n" + "\n".join(missed) if missed else text
+            missed.append(
+                _wrapped(f"- {identity}: {remarks.get(identity, 'The reason is not known yet.')}")
+            )
+    text = table(
+        ("ID", "What is measured", "Goal", "Result: median (min to max)", "Goal met?"), rows
+    )
+    return f"{text}\n\nWhy goals were missed:\n\n" + "\n".join(missed) if missed else text
+
+
+def _wrapped(text: str) -> str:
+    """Return a paragraph or an entry of a list, wrapped as the rest of the page is."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def plots(names: Sequence[str]) -> str:
     """Plots by name, as far as they have been made."""
     made = [name for name in names if (RESULTS / "plots" / f"{name}.svg").exists()]
     return (
-        "\n".join(f"![{name}](../../bench/results/plots/{name}.svg)" for name in made)
+        "\n".join(f"![{_title(name)}](../../bench/results/plots/{name}.svg)" for name in made)
         or "No plots have been made yet."
     )
+
+
+def _title(name: str) -> str:
+    """Return the title of a plot, for readers who do not see it."""
+    data = RESULTS / "plots" / f"{name}.json"
+    return str(json.loads(data.read_text(encoding="utf-8"))["title"]) if data.exists() else name
 
 
 def _number(value: float) -> str:
@@ -86,15 +110,15 @@ def _number(value: float) -> str:
 def runs(found: Result) -> str:
     """Runs of the step response."""
     head = (
-        "workload",
-        "read from",
-        "p99 inside the SLO after",
-        "violations",
-        "instances against foresight",
-        "counts",
+        "Workload",
+        "Metrics read from",
+        "p99 within the SLO after",
+        "Violations",
+        "Instance-seconds vs. oracle",
+        "Counts",
         "GPU starved",
-        "failed",
-        "verdicts",
+        "Failed requests",
+        "Verdicts",
     )
     rows = [
         (
@@ -121,13 +145,13 @@ def laws(found: Result) -> str:
 def changes(found: Result) -> str:
     """Counts changed in place."""
     head = (
-        "workload",
-        "requests/s",
-        "requests",
-        "failed",
-        "longest steady",
-        "longest beyond it, by change",
-        "a change took",
+        "Workload",
+        "Requests/s",
+        "Requests",
+        "Failed",
+        "Longest at a steady count",
+        "Excess over it, per change",
+        "Duration of a change",
     )
     rows = [
         (
@@ -146,7 +170,7 @@ def changes(found: Result) -> str:
 
 def faults(found: Result) -> str:
     """Bad metrics and downward steps, by seed."""
-    head = ("kind", "fault", "downward steps by seed")
+    head = ("Kind", "Fault", "Scale-downs, by seed")
     shown = [
         (one["kind"], name, ", ".join(str(count) for count in one["downwardSteps"]))
         for name, one in found["detail"]["faults"].items()
@@ -158,13 +182,13 @@ def faults(found: Result) -> str:
 def traces(found: Result) -> str:
     """Laws on traces of a real Triton."""
     head = (
-        "trace",
-        "law",
-        "violations",
-        "instances against foresight",
-        "counts",
+        "Trace",
+        "Control law",
+        "Violations",
+        "Instance-seconds vs. oracle",
+        "Counts",
         "GPU starved",
-        "failed",
+        "Failed requests",
     )
     rows = [
         (
@@ -197,18 +221,18 @@ def ways(found: Result) -> str:
     ]
     return table(
         (
-            "way",
-            "requests/s: median (least to most)",
-            "p99, ms",
-            "CPU of all servers a request, µs",
+            "Variant",
+            "Requests/s: median (min to max)",
+            "p99 (ms)",
+            "CPU time per request, all servers (µs)",
         ),
         rows,
     )
 
 
 def ratios(found: Result) -> str:
-    """Ours over perf_analyzer's, by protocol and number of clients."""
-    head = ("load", "requests/s", "p50", "p99")
+    """Return the ratios of `tritonpipe bench` to perf_analyzer, by protocol and number of clients."""
+    head = ("Load", "Requests/s", "p50", "p99")
     rows = [
         (
             load,
@@ -222,22 +246,24 @@ def ratios(found: Result) -> str:
     return table(head, rows)
 
 
-def stand_ins(found: Result) -> str:
-    """What of a result is not real, and where it was measured."""
-    said = "\n".join(f"- {one}" for one in found["stand_ins"]) or "- none"
-    return f"Workload: {found['workload']}.\n\nStand-ins:\n\n{said}\n\n{found['machine']}; `{found['command']}`; {found['date']}, commit {found['commit']}."
+def setup(found: Result) -> str:
+    """Return the workload, what was simulated or replaced, and where and when the result was measured."""
+    simulated = "\n".join(_wrapped(f"- {one}") for one in found["stand_ins"]) or "- nothing"
+    place = f"Measured on {found['machine']}, with `{found['command']}`, on {found['date']} at commit {found['commit']}."
+    workload = _wrapped(f"Workload: {found['workload']}.")
+    return f"{workload}\n\nSimulated or replaced:\n\n{simulated}\n\n{_wrapped(place)}"
 
 
 def paddings(found: Result) -> str:
-    """Ways of padding, side by side."""
+    """Return the padding modes side by side."""
     head = (
-        "",
-        "computed",
-        "requests/s (least to most)",
+        "Mode",
+        "What is computed",
+        "Requests/s: median (min to max)",
         "p50",
-        "p99 (least to most)",
-        "rows per execution",
-        "model step busy",
+        "p99: median (min to max)",
+        "Rows per execution",
+        "Model step busy",
     )
     rows = [
         (
@@ -255,29 +281,29 @@ def paddings(found: Result) -> str:
 
 
 def stage(found: Result) -> str:
-    """The tokenizer stage against the library."""
+    """Return the tokenizer stage next to the library."""
     rows = [
         (
             "tokenizer stage: Triton's compute time",
-            _spread(found["detail"]["stageMicroseconds"], " us"),
+            _spread(found["detail"]["stageMicroseconds"], " µs"),
         ),
-        ("the library alone, one thread", _spread(found["detail"]["libraryMicroseconds"], " us")),
+        ("library alone, one thread", _spread(found["detail"]["libraryMicroseconds"], " µs")),
         (
-            "the library beside a busy core",
-            _spread(found["detail"]["libraryBesideABusyCoreMicroseconds"], " us"),
+            "library next to a busy core",
+            _spread(found["detail"]["libraryBesideABusyCoreMicroseconds"], " µs"),
         ),
         (
-            "stage against the library beside a busy core",
+            "stage relative to the library next to a busy core",
             _spread(found["detail"]["ratioBesideABusyCore"], " times"),
         ),
         *(
             (
-                f"texts in which no word comes twice: {name}",
+                f"texts without repeated words: {name}",
                 _spread(found["detail"]["newWords"][key], unit),
             )
             for name, key, unit in (
-                ("stage", "stageMicroseconds", " us"),
-                ("library", "libraryMicroseconds", " us"),
+                ("stage", "stageMicroseconds", " µs"),
+                ("library", "libraryMicroseconds", " µs"),
                 ("ratio", "ratio", " times"),
             )
             if "newWords" in found["detail"]
@@ -285,17 +311,17 @@ def stage(found: Result) -> str:
         ("rows per execution", _spread(found["detail"]["rowsPerExecution"], "")),
         ("requests/s of one instance", _spread(found["detail"]["requestsPerSecond"], "")),
     ]
-    return table(("for each request", "median (least to most)"), rows)
+    return table(("Per request", "Median (min to max)"), rows)
 
 
 def limits(found: Result) -> str:
-    """Overload by limit of the queues, round by round."""
+    """Return what overload does under each queue limit, round by round."""
     head = (
-        "queues",
-        "goodput, of the capacity",
-        "model step busy",
-        "p99 of the answered",
-        "refused after",
+        "Queue limit",
+        "Goodput, share of the capacity",
+        "Model step busy",
+        "p99 of the answered requests",
+        "Rejected after",
     )
     rows = [
         (
@@ -335,7 +361,7 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "changes": changes,
     "faults": faults,
     "traces": traces,
-    "stand-ins": stand_ins,
+    "setup": setup,
     "paddings": paddings,
     "stage": stage,
     "limits": limits,

@@ -264,17 +264,18 @@ def run() -> None:
                     round(value, 3)
                     for value in (statistics.median(ratios), min(ratios), max(ratios))
                 ]
-            detail[f"{protocol}, {count} clients"] = line
-            print(f"{protocol}, {count} clients: ours / perf_analyzer's: {line}")
+            load = f"{protocol}, {count} client{'s' * (count > 1)}"
+            detail[load] = line
+            print(f"{load}: tritonpipe bench / perf_analyzer: {line}")
     rates = [ours.requests_per_s / theirs.requests_per_s for _, _, ours, theirs in pairs]
     medians = [line["requests_per_s"][0] for line in detail.values()]
     write(
         "PA",
         rates,
-        unit="our requests/s over perf_analyzer's",
+        unit="times perf_analyzer's requests/s",
         goal=thresholds()["PA"]["goal"],
         met=all(0.9 <= value <= 1.1 for value in medians),
-        workload=f"a tiny classifier, {', '.join(map(str, CLIENTS))} clients in a closed loop, HTTP and gRPC, a text a request",
-        stand_ins=["a tiny ONNX model on the CPU runner"],
+        workload=f"a tiny classifier, {', '.join(map(str, CLIENTS))} clients in a closed loop, HTTP and gRPC, one text per request",
+        stand_ins=["a tiny ONNX model on the project's CPU runner"],
         detail=detail,
     )

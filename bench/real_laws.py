@@ -20,9 +20,9 @@ from bench.closedloop import (
     Place,
 )
 from bench.phases import play
-from bench.plots import Curves, write_plot
+from bench.plots import Timeline, save
 from bench.responses import Phase, Response
-from bench.results import FOLDER, thresholds, write
+from bench.results import thresholds, write
 from bench.simulator.engine import View, World
 from bench.simulator.rivals import Kpa
 from bench.simulator.station import StationSpec
@@ -93,14 +93,14 @@ def run() -> None:
     path = write(
         "C5-real",
         [100 * found[trace, MANAGED].violations for trace in TRACES],
-        unit="percent of requests beyond the SLO, managed, per trace",
+        unit="percent of requests over the SLO, managed, per trace",
         goal=thresholds()["C5-real"]["goal"],
         met=all(better.values()),
         workload=f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of {', '.join(_length(name) for name in TRACES)}; stabilization {STABILIZATION_SECONDS} s",
         stand_ins=[
             *STAND_INS,
             *workload.stand_ins,
-            "the rival law re-implemented from its sources",
+            "baseline control law: reimplemented from its sources",
         ],
         detail={
             trace: {law: _detail(found[trace, law]) for law in (MANAGED, RIVAL)} for trace in TRACES
@@ -130,10 +130,11 @@ def _plot(
     phases: Sequence[Phase],
     curves: dict[str, tuple[Sequence[Second], Sequence[float | None]]],
 ) -> None:
-    write_plot(
-        FOLDER / "results" / "plots" / f"C5-real-{trace}.svg",
-        Curves(
-            title=f"{workload.name}, {trace}; real Triton, Prometheus every 5 s; {'; '.join(workload.stand_ins)}",
+    save(
+        f"C5-real-{trace}",
+        Timeline(
+            title=f"C5-real, {workload.name}, trace {trace}: real Triton (simulated GPU step)",
+            note="; ".join(("metrics from Prometheus, scraped every 5 s", *workload.stand_ins)),
             load=[phase.rate for phase in phases for _ in range(int(phase.seconds))],
             counts={
                 law: [float(one.count) for one in seconds] for law, (seconds, _) in curves.items()

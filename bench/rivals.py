@@ -22,6 +22,7 @@ import httpx
 import numpy as np
 import yaml
 
+from bench import plots
 from bench.results import FOLDER, thresholds, write
 from e2e.load.workloads import TOKENIZER
 from e2e.models import tree
@@ -31,7 +32,7 @@ from tests.support.nullbackend import NAME, distribution
 from tests.support.standins import on_stand_ins
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.tools.loadgen import LoadSpec, Summary, Target, blocking, summarise
-from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 from triton_pipelines.tools.loadgen.sweep import Measured
 from triton_pipelines.tools.loadgen.texts import Lengths, texts
 
@@ -50,7 +51,10 @@ KINDS = {WELL: "batched", PLAINLY: "plain"}
 START_SECONDS = 60
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
 # In C, as the backends that it stands in for: one in Python would add its own work to every request of the ensemble, and to every batch of the service alone.
-STAND_IN = f"GPU step: a backend in C that waits {LAUNCH_US / 1000:g} ms + {TOKEN_US:g} µs for each token, padding to the longest of its batch included, and answers with zeros"
+STAND_IN = (
+    f"simulated GPU step: a C backend that waits {LAUNCH_US / 1000:g} ms plus {TOKEN_US:g} µs per token, including padding to the longest row of the batch, "
+    "and returns zeros"
+)
 
 
 def document() -> dict[str, Any]:
@@ -245,10 +249,10 @@ def run() -> None:
     path = write(
         "S3",
         ratios[WELL],
-        unit="times the requests/s of the service done well",
+        unit="times the requests/s of the micro-batching service",
         goal=thresholds()["S3"]["goal"],
         met=met,
-        workload=f"{CLIENTS} clients in a closed loop, lognormal lengths ({LENGTHS}), a text a request",
+        workload=f"{CLIENTS} clients in a closed loop, lognormal lengths ({LENGTHS}), one text per request",
         stand_ins=[STAND_IN],
         detail={
             "ratioToPlain": _spread(ratios[PLAINLY]),
@@ -270,16 +274,14 @@ def run() -> None:
             ),
         },
     )
-    plot = FOLDER / "results" / "plots" / "S3.svg"
-    plot.parent.mkdir(parents=True, exist_ok=True)
-    plot.write_text(drawn(curves), encoding="utf-8")
+    plots.save("S3", chart(curves))
     print(
         f"S3: {statistics.median(ratios[WELL]):.2f} times done well, {statistics.median(ratios[PLAINLY]):.2f} times done plainly; {path.name} written"
     )
 
 
-def drawn(curves: Mapping[int, Mapping[str, Found]]) -> str:
-    """p99 over requests/s by number of clients."""
+def chart(curves: Mapping[int, Mapping[str, Found]]) -> Chart:
+    """Return p99 over requests/s by number of clients."""
     series = []
     for name in (OURS, WELL, PLAINLY):
         items = [(clients, curves[clients][name].load) for clients in sorted(curves)]
@@ -288,10 +290,11 @@ def drawn(curves: Mapping[int, Mapping[str, Found]]) -> str:
             for clients, item in items
         ]
         series.append(Series(name, points))
-    return curve(
-        "S3: a text to the model's answer, three ways",
+    title = "S3: ensemble against two tokenizer services (simulated GPU step)"
+    return Chart(
+        title,
         series,
-        note=f"p99 by number of clients; {LENGTHS}; stand-in: {STAND_IN}",
+        note=f"labels: number of clients; text lengths in tokens: {LENGTHS}; {STAND_IN}",
     )
 
 

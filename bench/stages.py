@@ -118,7 +118,7 @@ def run() -> None:
         unit="times",
         goal=thresholds()["S5"]["goal"],
         met=True,
-        stand_ins=["a python step that does nothing for a model"],
+        stand_ins=["the model: a Python step that does nothing"],
         detail={
             "tokenizerRequestsPerSecond": _figures(rates),
             "ensembleRequestsPerSecond": _figures(whole),

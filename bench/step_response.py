@@ -22,9 +22,9 @@ from bench.closedloop import (
     STAND_INS,
 )
 from bench.phases import play
-from bench.plots import Curves, write_plot
+from bench.plots import Timeline, save
 from bench.responses import Phase, Response
-from bench.results import FOLDER, thresholds, write
+from bench.results import thresholds, write
 from e2e.load.bins import Second
 from e2e.load.workloads import WORKLOADS, Workload
 
@@ -125,9 +125,7 @@ def _write_all(runs: Sequence[Run]) -> None:
         "percent",
     )
     calm = all(one.response.reversals <= LOADS_OWN_TURNS for one in runs)
-    _write(
-        "C3", runs, [float(one.response.reversals) for one in runs], calm, "changes of direction"
-    )
+    _write("C3", runs, [float(one.response.reversals) for one in runs], calm, "oscillations")
 
 
 def _write(
@@ -166,8 +164,9 @@ def _write(
 def _plot(runs: Sequence[Run]) -> None:
     workload = runs[0].workload
     rates: Iterable[float] = (workload.low, workload.high, workload.low)
-    curves = Curves(
-        title=f"{workload.text}; real Triton; {'; '.join(workload.stand_ins)}",
+    run = Timeline(
+        title=f"C1, {workload.name}: load step on a real Triton (simulated GPU step)",
+        note="; ".join((workload.text, *workload.stand_ins)),
         load=[
             rate
             for seconds, rate in zip(SECONDS, rates, strict=True)
@@ -178,4 +177,4 @@ def _plot(runs: Sequence[Run]) -> None:
         verdicts=[second.verdict for second in runs[0].seconds],
         slo=workload.slo,
     )
-    write_plot(FOLDER / "results" / "plots" / f"C1-{workload.name}.svg", curves)
+    save(f"C1-{workload.name}", run)

@@ -33,7 +33,7 @@ MAX_LENGTH = 512
 BUCKETS = "16,32,48,64,96,128,256"
 LENGTHS = Lengths(median=32, sigma=0.6, cap=512)
 TEXTS = 512
-STAND_IN = f"the GPU step waits {LAUNCH_US / 1000:g} ms a run and {TOKEN_US:g} us for every token it would compute, padding included"
+STAND_IN = f"simulated GPU step: waits {LAUNCH_US / 1000:g} ms per execution plus {TOKEN_US:g} µs per token it would compute, padding included"
 MODEL_FILE = tree.SENTIMENT_MODEL
 BOTH = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
 

@@ -1,8 +1,8 @@
-"""Puts figures that the end-to-end suite measured into the user guide, between its marks.
+"""Write the figures that the end-to-end suite measured into the user guide, between its marks.
 
     python -m hack.measured [--write]
 
-The figures lie in docs/user/measured/*.json (the suite writes them where E2E_MEASURED says). Without them the place says so.
+The figures are stored in docs/user/measured/*.json; the suite writes them to the path in E2E_MEASURED. Without them the page says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARKS = re.compile(r"(<!-- measured: start -->\n).*?(<!-- measured: end -->)", 
 
 
 def table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Case → client → figures, as a table: failed of all requests, and the longest time without an answer."""
+    """Return a table of the figures by case and client: failed requests, and the longest time without an answer."""
     lines = [f"| Rollout | {' | '.join(CLIENTS.values())} |", f"| --- |{' --- |' * len(CLIENTS)}"]
     lines += [
         f"| {case} | {' | '.join(_cell(clients.get(client)) for client in CLIENTS)} |"
@@ -42,16 +42,16 @@ def _cell(figures: Mapping[str, Any] | None) -> str:
 
 
 def block() -> str:
-    """What stands between the marks."""
+    """Return the text between the marks."""
     if not FIGURES.exists():
-        return "No figures are published yet; the end-to-end suite measures them (`make e2e` prints them, and keeps them in `out/e2e/measured`)."
+        return "No figures are published yet. `make e2e` measures and prints them, and stores them in `out/e2e/measured`."
     cases = json.loads(FIGURES.read_text(encoding="utf-8"))
-    head = "On the local one-node cluster (two cores, Triton on CPU), under load during a whole rollout, until the last old pod had left:"
+    head = "Measured on the local one-node cluster (two cores, Triton on CPU), under load during the whole\nrollout, until the last old pod was gone:"
     return f"{head}\n\n{table(cases)}"
 
 
 def page(text: str) -> str:
-    """A page with its block renewed."""
+    """Return a page with its block up to date."""
     changed, count = _MARKS.subn(lambda match: f"{match[1]}{block()}\n{match[2]}", text)
     if count != 1:
         raise SystemExit(

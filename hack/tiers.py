@@ -5,6 +5,7 @@ python -m hack.tiers lint unit integration e2e
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import platform
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from hack import gpu
 
@@ -23,11 +25,20 @@ WORKERS = str(min(4, os.cpu_count() or 1))
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier: its commands in turn, its budget in minutes on a warm two-core machine, and why it cannot run here (empty: it can)."""
+    """A test tier.
+
+    Attributes:
+        commands: Run in turn; the first that fails ends the tier.
+        minutes: Budget on a warm two-core machine, when ``make test`` runs all tiers.
+        obstacle: Return why the tier cannot run here, or an empty string.
+        alongside: The tier mostly waits, so it runs next to the others when there are any. Its
+            output is printed when it has ended.
+    """
 
     commands: tuple[tuple[str, ...], ...]
     minutes: int
     obstacle: Callable[[], str] = field(default=lambda: "")
+    alongside: bool = False
 
 
 def _python(*arguments: str) -> tuple[str, ...]:
@@ -82,12 +93,28 @@ TIERS = {
             (str(BIN / "ruff"), "format", "--check", "."),
             (str(BIN / "mypy"),),
             (str(BIN / "lint-imports"),),
+            _python("-m", "hack.terminology"),
             _python("-m", "hack.verify"),
         ),
         3,
     ),
     # Measured on two cores: 6 000 tests in 224 s.
     "unit": Tier((_pytest("tests/unit", "-q", "-n", WORKERS),), 5),
+    # The unit tier with branches counted: fail_under and exclusions are in pyproject.toml.
+    "coverage": Tier(
+        (
+            _pytest(
+                "tests/unit",
+                "-q",
+                "-n",
+                WORKERS,
+                "--cov",
+                "--cov-report=term",
+                "--cov-report=html",
+            ),
+        ),
+        12,
+    ),
     # Measured on two cores: 916 s, the closed loops on a real Triton and Prometheus in it.
     # Cold builds take minutes and show their progress; inside a test they would only run into its time limit.
     "integration": Tier(
@@ -106,9 +133,12 @@ TIERS = {
         18,
         _real_parts,
     ),
-    # Most of it is waiting: drains that have to outlast clients, pods that come and go one after the other. The tests share one operator, which
-    # some of them kill and one watches for silence, so they run in turn. Measured on two cores: 1 267 s.
-    "e2e": Tier((_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 23, _cluster),
+    # Most of it is waiting: drains that have to outlast clients, pods that come and go one after the
+    # other. The tests share one operator, which some of them kill and one watches for silence, so they
+    # run in turn. Measured on two cores: 1 267 s.
+    "e2e": Tier(
+        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 25, _cluster, alongside=True
+    ),
     "gpu": Tier((_pytest("tests/gpu", "-q", "--timeout=600"),), 10, _gpu),
 }
 
@@ -117,38 +147,67 @@ def main(wanted: list[str]) -> int:
     """Run the tiers; exit code 1 when one failed, or when none of those asked for could run."""
     unknown = [name for name in wanted if name not in TIERS]
     if unknown or not wanted:
-        print(f"tiers: {', '.join(TIERS)}; not {', '.join(unknown) or 'nothing'}", file=sys.stderr)
+        names = ", ".join(unknown) or "nothing"
+        print(f"tiers: {', '.join(TIERS)}; not {names}", file=sys.stderr)
         return 2
-    results: list[tuple[str, str, float]] = []
-    for name in wanted:
-        obstacle = TIERS[name].obstacle()
-        if obstacle:
-            results.append((name, f"LEFT OUT: {obstacle}", 0.0))
-            continue
-        print(f"\n=== {name} (budget {TIERS[name].minutes} min)", flush=True)
-        began = time.monotonic()
-        failed = next(
-            (" ".join(command) for command in TIERS[name].commands if _run(command)), None
-        )
-        results.append(
-            (name, f"FAILED: {failed}" if failed else "passed", time.monotonic() - began)
-        )
+    obstacles = {name: TIERS[name].obstacle() for name in wanted}
+    runnable = [name for name in wanted if not obstacles[name]]
+    alongside = [name for name in runnable if TIERS[name].alongside and len(runnable) > 1]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        started = {name: pool.submit(_run_alongside, name) for name in alongside}
+        outcomes = {name: _run_tier(name) for name in runnable if name not in started}
+        for name, future in started.items():
+            if not future.done():
+                print(f"\nwaiting for {name}: {_log(name)} shows its progress", flush=True)
+            outcomes[name] = future.result()
+            print(
+                f"\n=== {name} (ran alongside)\n{_log(name).read_text(errors='replace')}",
+                flush=True,
+            )
+    return _summary(wanted, obstacles, outcomes)
+
+
+def _summary(
+    wanted: list[str], obstacles: dict[str, str], outcomes: dict[str, tuple[str, float]]
+) -> int:
     print("\n=== tiers")
-    for name, outcome, seconds in results:
-        over = " (over budget)" if seconds > TIERS[name].minutes * 60 else ""
-        print(f"{name:12} {seconds:7.0f} s of {TIERS[name].minutes * 60} s{over}  {outcome}")
-    passed = sum(outcome == "passed" for _, outcome, _ in results)
-    broken = sum(outcome.startswith("FAILED") for _, outcome, _ in results)
-    print(
-        f"tiers: {passed} passed, {broken} failed, {len(results) - passed - broken} left out",
-        flush=True,
-    )
-    return 1 if broken or not passed else 0
+    for name in wanted:
+        outcome, seconds = outcomes.get(name, (f"LEFT OUT: {obstacles[name]}", 0.0))
+        budget = TIERS[name].minutes * 60
+        over = " (over budget)" if seconds > budget else ""
+        print(f"{name:12} {seconds:7.0f} s of {budget} s{over}  {outcome}")
+    passed = sum(outcome == "passed" for outcome, _ in outcomes.values())
+    failed = len(outcomes) - passed
+    left_out = len(wanted) - len(outcomes)
+    print(f"tiers: {passed} passed, {failed} failed, {left_out} left out", flush=True)
+    return 1 if failed or not passed else 0
 
 
-def _run(command: tuple[str, ...]) -> int:
-    print(f"--- {' '.join(command)}", flush=True)
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+def _run_tier(name: str, output: TextIO | None = None) -> tuple[str, float]:
+    """Run the commands of a tier; return its outcome and how long it took in seconds."""
+    print(f"\n=== {name} (budget {TIERS[name].minutes} min)", file=output, flush=True)
+    began = time.monotonic()
+    outcome = "passed"
+    for command in TIERS[name].commands:
+        line = " ".join(command)
+        print(f"--- {line}", file=output, flush=True)
+        done = subprocess.run(
+            command, cwd=ROOT, check=False, stdout=output, stderr=output and subprocess.STDOUT
+        )
+        if done.returncode:
+            outcome = f"FAILED: {line}"
+            break
+    return outcome, time.monotonic() - began
+
+
+def _run_alongside(name: str) -> tuple[str, float]:
+    _log(name).parent.mkdir(exist_ok=True)
+    with _log(name).open("w", encoding="utf-8") as output:
+        return _run_tier(name, output)
+
+
+def _log(name: str) -> Path:
+    return ROOT / "out" / f"{name}.log"
 
 
 if __name__ == "__main__":

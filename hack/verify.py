@@ -66,6 +66,9 @@ CHECKS: dict[str, Callable[[bool], str]] = {
     "results in the benchmarks' pages": _command(
         _module("bench.pages"), _module("bench.pages", "--write"), "pages of benchmarks"
     ),
+    "plots of the benchmarks": _command(
+        _module("bench.plots"), _module("bench.plots", "--write"), "plots of benchmarks"
+    ),
     "sample head and golden answers": _command(
         _module("e2e.models", "verify"), _module("e2e.models", "golden"), "sample models"
     ),

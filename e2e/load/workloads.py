@@ -138,9 +138,7 @@ def _gpu_step(per_token: float, classes: int) -> dict[str, Any]:
 
 
 def _stand_in(microseconds: float) -> str:
-    return (
-        f"GPU step: a python step that waits 2 ms + {microseconds:g} µs per token, padding included"
-    )
+    return f"simulated GPU step: a Python step that waits 2 ms plus {microseconds:g} µs per token, padding included"
 
 
 def documents() -> Workload:
@@ -191,7 +189,7 @@ def cleaner() -> Workload:
         alone=70.0,
         slo=0.100,
         service=0.010,
-        stand_ins=("own Python: a sleep of 10 ms per text", _stand_in(1.5)),
+        stand_ins=("simulated custom Python step: a sleep of 10 ms per text", _stand_in(1.5)),
     )
 
 

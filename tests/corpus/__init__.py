@@ -22,7 +22,6 @@ from tests.support import libyaml
 from triton_pipelines.api import parse
 
 FOLDER = Path(__file__).parent
-GROWN = FOLDER / "grown"
 GOLDEN = FOLDER / "messages.txt"
 REFUSALS = FOLDER / "refusals.txt"
 _HEADER = re.compile(r"^# (path|message|server path|server): ?(.*)$")
@@ -67,19 +66,6 @@ def good() -> list[Sample]:
 def bad() -> list[Sample]:
     """Resources that every judge refuses."""
     return [_read(file) for file in sorted((FOLDER / "bad").glob("*.yaml"))]
-
-
-def versions() -> list[str]:
-    """The older versions of the contract that are kept, oldest first."""
-    return sorted(
-        (folder.name for folder in GROWN.iterdir() if (folder / "crd.yaml").exists()),
-        key=lambda name: [int(part) for part in name.split(".")],
-    )
-
-
-def grown(version: str) -> list[Sample]:
-    """Resources that an older version took (see docs/decisions/0011-additive-api-changes.md)."""
-    return [_read(file) for file in sorted((GROWN / version / "good").glob("*.yaml"))]
 
 
 def refused() -> list[Sample]:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from tests.support import libyaml
 from triton_pipelines.api import crd, names
 from triton_pipelines.api.base import ApiModel
-from triton_pipelines.api.v1alpha1 import Spec
+from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 
 def _is_way(node: Mapping[str, Any]) -> bool:
@@ -73,7 +73,7 @@ def _written(value: Any, node: Mapping[str, Any], path: str) -> Iterator[str]:
             yield from _written(item, node["items"], f"{path}[]")
 
 
-def owners(model: type[ApiModel] = Spec, root: str = "spec") -> dict[str, str]:
+def owners(model: type[ApiModel] = PipelineSpec, root: str = "spec") -> dict[str, str]:
     """Path of each field → the class and field that define it (``Source.uri``): fields of one type stand at several places."""
     found: dict[str, str] = {}
     properties = _properties(model)

@@ -8,6 +8,8 @@ import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from tests.support.loopback import listening
+
 Behaviour = Callable[[int], tuple[float, int, bytes]]
 """Number of the request → seconds until its answer, status, body."""
 
@@ -63,7 +65,6 @@ async def kserve(
                 )
                 writer.write(b"HTTP/1.1 %d Reason\r\n%s\r\n\r\n%s" % (status, how, framed))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    stand.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
+    async with listening(serve) as address:
+        stand.url = f"http://{address}"
         yield stand

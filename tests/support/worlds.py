@@ -20,7 +20,7 @@ from tests.support.worldchecks import check_object, status_validator
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.crd import stored
-from triton_pipelines.api.loadplan import Finding, LoadReport, Reason, ReportSource
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport, ReportSource
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.pipeline import tuned_padding
 from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted, resolve
@@ -216,16 +216,16 @@ class World:
             "state": {"waiting": {"reason": "PodInitializing"}},
         }
         if pod.phase == "Failing":
-            finding = Finding(
+            finding = LoadFinding(
                 step="model",
-                reason=Reason.MODEL_MISMATCH,
+                reason=LoadReason.MODEL_MISMATCH,
                 message="output logits is FP16, the spec says FP32",
                 field="spec.model",
             )
             if self.verdicts.get(pod.revision) == STIFF:
-                finding = Finding(
+                finding = LoadFinding(
                     step="model",
-                    reason=Reason.RAGGED_UNSUPPORTED,
+                    reason=LoadReason.RAGGED_UNSUPPORTED,
                     message="axis 1 of input_ids is 128",
                     field="spec.tokenizer.padding",
                 )

@@ -2,6 +2,6 @@
 
 from .base import Finding, Severity, Switch
 from .parse import parse
-from .v1alpha1 import InferencePipeline, Spec
+from .v1alpha1 import InferencePipeline, PipelineSpec
 
-__all__ = ["Finding", "InferencePipeline", "Severity", "Spec", "Switch", "parse"]
+__all__ = ["Finding", "InferencePipeline", "PipelineSpec", "Severity", "Switch", "parse"]

@@ -1,13 +1,13 @@
-"""What every model of the resource shares: strictness, cross-field rules said twice (CEL and Python), findings.
+"""Base of the resource's models: strict parsing, rules across fields, and findings.
 
-A rule is written once with both of its forms, so the API server (CEL in the CRD) and the command line (Python) judge alike;
-a corpus of good and bad resources in the tests holds the two together.
+Each rule has two forms side by side: CEL for the API server and Python for the command line. A corpus
+of valid and invalid resources in the tests proves that both decide alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
@@ -15,9 +15,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
+from .finding_codes import FindingCode
+
 
 class Severity(StrEnum):
-    """How much a finding weighs: errors stop a revision, warnings only teach."""
+    """How serious a finding is: an error prevents a revision, a warning does not."""
 
     ERROR = "Error"
     WARNING = "Warning"
@@ -25,32 +27,37 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing wrong or doubtful in a resource: where (a path such as ``spec.tokenizer.buckets``), and what to write instead."""
+    """One problem of a resource."""
 
     path: str
+    """Field of the resource, such as ``spec.tokenizer.buckets``."""
     message: str
+    """What is wrong and what to write instead."""
     severity: Severity = Severity.ERROR
+    """Whether the problem prevents a revision."""
+    code: str = field(default="", kw_only=True)
+    """Kind of the problem: a :class:`FindingCode`, or the id of a violated rule of Triton."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A cross-field rule of one model.
-
-    ``cel`` goes into the CRD as ``x-kubernetes-validations`` of that object; ``holds`` is the same rule over the parsed model;
-    ``field`` names the field (camelCase) that the message is about, if one.
-    """
+class FieldRule:
+    """A rule across the fields of one model, in CEL and in Python."""
 
     cel: str
+    """The rule for the CRD, in ``x-kubernetes-validations`` of the object."""
     message: str
+    """What is wrong and what to write instead."""
     holds: Callable[[Any], bool]
+    """The same rule over the parsed model."""
     field: str | None = None
+    """The field (camelCase) that the message is about; ``None``: the whole object."""
 
 
 class ApiModel(BaseModel):
-    """Base of all models: camelCase on the wire, unknown fields refused, immutable once parsed."""
+    """Base of all models: camelCase in JSON, no unknown fields, immutable once parsed."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -60,13 +67,17 @@ class ApiModel(BaseModel):
         use_enum_values=False,
     )
 
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[FieldRule, ...]] = ()
 
     def broken_rules(self, path: str) -> Iterator[Finding]:
-        """All broken rules of this model and of those below it, with their paths."""
+        """Yield the broken rules of this model and of all models below it."""
         for rule in self.rules:
             if not rule.holds(self):
-                yield Finding(f"{path}.{rule.field}" if rule.field else path, rule.message)
+                yield Finding(
+                    f"{path}.{rule.field}" if rule.field else path,
+                    rule.message,
+                    code=FindingCode.FIELD_COMBINATION,
+                )
         for name, info in type(self).model_fields.items():
             value, key = getattr(self, name), info.alias or name
             if isinstance(value, ApiModel):
@@ -79,7 +90,7 @@ class ApiModel(BaseModel):
 
 
 def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[Finding]:
-    """Items that stand twice in a list that the API server keeps as a set or as a map by some keys."""
+    """Yield repeated items of a list that the API server treats as a set or as a map by key."""
     extra = info.json_schema_extra
     marks = extra if isinstance(extra, dict) else {}
     if marks.get("x-kubernetes-list-type") not in ("set", "map"):
@@ -95,12 +106,16 @@ def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[
                 if names
                 else repr(item)
             )
-            yield Finding(f"{path}[{index}]", f"{shown} stands there twice; remove one")
+            yield Finding(
+                f"{path}[{index}]",
+                f"duplicate {shown}; remove one of them",
+                code=FindingCode.DUPLICATE,
+            )
         seen.add(identity)
 
 
 def _at_key(item: ApiModel, key: str) -> Any:
-    """The value of a field by its name on the wire."""
+    """Return the value of a field by its JSON name."""
     return next(
         getattr(item, name)
         for name, info in type(item).model_fields.items()
@@ -109,7 +124,7 @@ def _at_key(item: ApiModel, key: str) -> Any:
 
 
 class Switch(StrEnum):
-    """A choice with two sides, never a boolean: a third side can be added without a new field."""
+    """On or off as an enum, so that a third option needs no new field."""
 
     ENABLED = "Enabled"
     DISABLED = "Disabled"

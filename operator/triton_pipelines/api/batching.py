@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Dimension, Rule, Switch, TensorName
-from .source import Source
+from .base import ApiModel, Dimension, FieldRule, Switch, TensorName
+from .source import SourceSpec
 from .tensors import ATOMIC, MAX_DIMS, DataType
 
 MAX_BATCH = 65536
@@ -133,7 +133,7 @@ class DynamicBatching(ApiModel):
     ] = ()
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering)"
             " || has(self.queuePolicy) || has(self.priorityLevels) || has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
             message="mode Disabled takes no further settings: without a batcher Triton has no queue policy; remove them or set mode to Enabled",
@@ -151,7 +151,7 @@ class DynamicBatching(ApiModel):
             ),
             field="mode",
         ),
-        Rule(
+        FieldRule(
             cel=f"!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})",
             message="preserveOrdering cannot go with timeoutAction DELAY and a timeout: a delayed request would break the order; use REJECT",
             holds=lambda b: (
@@ -163,7 +163,7 @@ class DynamicBatching(ApiModel):
             ),
             field="preserveOrdering",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.priorityLevels) && self.priorityLevels > 1)",
             message="preserveOrdering cannot go with more than one priority level: an urgent request would overtake; remove one of them",
             holds=lambda b: (
@@ -171,13 +171,13 @@ class DynamicBatching(ApiModel):
             ),
             field="preserveOrdering",
         ),
-        Rule(
+        FieldRule(
             cel="has(self.priorityLevels) == has(self.defaultPriorityLevel)",
             message="priorityLevels and defaultPriorityLevel go together: Triton needs to know the priority of a request that names none",
             holds=lambda b: (b.priority_levels is None) == (b.default_priority_level is None),
             field="defaultPriorityLevel",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.priorityLevels) || !has(self.defaultPriorityLevel) || self.defaultPriorityLevel <= self.priorityLevels",
             message="defaultPriorityLevel must be at most priorityLevels",
             holds=lambda b: (
@@ -187,7 +187,7 @@ class DynamicBatching(ApiModel):
             ),
             field="defaultPriorityLevel",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <= self.priorityLevels)",
             message="each priority in priorityQueuePolicies must be at most priorityLevels, which it needs",
@@ -245,7 +245,7 @@ class SequenceControl(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])",
             message="dataType of START, READY and END is INT32, FP32 or BOOL; of CORRID UINT64, INT64, UINT32, INT32 or STRING",
             holds=lambda c: (
@@ -367,7 +367,7 @@ class SequenceBatching(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
             message="maxCandidateSequences is needed for strategy Oldest and forbidden for Direct",
             holds=lambda s: (
@@ -375,7 +375,7 @@ class SequenceBatching(ApiModel):
             ),
             field="maxCandidateSequences",
         ),
-        Rule(
+        FieldRule(
             cel="self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) || has(self.preserveOrdering))",
             message="preferredBatchSizes and preserveOrdering go with strategy Oldest only",
             holds=lambda s: (
@@ -384,7 +384,7 @@ class SequenceBatching(ApiModel):
             ),
             field="strategy",
         ),
-        Rule(
+        FieldRule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
             message="minimumSlotUtilizationPercent goes with strategy Direct only",
             holds=lambda s: (
@@ -399,7 +399,7 @@ class BatchStrategy(ApiModel):
     """A custom batching library: C functions that decide which requests join a batch, on top of the dynamic batcher."""
 
     source: Annotated[
-        Source | None,
+        SourceSpec | None,
         Field(
             description="The shared library; it becomes batchstrategy.so in the model's folder, where Triton looks for it."
         ),
@@ -415,12 +415,12 @@ class BatchStrategy(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="has(self.source) != has(self.path)",
             message="exactly one of batchStrategy.source and batchStrategy.path is needed",
             holds=lambda b: (b.source is None) != (b.path is None),
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.path) || !self.path.contains('..')",
             message="path must stay in the model's folder: no '..'",
             holds=lambda b: b.path is None or ".." not in b.path,

@@ -20,7 +20,7 @@ import yaml
 from . import names
 from .base import ApiModel
 from .status import Status
-from .v1alpha1 import ROOT_RULES, InferencePipeline, Spec
+from .v1alpha1 import ROOT_RULES, InferencePipeline, PipelineSpec
 
 INT32_MAX = 2**31 - 1
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
@@ -267,7 +267,7 @@ def root_schema() -> dict[str, Any]:
             },
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
-            "spec": write_once(structural(Spec), "spec"),
+            "spec": write_once(structural(PipelineSpec), "spec"),
             # Until the operator has looked, the observed generation is none: otherwise kstatus (Flux, Helm) takes a new object for current.
             "status": {
                 **structural(Status, defaults=False),

@@ -1,4 +1,19 @@
-"""How many copies of a step run, and where: one type for every step."""
+"""How many instances of a step run, and where.
+
+How a count travels from the resource to a running server:
+
+| Stage | Carrier | Field |
+| --- | --- | --- |
+| resource | ``spec.tokenizer.instances`` (:class:`StepCopies`) | ``count``, or ``initial``, ``min``, ``max`` |
+| compile: defaults resolved | :class:`CountBounds`, by :meth:`StepCopies.bounds` | ``initial``, ``min``, ``max`` |
+| compile: graph | ``StepInstances.counts``, the same object | ``initial``, ``min``, ``max`` |
+| revision ConfigMap, ``plan.json`` | ``loadplan.PlanCount`` | ``initial``, ``min``, ``max`` |
+| live ConfigMap, ``counts.json`` | ``loadplan.LiveCounts`` | desired count by step |
+| new pod: ``config.pbtxt`` | the loader, by ``PlanCount.clamp`` | ``instance_group.count`` |
+| running pod: gRPC ``RepositoryModelLoad`` | the autoscaler's actuator | ``instance_group.count`` |
+
+The desired count of a step is ``initial`` until the autoscaler has recorded one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +23,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from .base import ApiModel, Quantity, Rule
+from .base import ApiModel, FieldRule, Quantity
 from .tensors import ATOMIC
 
 MAX_INSTANCES = 256
@@ -28,15 +43,27 @@ class InstanceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Instance counts: the one a new pipeline starts with, and the lowest and highest that scaling may set."""
+class CountBounds:
+    """Instance counts of one step, with all defaults resolved."""
 
-    start: int
-    low: int
-    high: int
+    initial: int
+    """Count that a new pipeline starts with."""
+    min: int
+    """Lowest count that scaling may set."""
+    max: int
+    """Highest count that scaling may set."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the count may change while the pod runs."""
+        return self.max > self.min
+
+    def fixed(self) -> CountBounds:
+        """Return bounds within which the count never changes."""
+        return CountBounds(self.initial, self.initial, self.initial)
 
 
-class Copies(ApiModel):
+class StepCopies(ApiModel):
     """Copies of a step in one pod: a fixed count, or bounds within which a CPU step may be scaled."""
 
     count: Annotated[
@@ -82,26 +109,26 @@ class Copies(ApiModel):
         ),
     ] = None
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
             message="instances.count is a fixed count and excludes initial, min and max",
             holds=lambda i: i.count is None or (i.initial, i.min, i.max) == (None, None, None),
             field="count",
         ),
-        Rule(
+        FieldRule(
             cel="(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial : has(self.min) ? self.min : 1)",
             message="instances.initial must be at least instances.min",
             holds=lambda i: (i.min or 1) <= (i.initial or i.min or 1),
             field="initial",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min : 1) <= self.max",
             message="instances.max must be at least instances.initial and instances.min",
             holds=lambda i: i.max is None or (i.initial or i.min or 1) <= i.max,
             field="max",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.initial) || has(self.min) || has(self.max)) || !has(self.kind) || self.kind == 'CPU'",
             message="initial, min and max are for steps that are scaled live, which run on CPU; for other kinds write count",
             holds=lambda i: (
@@ -117,17 +144,21 @@ class Copies(ApiModel):
         """Whether bounds are written, not a count."""
         return (self.initial, self.min, self.max) != (None, None, None)
 
-    def bounds(self, *, scaled: bool) -> Bounds:
-        """Counts with their defaults. ``scaled``: without anything written the step may grow to :data:`DEFAULT_MAX`."""
+    def bounds(self, *, scaled: bool) -> CountBounds:
+        """Return the counts with their defaults.
+
+        Args:
+            scaled: whether a step without any count may grow to :data:`DEFAULT_MAX`.
+        """
         if self.count is not None or not (scaled or self.ranged):
             fixed = self.count or 1
-            return Bounds(fixed, fixed, fixed)
-        low = self.min or 1
-        start = self.initial or low
-        return Bounds(start, low, self.max or max(DEFAULT_MAX, start))
+            return CountBounds(fixed, fixed, fixed)
+        lowest = self.min or 1
+        initial = self.initial or lowest
+        return CountBounds(initial, lowest, self.max or max(DEFAULT_MAX, initial))
 
 
-class PlacedCopies(Copies):
+class PlacedStepCopies(StepCopies):
     """Copies of a step that may run on GPUs."""
 
     gpus: Annotated[
@@ -139,18 +170,18 @@ class PlacedCopies(Copies):
         ),
     ] = ()
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
             message="gpus goes with kind GPU only",
             holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
             field="gpus",
         ),
-        *Copies.rules,
+        *StepCopies.rules,
     )
 
 
-class Instances(PlacedCopies):
+class ModelInstances(PlacedStepCopies):
     """Copies of a step that runs a model's file."""
 
     profiles: Annotated[

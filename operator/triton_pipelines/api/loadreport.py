@@ -31,7 +31,7 @@ class ResolvedSources(RootModel[dict[str, dict[str, ResolvedSource]]]):
     model_config = ConfigDict(frozen=True, strict=True)
 
 
-class Reason(StrEnum):
+class LoadReason(StrEnum):
     """Why a load failed, or what it noticed (:data:`INFORMATIVE` ones never fail a load)."""
 
     SOURCE_UNAVAILABLE = "SourceUnavailable"
@@ -49,28 +49,28 @@ class Reason(StrEnum):
     ANSWERS_NOT_COMPARED = "AnswersNotCompared"
 
     @classmethod
-    def _missing_(cls, value: object) -> Reason | None:
+    def _missing_(cls, value: object) -> LoadReason | None:
         """Read the name that loaders before 0.1.0 report; their image stays pinned by old revisions."""
         return cls.RAGGED_UNSUPPORTED if value == "NotRagged" else None
 
 
 INFORMATIVE: Final = frozenset(
     {
-        Reason.TOKENIZER_SETTINGS_IGNORED,
-        Reason.FILES_IGNORED,
-        Reason.INSECURE_SOURCE,
-        Reason.CACHE_UNUSED,
-        Reason.ANSWERS_NOT_COMPARED,
+        LoadReason.TOKENIZER_SETTINGS_IGNORED,
+        LoadReason.FILES_IGNORED,
+        LoadReason.INSECURE_SOURCE,
+        LoadReason.CACHE_UNUSED,
+        LoadReason.ANSWERS_NOT_COMPARED,
     }
 )
 """Reasons that inform and do not fail a load."""
 
 
-class Finding(LoadModel):
+class LoadFinding(LoadModel):
     """One thing the loader found; ``field`` is a path in the resource."""
 
     step: str | None = None
-    reason: Annotated[Reason, Field(strict=False)]
+    reason: Annotated[LoadReason, Field(strict=False)]
     message: str
     field: str | None = None
 
@@ -96,7 +96,7 @@ class LoadReport(LoadModel):
     ok: bool
     revision: str
     sources: Annotated[tuple[ReportSource, ...], Field(strict=False)] = ()
-    findings: Annotated[tuple[Finding, ...], Field(strict=False)] = ()
+    findings: Annotated[tuple[LoadFinding, ...], Field(strict=False)] = ()
 
     sources_left_out: Annotated[int, Field(ge=0)] = 0
     """Sources that did not fit into the message. What they resolved to is unknown to the operator."""
@@ -147,7 +147,7 @@ class LoadReport(LoadModel):
 _SHORT_URI: Final = 32
 
 
-def _cut(finding: Finding, length: int) -> Finding:
+def _cut(finding: LoadFinding, length: int) -> LoadFinding:
     """``finding`` with a message of at most ``length`` characters; the end is kept too, since it says what to do."""
     text = finding.message
     if len(text) <= length:
@@ -172,7 +172,7 @@ def resolution(report: LoadReport) -> dict[str, ResolvedSource]:
     }
 
 
-def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple[Finding, ...]:
+def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple[LoadFinding, ...]:
     """Where a pod loaded something else than ``recorded``: SourceChanged findings, with both sides; none for a pod that fits.
 
     Pods of a revision that start at the same time all load before anything is recorded, and an unpinned source can change in
@@ -187,7 +187,9 @@ def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple
         was = f"revision {before.revision or 'none'}, sha256 {before.sha256 or 'unknown'}"
         now = f"revision {item.resolved_revision or 'none'}, sha256 {item.sha256 or 'unknown'}"
         message = f"{item.uri}: this pod loaded {now}, while this pipeline revision was first loaded from {was}"
-        findings.append(Finding(step=item.step, reason=Reason.SOURCE_CHANGED, message=message))
+        findings.append(
+            LoadFinding(step=item.step, reason=LoadReason.SOURCE_CHANGED, message=message)
+        )
     return tuple(findings)
 
 

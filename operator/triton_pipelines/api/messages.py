@@ -1,4 +1,4 @@
-"""What is wrong with a field and what may stand there, in the words of the resource: the texts of what the schema refuses."""
+"""Messages for schema errors: what is wrong with a field, and what to write instead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from .base import (
 )
 from .batching import LIBRARY_PATTERN
 from .field_paths import field_at, fields_of, model_at, model_below, named_steps, unknown_field
+from .finding_codes import FindingCode
 from .instances import HOST_POLICY_PATTERN, PROFILE_PATTERN
 from .optimization import TABLE_PATTERN
 from .postprocess import Postprocess
 from .python import SIDE_PATH_PATTERN, Code
-from .server import ENV_NAME_PATTERN, IMAGE_PATTERN, RELEASE_PATTERN, RESOURCE_PATTERN, Server
+from .server import ENV_NAME_PATTERN, IMAGE_PATTERN, RELEASE_PATTERN, RESOURCE_PATTERN, ServerSpec
 from .source import (
     ENDPOINT_PATTERN,
     FILE_NAME_PATTERN,
@@ -36,8 +37,8 @@ from .steps import BACKEND_PATTERN, STEP_NAME_PATTERN
 from .suggestions import did_you_mean, plain
 from .v1alpha1 import OTLP_PATTERN, ROOT_RULES
 
-# What each of pydantic's type errors asks for, in the words of the resource.
-_WANTED = {
+# The type that each of pydantic's type errors expects, named as users know it.
+_EXPECTED_TYPE = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "string_type": "text",
@@ -120,62 +121,100 @@ _SCHEMES_CALLED = {
     "claim": "pvc",
 }
 # What a single text in the place of a mapping says.
-_MAIN_TEXT: dict[type[ApiModel], str] = {Code: "inline", Postprocess: "type", Server: "image"}
+_MAIN_TEXT: dict[type[ApiModel], str] = {Code: "inline", Postprocess: "type", ServerSpec: "image"}
+
+
+# Codes of pydantic's errors; any other is a wrong type.
+_CODES = {
+    "missing": FindingCode.REQUIRED,
+    "extra_forbidden": FindingCode.UNKNOWN_FIELD,
+    "enum": FindingCode.VALUE_NOT_ALLOWED,
+    "literal_error": FindingCode.VALUE_NOT_ALLOWED,
+    "string_pattern_mismatch": FindingCode.INVALID_FORMAT,
+    "greater_than_equal": FindingCode.OUT_OF_RANGE,
+    "less_than_equal": FindingCode.OUT_OF_RANGE,
+    "string_too_short": FindingCode.WRONG_LENGTH,
+    "string_too_long": FindingCode.WRONG_LENGTH,
+    "too_short": FindingCode.WRONG_LENGTH,
+    "too_long": FindingCode.WRONG_LENGTH,
+}
+
+
+def code_of(item: Mapping[str, Any]) -> FindingCode:
+    """Return the finding code of one of pydantic's errors."""
+    return _CODES.get(item["type"], FindingCode.WRONG_TYPE)
 
 
 def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """What to say about one of pydantic's errors (an item of ``ValidationError.errors()``) in a ``document``."""
+    """Return the message for one of pydantic's errors.
+
+    Args:
+        item: an item of ``ValidationError.errors()``.
+        document: the resource as written; step names in it become suggestions.
+    """
     kind, value, location = item["type"], item.get("input"), item["loc"]
-    if (
-        location[:3] == ("spec", "server", "env")
-        and location[-1] == "value"
-        and isinstance(value, (int, float))
-    ):
-        return "must be text, not a number or a boolean; put it in quotes"  # never shown: it may be a password
-    context = item.get("ctx") or {}
+    if _is_env_value(location) and isinstance(value, (int, float)):
+        # The value may be a password: it is never shown.
+        return "must be text, not a number or a boolean; put it in quotes"
     if location == ("metadata", "name") and kind != "missing":
-        return f"{shown(value)} is not allowed: it {ROOT_RULES[0]['message'].removeprefix('metadata.name ')}"
+        rule = ROOT_RULES[0]["message"].removeprefix("metadata.name ")
+        return f"{shown(value)} is not allowed: it {rule}"
     if kind == "missing":
         return f"is required{_described(location)}"
     if kind == "extra_forbidden":
         return unknown_field(location)
-    if kind in ("enum", "literal_error"):
-        return (
-            f"{shown(value)} is not allowed; write {_choices(str(context.get('expected')), value)}"
-        )
-    if kind == "string_pattern_mismatch":
-        pattern = str(context.get("pattern"))
-        if pattern == TENSOR_REFERENCE_PATTERN:
-            return _reference(str(value), document)
-        if pattern == URI_PATTERN:
-            return f"{shown(value)} is not {MEANING[pattern]}{_source(str(value))}"
-        return f"{shown(value)} is not {MEANING[pattern]}"
-    if kind in _WANTED:
-        return f"must be {_WANTED[kind]}, not {shown(value)}{_instead(kind, value, location)}"
-    if kind in ("greater_than_equal", "less_than_equal"):
-        bound, word = (context["ge"], "at least") if "ge" in context else (context["le"], "at most")
-        return f"must be {word} {bound}, not {value}"
-    if location[-1:] == ("[key]",) and kind == "string_too_long":
-        return f"each key must have at most {_counted(context['max_length'], 'character')}"
-    if kind in ("string_too_short", "string_too_long"):
-        bound, word = (
-            (context["min_length"], "at least")
-            if "min_length" in context
-            else (context["max_length"], "at most")
-        )
-        return f"must have {word} {_counted(bound, 'character')}, not {len(str(value))}"
-    if kind in ("too_short", "too_long"):
-        bound, word = (
-            (context["min_length"], "at least")
-            if "min_length" in context
-            else (context["max_length"], "at most")
-        )
-        return f"must have {word} {_counted(bound, 'item')}, not {len(value) if isinstance(value, (dict, list)) else 'more'}"
+    if kind in _EXPECTED_TYPE:
+        expected = _EXPECTED_TYPE[kind]
+        return f"must be {expected}, not {shown(value)}{_instead(kind, value, location)}"
+    context = item.get("ctx") or {}
+    code = code_of(item)
+    if code is FindingCode.VALUE_NOT_ALLOWED:
+        choices = _choices(str(context.get("expected")), value)
+        return f"{shown(value)} is not allowed; write {choices}"
+    if code is FindingCode.INVALID_FORMAT:
+        return _pattern_mismatch(str(context.get("pattern")), value, document)
+    if code is FindingCode.OUT_OF_RANGE:
+        return f"must be {_bound(context, 'ge', 'le')}, not {value}"
+    if code is FindingCode.WRONG_LENGTH:
+        return _wrong_length(kind, value, location, context)
     return f"{item['msg']} (got {shown(value)})"
 
 
+def _is_env_value(location: tuple[int | str, ...]) -> bool:
+    return location[:3] == ("spec", "server", "env") and location[-1] == "value"
+
+
+def _pattern_mismatch(pattern: str, value: Any, document: Mapping[str, Any]) -> str:
+    if pattern == TENSOR_REFERENCE_PATTERN:
+        return _reference(str(value), document)
+    hint = _source(str(value)) if pattern == URI_PATTERN else ""
+    return f"{shown(value)} is not {MEANING[pattern]}{hint}"
+
+
+def _bound(context: Mapping[str, Any], lower: str, upper: str) -> str:
+    """Return ``at least N`` or ``at most N``, whichever bound pydantic reports."""
+    if lower in context:
+        return f"at least {context[lower]}"
+    return f"at most {context[upper]}"
+
+
+def _wrong_length(
+    kind: str, value: Any, location: tuple[int | str, ...], context: Mapping[str, Any]
+) -> str:
+    """Return the message for a text, key, list or mapping with too few or too many parts."""
+    if location[-1:] == ("[key]",) and kind == "string_too_long":
+        return f"each key must have at most {_counted(context['max_length'], 'character')}"
+    bound = _bound(context, "min_length", "max_length")
+    limit = context.get("min_length", context.get("max_length"))
+    plural = "" if limit == 1 else "s"
+    if kind.startswith("string_"):
+        return f"must have {bound} character{plural}, not {len(str(value))}"
+    held = len(value) if isinstance(value, (dict, list)) else "more"
+    return f"must have {bound} item{plural}, not {held}"
+
+
 def shown(value: Any) -> str:
-    """A value for people: shortened, and containers only by their kind."""
+    """Return a value for a message: shortened, and lists and mappings by their kind only."""
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
     if isinstance(value, bool) or value is None:
@@ -190,7 +229,10 @@ def shown(value: Any) -> str:
 
 
 def _reference(value: str, document: Mapping[str, Any]) -> str:
-    """What to say about a ``from`` that names no step: the model's name instead of the step's, another spelling, or the tensor alone."""
+    """Return the message for a ``from`` that names no step.
+
+    It may hold a model's name instead of the step's, a misspelled name, or the tensor alone.
+    """
     step, dot, tensor = value.partition(".")
     known = named_steps(document)
     if (
@@ -201,17 +243,17 @@ def _reference(value: str, document: Mapping[str, Any]) -> str:
     if dot:
         hint = did_you_mean(step, ["pipeline", *(one.name for one in known)], after=f".{tensor}")
     else:
-        makers = [f"{one.name}.{value}" for one in known if value in one.outputs]
-        if not makers and (other := re.match(r"([^:/]+)[:/]+(.+)", value)) is not None:
-            makers = [
+        candidates = [f"{one.name}.{value}" for one in known if value in one.outputs]
+        if not candidates and (other := re.match(r"([^:/]+)[:/]+(.+)", value)) is not None:
+            candidates = [
                 f"{one.name}.{other[2]}" for one in known if other[1] in (one.name, one.model_name)
             ]
-        hint = f"; did you mean {' or '.join(makers)}?" if makers else ""
+        hint = f"; did you mean {' or '.join(candidates)}?" if candidates else ""
     return f"{shown(value)} is not {MEANING[TENSOR_REFERENCE_PATTERN]}{hint}"
 
 
 def _described(location: tuple[int | str, ...]) -> str:
-    """What a field that is missing would say, from its own description."""
+    """Return the first sentence of a missing field's description, to append to a message."""
     info = field_at(location)
     text = info.description if info is not None else None
     if not text:
@@ -221,14 +263,14 @@ def _described(location: tuple[int | str, ...]) -> str:
 
 
 def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
-    """How a value of the wrong type would be written."""
+    """Return how to write a value of the wrong type, to append to a message."""
     if kind == "string_type":
         return "; put it in quotes" if isinstance(value, (int, float)) else ""
     if kind.startswith("int"):
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value):
             return "; remove the quotes"
         return (
-            "; write the number alone: its unit is the field's"
+            "; write the number without a unit: the field name states it"
             if isinstance(value, str) and re.match(r"[0-9]", value)
             else ""
         )
@@ -251,14 +293,14 @@ def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
     if model is None:
         return ""
     if isinstance(value, list):
-        return "; it stands there once: remove the '- '"
-    if not isinstance(value, dict) and (name := _told_by(model, required, value)) is not None:
+        return "; it is not a list: remove the '- '"
+    if not isinstance(value, dict) and (name := _main_field(model, required, value)) is not None:
         return f"; write {{{name}: {_switched(value)}}}"
     return f"; it takes {', '.join(fields_of(model))}"
 
 
-def _told_by(model: type[ApiModel], required: list[str], value: Any) -> str | None:
-    """The field of ``model`` that a single value was meant for."""
+def _main_field(model: type[ApiModel], required: list[str], value: Any) -> str | None:
+    """Return the field of ``model`` that a single value was probably meant for."""
     if isinstance(value, bool):
         return "mode" if "mode" in fields_of(model) else None
     if isinstance(value, int):
@@ -275,21 +317,24 @@ def _switched(value: Any) -> str:
 
 
 def _source(uri: str) -> str:
-    """What was probably meant by an address of no known kind. Nothing of it is shown that may hold a password."""
+    """Return a suggestion for a URI of unknown kind, without parts that may hold a password."""
     scheme, separator, rest = uri.partition("://")
     if separator and scheme.lower() in _SCHEMES_CALLED:
         return f"; did you mean {_SCHEMES_CALLED[scheme.lower()]}://{'…' if '@' in rest or '?' in rest else rest}?"
     if scheme == "file" or uri.startswith("/"):
-        return "; a folder of the node cannot be read: put the files on a claim and write pvc://CLAIM/PATH"
+        return "; folders of the node are not readable: put the files on a claim and write pvc://CLAIM/PATH"
     if (short := re.match(rf"({'|'.join(SCHEMES)}):/?(?!/)", uri)) is not None:
-        return f"; write '//' behind {short[1]}:"
+        return f"; write '//' after {short[1]}:"
     if not separator and re.fullmatch(r"[\w.-]+/[\w.-]+", uri):
         return f"; did you mean hf://{uri}?"
     return ""
 
 
 def _choices(expected: str, value: Any) -> str:
-    """Pydantic's list of allowed values, with enum members (``<DataType.INT32: 'INT32'>``) written as the user writes them."""
+    """Return the allowed values as a user writes them, and the one that was probably meant.
+
+    Pydantic lists enum members as ``<DataType.INT32: 'INT32'>``.
+    """
     text = re.sub(r"<[^:<>]+: ('[^']*')>", r"\1", expected)
     if not ("," in text or " or " in text):
         return text

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Passthrough, Rule, Switch
+from .base import ApiModel, FieldRule, Passthrough, Switch
 from .batching import MAX_BATCH
 from .tensors import ATOMIC
 
@@ -36,7 +36,7 @@ class VersionPolicy(ApiModel):
     ] = ()
 
     rules = (
-        Rule(
+        FieldRule(
             cel="(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) && size(self.specific) > 0 ? 1 : 0) == 1",
             message="exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is needed",
             holds=lambda p: (p.latest is not None) + (p.all is not None) + bool(p.specific) == 1,
@@ -68,7 +68,7 @@ class Warmup(ApiModel):
     ] = ()
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !has(self.batchSizes)",
             message="batchSizes has no effect with mode Disabled; remove one of them",
             holds=lambda w: w.mode is Switch.ENABLED or not w.batch_sizes,
@@ -114,7 +114,7 @@ class TensorRT(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="(has(self.precision) && self.precision == 'INT8') == has(self.calibrationTable)",
             message="calibrationTable is needed for precision INT8 and forbidden otherwise",
             holds=lambda t: (t.precision is Precision.INT8) == (t.calibration_table is not None),
@@ -144,13 +144,13 @@ class LengthProfile(ApiModel):
     max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Most rows of a batch.")]
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.min) || self.min <= self.max",
             message="a profile's max must be at least its min",
             holds=lambda p: p.min is None or p.min <= p.max,
             field="max",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.minBatchSize) || self.minBatchSize <= self.maxBatchSize",
             message="a profile's maxBatchSize must be at least its minBatchSize",
             holds=lambda p: p.min_batch_size is None or p.min_batch_size <= p.max_batch_size,
@@ -159,7 +159,7 @@ class LengthProfile(ApiModel):
     )
 
 
-class Lengths(ApiModel):
+class TokenLengths(ApiModel):
     """Token range that a model's file takes."""
 
     min: Annotated[
@@ -178,13 +178,13 @@ class Lengths(ApiModel):
     ] = ()
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!(has(self.profiles) && size(self.profiles) > 0) || !(has(self.min) || has(self.max))",
             message="lengths.profiles excludes lengths.min and lengths.max",
             holds=lambda r: not r.profiles or (r.min is None and r.max is None),
             field="profiles",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.min) || !has(self.max) || self.min <= self.max",
             message="lengths.max must be at least lengths.min",
             holds=lambda r: r.min is None or r.max is None or r.min <= r.max,

@@ -1,4 +1,4 @@
-"""From a document to the resource, with every finding at once."""
+"""Parse a document into the resource and report every problem at once."""
 
 from __future__ import annotations
 
@@ -10,40 +10,56 @@ from pydantic import ValidationError
 
 from .base import Finding
 from .field_paths import written
-from .messages import message
+from .finding_codes import FindingCode
+from .messages import code_of, message
 from .v1alpha1 import InferencePipeline
 
 _META = ("name", "namespace", "uid", "generation", "deletionTimestamp", "annotations", "labels")
 
 
 def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[Finding]]:
-    """Read one resource: schema first, then the cross-field rules.
+    """Parse one resource: the schema first, then the rules across fields.
 
-    ``document`` is the object as ``kubectl`` or the API server gives it; ``status`` and foreign metadata are ignored. Types are taken
-    as strictly as the API server takes them: text is no number, ``null`` means left out, keys are spelt as in the reference.
-    Returns the pipeline (``None`` where the schema is broken) and all findings, each with its path.
+    Types are as strict as in the API server: text is not a number, ``null`` means omitted, and keys
+    are case-sensitive.
+
+    Args:
+        document: the object as ``kubectl`` or the API server returns it. ``status`` and unrelated
+            metadata are ignored.
+
+    Returns:
+        The pipeline (``None`` if the schema is violated), and all findings.
     """
     if not isinstance(document, Mapping):
         return None, [
-            Finding("(the document)", "must be a mapping with apiVersion, kind, metadata and spec")
+            Finding(
+                "(the document)",
+                "must be a mapping with apiVersion, kind, metadata and spec",
+                code=FindingCode.WRONG_TYPE,
+            )
         ]
-    body = {key: _as_sent(value) for key, value in read_of(document).items()}
-    absent = [Finding(key, "is required") for key in ("apiVersion", "kind") if key not in body]
+    body = {key: _normalized(value) for key, value in read_of(document).items()}
+    absent = [
+        Finding(key, "is required", code=FindingCode.REQUIRED)
+        for key in ("apiVersion", "kind")
+        if key not in body
+    ]
     try:
-        # Through JSON, because only there pydantic is strict and still reads enums from text; YAML's dates become text, as in kubectl.
+        # Only from JSON does strict pydantic read enums from text; YAML dates become text as in
+        # kubectl.
         pipeline = InferencePipeline.model_validate_json(
             json.dumps(body, default=str), strict=True, by_alias=True, by_name=False
         )
     except ValidationError as error:
         return None, absent + [
-            Finding(_path(item["loc"]), message(item, body))
-            for item in _telling([dict(one) for one in error.errors(include_url=False)])
+            Finding(_path(item["loc"]), message(item, body), code=code_of(item))
+            for item in _without_echoes([dict(one) for one in error.errors(include_url=False)])
         ]
     return (None if absent else pipeline), absent + list(pipeline.spec.broken_rules("spec"))
 
 
 def read_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """All of a document that :func:`parse` reads: where this is equal, so is what it says."""
+    """Return the part of a document that :func:`parse` reads; equal parts parse to equal results."""
     body = {key: value for key, value in document.items() if key != "status"}
     metadata = body.get("metadata")
     if isinstance(metadata, Mapping):
@@ -51,8 +67,9 @@ def read_of(document: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-# Parts of the Kubernetes API and of Triton's ModelConfig that are kept as written: null has a meaning of its own in some.
-_PASSED_ON = frozenset(
+# Parts of the Kubernetes API and of Triton's ModelConfig that are kept as written: in some of them
+# null has a meaning.
+_KEPT_AS_WRITTEN = frozenset(
     {
         "configPatch",
         "engineArgs",
@@ -67,21 +84,24 @@ _PASSED_ON = frozenset(
 )
 
 
-def _as_sent(value: Any) -> Any:
-    """The value as the API server sees it: fields that are null are left out, ``2.0`` is a whole number."""
+def _normalized(value: Any) -> Any:
+    """Return the value as the API server sees it: without null fields, ``2.0`` as an integer."""
     if isinstance(value, Mapping):
         return {
-            key: item if key in _PASSED_ON else _as_sent(item)
+            key: item if key in _KEPT_AS_WRITTEN else _normalized(item)
             for key, item in value.items()
             if item is not None
         }
     if isinstance(value, (list, tuple)):
-        return [_as_sent(item) for item in value]
+        return [_normalized(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _telling(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the echoes: pydantic counts only good items of a list, so a bad item also makes its list "too short"."""
+def _without_echoes(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the errors without consequential ones.
+
+    Pydantic counts only the valid items of a list, so an invalid item also makes its list "too short".
+    """
 
     def echo(item: dict[str, Any]) -> bool:
         length = len(item["loc"])

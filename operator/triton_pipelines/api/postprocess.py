@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Passthrough, Rule, Switch, TensorReference, TritonName
+from .base import ApiModel, FieldRule, Passthrough, Switch, TensorReference, TritonName
 from .batching import DynamicBatching
-from .instances import InstanceResources, PlacedCopies
+from .instances import InstanceResources, PlacedStepCopies
 from .python import OwnCode
 from .steps import PRESERVE
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
@@ -86,8 +86,8 @@ class Postprocess(ApiModel):
             json_schema_extra=BY_NAME,
         ),
     ] = ()
-    instances: Annotated[PlacedCopies, Field(description="How many processes a pod runs.")] = (
-        PlacedCopies()
+    instances: Annotated[PlacedStepCopies, Field(description="How many processes a pod runs.")] = (
+        PlacedStepCopies()
     )
     resources_per_instance: Annotated[
         InstanceResources | None,
@@ -107,31 +107,31 @@ class Postprocess(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in ['Softmax', 'Sigmoid']",
             message="labels go with type Softmax or Sigmoid only",
             holds=lambda p: not p.labels or p.type in CLASSIFIERS,
             field="labels",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.topK) || has(self.labels) && self.topK <= size(self.labels)",
             message="topK needs labels, and is at most their number",
             holds=lambda p: p.top_k is None or p.top_k <= len(p.labels),
             field="topK",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.normalize) || has(self.type) && self.type in ['MeanPooling', 'FirstToken']",
             message="normalize goes with type MeanPooling or FirstToken only",
             holds=lambda p: p.normalize is None or p.type in POOLINGS,
             field="normalize",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.maskFrom) || has(self.type) && self.type == 'MeanPooling'",
             message="maskFrom goes with type MeanPooling only",
             holds=lambda p: p.mask_from is None or p.type is PostprocessType.MEAN_POOLING,
             field="maskFrom",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
             message="from needs a type other than None and Python (whose inputs have a from each)",
             holds=lambda p: (
@@ -140,19 +140,19 @@ class Postprocess(ApiModel):
             ),
             field="from",
         ),
-        Rule(
+        FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
             message="python is needed for type Python and forbidden otherwise",
             holds=lambda p: (p.type is PostprocessType.PYTHON) == (p.python is not None),
             field="python",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
             message="type Python needs its outputs written out: name each with dataType and dims",
             holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),
-        Rule(
+        FieldRule(
             cel="has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) && !(has(self.outputs) && size(self.outputs) > 0)",
             message="inputs and outputs are for type Python; what the other types read and answer follows from type",
             holds=lambda p: p.python is not None or not (p.inputs or p.outputs),

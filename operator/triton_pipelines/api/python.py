@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, DataKey, ObjectName, Rule
-from .source import ModelSource, Source
+from .base import ApiModel, DataKey, FieldRule, ObjectName
+from .source import ModelSource, SourceSpec
 from .tensors import ATOMIC
 
 MAX_FILES = 16
@@ -46,7 +46,7 @@ class Code(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source) ? 1 : 0) == 1",
             message="exactly one of code.inline, code.configMapKeyRef and code.source is needed",
             holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
@@ -57,7 +57,7 @@ class Code(ApiModel):
 class SideFile(ApiModel):
     """A file or folder laid beside model.py."""
 
-    source: Annotated[Source, Field(description="The file, or a folder.")]
+    source: Annotated[SourceSpec, Field(description="The file, or a folder.")]
     path: Annotated[
         str | None,
         Field(
@@ -73,7 +73,7 @@ class Environment(ApiModel):
     """Python packages of a step: a packed environment for the Python of the server image."""
 
     source: Annotated[
-        Source,
+        SourceSpec,
         Field(
             description="A .tar.gz that conda-pack made; its Python must be the image's (3.10 up to 24.10, 3.12 from 24.12)."
         ),
@@ -117,7 +117,7 @@ class Python(CodeParts):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="has(self.code) != has(self.runner)",
             message="exactly one of python.code and python.runner is needed",
             holds=lambda p: (p.code is None) != (p.runner is None),

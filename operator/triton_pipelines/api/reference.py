@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 from . import names
 from .base import ApiModel
-from .conditions import ABNORMAL, KIND_OF, ConditionType, Kind, Reason
+from .conditions import ABNORMAL, KIND_OF, ConditionType, Reason, ReasonKind
 from .crd import PRESERVE, PRINTER_COLUMNS, structural
 from .status import Status
-from .v1alpha1 import ROOT_RULES, InferencePipeline, Spec
+from .v1alpha1 import ROOT_RULES, InferencePipeline, PipelineSpec
 
 # Longer lists of places say nothing to a reader: then a few stand for all.
 MAX_PLACES = 6
@@ -32,11 +32,11 @@ CONDITION_MEANING: Mapping[ConditionType, str] = {
     ConditionType.SCALING_LIMITED: "The load asks for more than bounds, CPU, memory or the GPU step allow; the message says which.",
 }
 
-KIND_MEANING: Mapping[Kind, str] = {
-    Kind.FINE: "nothing to do",
-    Kind.WAITING: "something outside is not there yet; the operator watches",
-    Kind.STALLED: "change the spec, or what it names",
-    Kind.TRANSIENT: "the operator tries again, with growing pauses",
+KIND_MEANING: Mapping[ReasonKind, str] = {
+    ReasonKind.FINE: "nothing to do",
+    ReasonKind.WAITING: "something outside is not there yet; the operator watches",
+    ReasonKind.STALLED: "change the spec, or what it names",
+    ReasonKind.TRANSIENT: "the operator tries again, with growing pauses",
 }
 
 REASON_MEANING: Mapping[Reason, str] = {
@@ -222,7 +222,7 @@ def _conditions() -> Iterator[str]:
         for reason in Reason
     )
     yield ""
-    yield from (f"- **{kind.value}**: {KIND_MEANING[kind]}." for kind in Kind)
+    yield from (f"- **{kind.value}**: {KIND_MEANING[kind]}." for kind in ReasonKind)
     yield ""
 
 
@@ -246,7 +246,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Spec"
     yield ""
-    for model, paths in _sections(Spec, "spec"):
+    for model, paths in _sections(PipelineSpec, "spec"):
         yield from _section(model, paths, defaults=True)
     yield "## Status"
     yield ""

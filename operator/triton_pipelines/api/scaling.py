@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, ObjectName, Rule
+from .base import ApiModel, FieldRule, ObjectName
 
 
 class ScalingMode(StrEnum):
@@ -101,7 +101,7 @@ class PodBounds(ApiModel):
     max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
 
     rules = (
-        Rule(
+        FieldRule(
             cel="(has(self.min) ? self.min : 1) <= self.max",
             message="pods.min must be at most pods.max",
             holds=lambda p: p.low <= p.max,
@@ -184,7 +184,7 @@ class Scaling(ApiModel):
     ] = "default"
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >= (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)",
             message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
             holds=lambda s: (
@@ -192,7 +192,7 @@ class Scaling(ApiModel):
             ),
             field="scaleUpThresholdPercent",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)",
             message="windows.fastSeconds must be at most windows.slowSeconds",
             holds=lambda s: s.windows.fast <= s.windows.slow,

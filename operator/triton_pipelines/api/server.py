@@ -9,11 +9,11 @@ from pydantic import Field
 
 from .base import (
     ApiModel,
+    FieldRule,
     LabelKey,
     ObjectName,
     Passthrough,
     Quantity,
-    Rule,
     Switch,
     TensorName,
     Text,
@@ -94,7 +94,7 @@ class Gpu(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.claimTemplate) || (!has(self.count) || self.count == 1) && (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')",
             message="claimTemplate takes the place of count and resourceName: the template says how many of which; remove them",
             holds=lambda g: (
@@ -188,7 +188,7 @@ class DisruptionBudget(StrEnum):
     DISABLED = "Disabled"
 
 
-class Server(ApiModel):
+class ServerSpec(ApiModel):
     """The Triton pods."""
 
     image: Annotated[
@@ -323,7 +323,7 @@ class RolloutStrategy(StrEnum):
     RECREATE = "Recreate"
 
 
-class Rollout(ApiModel):
+class RolloutSpec(ApiModel):
     """How a new revision takes over, and how long pods may take to go."""
 
     strategy: Annotated[
@@ -406,7 +406,7 @@ class Health(ApiModel):
     ] = 30
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference != 'Disabled'",
             message="text and inputs have no effect with inference Disabled; remove one of them",
             holds=lambda h: (
@@ -414,7 +414,7 @@ class Health(ApiModel):
             ),
             field="inference",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.text) && has(self.inputs))",
             message="text and inputs exclude each other; write the text under inputs, or text alone",
             holds=lambda h: h.text is None or not h.inputs,

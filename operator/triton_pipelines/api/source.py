@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from .base import ApiModel, DataKey, ObjectName, Rule
+from .base import ApiModel, DataKey, FieldRule, ObjectName
 
 SCHEMES = ("hf", "s3", "gs", "az", "https", "oci", "pvc", "configmap")
 PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
@@ -46,11 +46,11 @@ class CertificateReference(ApiModel):
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
 
 
-def _scheme(source: Source) -> str:
+def _scheme(source: SourceSpec) -> str:
     return source.uri.split("://", 1)[0]
 
 
-class Source(ApiModel):
+class SourceSpec(ApiModel):
     """A file or folder, fetched by the init container, checked, and laid out read-only."""
 
     uri: Annotated[
@@ -102,20 +102,20 @@ class Source(ApiModel):
         Field(description="CA bundle for the source's server, beside the system's."),
     ] = None
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
             message="region is only for s3:// sources; remove it",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message="endpoint is only for s3://, gs://, az://, oci:// and hf:// sources; put the host into the uri",
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
         ),
-        Rule(
+        FieldRule(
             cel="!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) || has(self.revision) || has(self.caRef))",
             message="configmap:// and pvc:// sources are mounted and take no secretRef, caRef or revision; remove them",
             holds=lambda s: (
@@ -123,25 +123,25 @@ class Source(ApiModel):
                 or not (s.secret_ref or s.revision or s.ca_ref)
             ),
         ),
-        Rule(
+        FieldRule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
             message="a ConfigMap source is written configmap://NAME/KEY, the name in lower case",
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
         ),
-        Rule(
+        FieldRule(
             cel=f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') && !self.uri.contains('..')",
             message="a claim source is written pvc://CLAIM/PATH, the claim's name in lower case, the path without '..'",
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
         ),
-        Rule(
+        FieldRule(
             cel=f"!self.uri.startsWith('az://') || self.uri.matches('{_AZURE}')",
             message="an Azure source is written az://ACCOUNT/CONTAINER/KEY",
             holds=lambda s: _scheme(s) != "az" or _matches(_AZURE, s.uri),
             field="uri",
         ),
-        Rule(
+        FieldRule(
             cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
             message="a registry's source is written oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), the repository in lower case",
             holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
@@ -150,7 +150,7 @@ class Source(ApiModel):
     )
 
 
-class ModelSource(Source):
+class ModelSource(SourceSpec):
     """A source whose main file may have a name of its own: a model, or code with its modules."""
 
     file_name: Annotated[
@@ -163,14 +163,14 @@ class ModelSource(Source):
         ),
     ] = None
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
             message="fileName names a file in a folder, and a configmap:// source is a single file; remove it",
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",
         ),
-        *Source.rules,
+        *SourceSpec.rules,
     )
 
 

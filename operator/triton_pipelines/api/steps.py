@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from .base import ApiModel, Passthrough, Rule, Switch, Text, TritonName
+from .base import ApiModel, FieldRule, Passthrough, Switch, Text, TritonName
 from .batching import MAX_BATCH, BatchStrategy, DynamicBatching, SequenceBatching
-from .instances import InstanceResources, Instances
-from .optimization import Lengths, Optimization, VersionPolicy, Vllm, Warmup
+from .instances import InstanceResources, ModelInstances
+from .optimization import Optimization, TokenLengths, VersionPolicy, Vllm, Warmup
 from .python import Python
 from .source import ModelSource
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
@@ -99,7 +99,9 @@ class StepFields(ApiModel):
         BatchStrategy | None,
         Field(description="A custom batching library, on top of dynamicBatching."),
     ] = None
-    instances: Annotated[Instances, Field(description="Copies of the step in a pod.")] = Instances()
+    instances: Annotated[ModelInstances, Field(description="Copies of the step in a pod.")] = (
+        ModelInstances()
+    )
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
@@ -130,7 +132,7 @@ class StepFields(ApiModel):
         Optimization | None, Field(description="What the backend makes of the file.")
     ] = None
     lengths: Annotated[
-        Lengths | None,
+        TokenLengths | None,
         Field(description="Token range that the file takes, such as a TensorRT plan's profile."),
     ] = None
     decoupled: Annotated[
@@ -151,14 +153,14 @@ class StepFields(ApiModel):
         ),
     ] = None
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             cel="has(self.platform) != has(self.backend)",
             message="exactly one of platform and backend is needed",
             holds=lambda m: (m.platform is None) != (m.backend is None),
             field="platform",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt', 'pytorch', 'ensemble'])",
             message="backend is for backends that no platform names; write platform: python, vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline itself)",
             holds=lambda m: (
@@ -167,38 +169,38 @@ class StepFields(ApiModel):
             ),
             field="backend",
         ),
-        Rule(
+        FieldRule(
             cel="(has(self.platform) && self.platform == 'python') == has(self.python)",
             message="python is needed for platform python and forbidden for every other platform",
             holds=lambda m: (m.platform is Platform.PYTHON) == (m.python is not None),
             field="python",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.vllm) || has(self.platform) && self.platform == 'vllm'",
             message="vllm goes with platform vllm only",
             holds=lambda m: m.vllm is None or m.platform is Platform.VLLM,
             field="vllm",
         ),
-        Rule(
+        FieldRule(
             cel="has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform == 'vllm'",
             message="outputs is needed: name each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
             " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
             message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
             holds=lambda m: preferred_fit(m.max_batch_size, m.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.dynamicBatching) && has(self.sequenceBatching))",
             message="dynamicBatching and sequenceBatching exclude each other; remove one of them",
             holds=lambda m: m.dynamic_batching is None or m.sequence_batching is None,
             field="sequenceBatching",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.batchStrategy) || !has(self.sequenceBatching)"
             " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) && self.dynamicBatching.mode == 'Disabled')",
             message="batchStrategy works on top of dynamicBatching: not with mode Disabled, never beside sequenceBatching",
@@ -211,14 +213,14 @@ class StepFields(ApiModel):
             ),
             field="batchStrategy",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.instances) && has(self.instances.profiles) && size(self.instances.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
             message="instances.profiles is for platform tensorrt_plan only",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
             message="lengths.profiles is for platform tensorrt_plan only; others write lengths.min and lengths.max",
@@ -227,7 +229,7 @@ class StepFields(ApiModel):
             ),
             field="lengths.profiles",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) && self.platform == 'onnxruntime_onnx'",
             message="optimization.tensorrt is TensorRT inside the ONNX Runtime backend: for platform onnxruntime_onnx only",
             holds=lambda m: (
@@ -237,7 +239,7 @@ class StepFields(ApiModel):
             ),
             field="optimization.tensorrt",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) || has(self.instances.max) || has(self.instances.initial))",
             message="a step with sequenceBatching is never scaled live, its state would be lost; write instances.count",
             holds=lambda m: m.sequence_batching is None or not m.instances.ranged,
@@ -255,13 +257,13 @@ def preferred_fit(limit: int | None, batching: DynamicBatching | None) -> bool:
     )
 
 
-class Model(StepFields):
+class ModelSpec(StepFields):
     """The GPU step."""
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = "model"
 
 
-class Step(StepFields):
+class StepSpec(StepFields):
     """A further step: preprocess of images or audio, a second model, branches that join."""
 
     name: Annotated[
@@ -277,8 +279,8 @@ class Step(StepFields):
         TritonName | None, Field(description="Name in the model repository. Default: name.")
     ] = None
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
             message="the names tokenizer, model, postprocess and pipeline are taken; choose another",
             holds=lambda s: s.name not in TAKEN_STEP_NAMES,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Dimension, Rule, Switch, TensorName, TensorReference
+from .base import ApiModel, Dimension, FieldRule, Switch, TensorName, TensorReference
 
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
@@ -117,7 +117,7 @@ class InputTensor(OutputTensor):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
             message="ragged and reshape exclude each other: a ragged input has no common shape; remove one of them",
             holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),

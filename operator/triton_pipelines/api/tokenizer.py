@@ -10,18 +10,18 @@ from pydantic import Field
 from .base import (
     ApiModel,
     Dimension,
+    FieldRule,
     Passthrough,
-    Rule,
     Switch,
     TensorName,
     TensorReference,
     TritonName,
 )
 from .batching import MAX_BATCH, DynamicBatching
-from .instances import Copies, InstanceResources
+from .instances import InstanceResources, StepCopies
 from .optimization import MAX_TOKENS
 from .python import OwnCode
-from .source import Source
+from .source import SourceSpec
 from .steps import PRESERVE, preferred_fit
 from .tensors import ATOMIC, BY_NAME, MAX_DIMS, DataType, TokenTensor
 
@@ -78,13 +78,13 @@ class TokenizerInputs(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
             message="textPairFrom needs textPair, the tokenizer's own name of that input",
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.textPair) || self.textPair != (has(self.text) ? self.text : 'TEXT')",
             message="text and textPair must be different inputs",
             holds=lambda t: t.text_pair != t.text,
@@ -131,7 +131,7 @@ class Tokenizer(ApiModel):
         ),
     ] = None
     source: Annotated[
-        Source | None,
+        SourceSpec | None,
         Field(
             description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source. Type Python: what the code reads, laid beside model.py; no default."
         ),
@@ -185,9 +185,9 @@ class Tokenizer(ApiModel):
     dynamic_batching: Annotated[
         DynamicBatching | None, Field(description="Batching of this step. Default: on.")
     ] = None
-    instances: Annotated[Copies, Field(description="How many tokenizer processes a pod runs.")] = (
-        Copies()
-    )
+    instances: Annotated[
+        StepCopies, Field(description="How many tokenizer processes a pod runs.")
+    ] = StepCopies()
     resources_per_instance: Annotated[
         InstanceResources,
         Field(description="What one more instance may use; sizes the pod's requests and limits."),
@@ -201,44 +201,44 @@ class Tokenizer(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
             " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
             message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
             holds=lambda t: preferred_fit(t.max_batch_size, t.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength : 512))",
             message="each of buckets must be at most maxLength (512 where it is left out)",
             holds=lambda t: all(b <= (t.max_length or 512) for b in t.buckets),
             field="buckets",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b, self.buckets.exists_one(o, o == b))",
             message="buckets must be ascending, each once",
             holds=lambda t: all(a < b for a, b in zip(t.buckets, t.buckets[1:], strict=False)),
             field="buckets",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding == 'Bucketed'",
             message="buckets go with padding Bucketed only",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
         ),
-        Rule(
+        FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
             message="python is needed for type Python and forbidden otherwise",
             holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
             field="python",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
             message="type Python needs its outputs written out: name each",
             holds=lambda t: t.python is None or bool(t.outputs),
             field="outputs",
         ),
-        Rule(
+        FieldRule(
             cel="has(self.python) || !has(self.outputs) || self.outputs.all(o, !has(o.dims))",
             message="outputs[].dims is for type Python; the shape of tokens follows from padding",
             holds=lambda t: (
@@ -246,7 +246,7 @@ class Tokenizer(ApiModel):
             ),
             field="outputs",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) || has(self.inputs) && has(self.inputs.textPair)",
             message="truncation OnlyFirst and OnlySecond are for text pairs; set inputs.textPair, or write LongestFirst or Refuse",
             holds=lambda t: (

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import ApiModel, Rule, Switch, TritonName
+from .base import ApiModel, FieldRule, Switch, TritonName
 from .batching import MAX_BATCH
 from .instances import InstanceKind
 from .postprocess import Postprocess, PostprocessType
 from .scaling import Scaling
-from .server import Health, Rollout, Server
+from .server import Health, RolloutSpec, ServerSpec
 from .source import ModelSource
-from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, Model, Step
+from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, ModelSpec, StepSpec
 from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
 from .tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ class Ensemble(ApiModel):
     ] = None
 
     rules = (
-        Rule(
+        FieldRule(
             cel="!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) || has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))",
             message="with entryPoint no ensemble is made: its name, tensors and batch size are the step's own; remove the other fields",
             holds=lambda e: (
@@ -200,7 +200,7 @@ class Observability(ApiModel):
     ] = None
 
 
-class Spec(ApiModel):
+class PipelineSpec(ApiModel):
     """What the user wants."""
 
     source: Annotated[
@@ -218,13 +218,14 @@ class Spec(ApiModel):
         ),
     ] = None
     model: Annotated[
-        Model | None, Field(description="The GPU step. Left out: the pipeline is made of steps.")
+        ModelSpec | None,
+        Field(description="The GPU step. Left out: the pipeline is made of steps."),
     ] = None
     postprocess: Annotated[
         Postprocess, Field(description="What is made of the model's output.")
     ] = Postprocess()
     steps: Annotated[
-        tuple[Step, ...],
+        tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
             description="Further steps, before, beside or after the model.",
@@ -232,7 +233,7 @@ class Spec(ApiModel):
         ),
     ] = ()
     auxiliary_models: Annotated[
-        tuple[Step, ...],
+        tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
             description="Models that are loaded and watched but not wired: what a step's own code calls.",
@@ -243,8 +244,10 @@ class Spec(ApiModel):
         Ensemble()
     )
     health: Annotated[Health, Field(description="A real inference per pod.")] = Health()
-    server: Annotated[Server, Field(description="The Triton pods.")] = Server()
-    rollout: Annotated[Rollout, Field(description="How a new revision takes over.")] = Rollout()
+    server: Annotated[ServerSpec, Field(description="The Triton pods.")] = ServerSpec()
+    rollout: Annotated[RolloutSpec, Field(description="How a new revision takes over.")] = (
+        RolloutSpec()
+    )
     scaling: Annotated[
         Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")
     ] = Scaling()
@@ -255,13 +258,13 @@ class Spec(ApiModel):
     ] = Observability()
 
     rules = (
-        Rule(
+        FieldRule(
             cel="has(self.model) || has(self.steps) && size(self.steps) > 0",
             message="model is needed, or steps: a pipeline has at least one step that computes",
             holds=lambda s: s.model is not None or bool(s.steps),
             field="model",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
             message="tokenizer.source is needed, or a source for the whole pipeline; type Python may have none",
             holds=lambda s: (
@@ -272,7 +275,7 @@ class Spec(ApiModel):
             ),
             field="tokenizer.source",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.model) || has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)"
             " || has(self.model.vllm) && has(self.model.vllm.engineArgs) || has(self.model.backend)",
             message="model.source is needed, or a source for the whole pipeline",
@@ -286,7 +289,7 @@ class Spec(ApiModel):
             ),
             field="model.source",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName != self.model.modelName",
             message="modelName must differ between tokenizer and model",
             holds=lambda s: (
@@ -295,7 +298,7 @@ class Spec(ApiModel):
                 or s.tokenizer.model_name != s.model.model_name
             ),
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None'"
             " || (!has(self.tokenizer) || self.postprocess.modelName != self.tokenizer.modelName)"
             " && (!has(self.model) || self.postprocess.modelName != self.model.modelName)",
@@ -306,7 +309,7 @@ class Spec(ApiModel):
             ),
             field="postprocess.modelName",
         ),
-        Rule(
+        FieldRule(
             cel="!has(self.ensemble) || !has(self.ensemble.modelName)"
             " || (!has(self.tokenizer) || self.ensemble.modelName != self.tokenizer.modelName)"
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
@@ -318,7 +321,7 @@ class Spec(ApiModel):
             ),
             field="ensemble.modelName",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s, self.auxiliaryModels.all(a, a.name != s.name))",
             message="a name stands both in steps and in auxiliaryModels; choose another",
             holds=lambda s: (
@@ -326,7 +329,7 @@ class Spec(ApiModel):
             ),
             field="auxiliaryModels",
         ),
-        Rule(
+        FieldRule(
             cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
             " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count == 0)",
             message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or ask for a GPU",
@@ -339,7 +342,7 @@ class Spec(ApiModel):
     )
 
 
-def _slot_names(spec: Spec, *, postprocess: bool = False) -> set[str]:
+def _slot_names(spec: PipelineSpec, *, postprocess: bool = False) -> set[str]:
     """Model names of the fixed slots that are used."""
     used = {slot.model_name for slot in (spec.tokenizer, spec.model) if slot is not None}
     if postprocess and spec.postprocess.type not in (None, PostprocessType.NONE):
@@ -365,7 +368,7 @@ class InferencePipeline(ApiModel):
     api_version: Literal["tritonpipelines.io/v1alpha1"] = "tritonpipelines.io/v1alpha1"
     kind: Literal["InferencePipeline"] = "InferencePipeline"
     metadata: Metadata
-    spec: Spec
+    spec: PipelineSpec
 
     @property
     def name(self) -> str:

@@ -19,15 +19,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.tools.loadgen.load_spec import Arrivals, LoadError, LoadSpec, Protocol, Target
 from triton_pipelines.tools.loadgen.load_spec import Progress as RunProgress
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.loadgen.sweep import Measured, OnRun, SweepEndedError, sweep
 
 from .bench_loads import BenchRequests, build_requests, concurrencies, rates
-from .bench_report import BASELINE, BenchReport, as_csv, as_json, svg, tables
+from .bench_report import BASELINE, BenchReport, as_csv, as_json, chart, tables
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .infer import fetch_metadata, http_client, model_url
 from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
 from .local_pipeline import serve_locally
-from .output import check_writable, print_wide
+from .output import check_plottable, print_wide
 from .tensors import ModelMetadata
 
 DEFAULT_CONCURRENCY = "1:64"
@@ -200,7 +201,7 @@ def bench(
         seed=seed,
     )
     specs = _load_specs(base, concurrency, rate)
-    check_writable(plot, "--plot")
+    check_plottable(plot, "--plot")
     with _interrupts(), contextlib.ExitStack() as stack:
         served = _served_model(
             target,
@@ -301,7 +302,7 @@ def _print(report: BenchReport, output: BenchOutput, plot: Path | None) -> None:
         )
     if plot is not None:
         try:
-            plot.write_text(svg(report), encoding="utf-8")
+            plot.write_text(svg(chart(report)), encoding="utf-8")
         except OSError as error:
             raise CommandError(
                 f"--plot: cannot write {plot}: {error.strerror}", EXIT_USAGE

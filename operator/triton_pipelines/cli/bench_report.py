@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from triton_pipelines.tools.loadgen.plots import Point, Series, curve
+from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 from triton_pipelines.tools.loadgen.summary import Summary, figures
 from triton_pipelines.tools.loadgen.sweep import Measured
 
@@ -126,8 +126,8 @@ def as_csv(report: BenchReport) -> str:
     return out.getvalue()
 
 
-def svg(report: BenchReport) -> str:
-    """Return the throughput-latency curve as SVG."""
+def chart(report: BenchReport) -> Chart:
+    """Return the throughput-latency curve as a chart."""
     series = []
     for kind, items in _kinds(report.points).items():
         for percentile, dashed in (("p99", False), ("p50", True)):
@@ -140,7 +140,7 @@ def svg(report: BenchReport) -> str:
                 )
                 for item in items
             ]
-            series.append(Series(f"{percentile}, {kind}", points, dashed=dashed))
+            series.append(Series(f"{percentile}, {kind}", points, dashed=dashed, group=kind))
     for name, item in report.baseline.items():
         series.append(
             Series(
@@ -149,11 +149,16 @@ def svg(report: BenchReport) -> str:
                 marks_only=True,
             )
         )
-    note = (
-        f"{report.protocol}, {report.rows} row(s) per request, {report.source};"
-        f" median of {len(report.points[0].runs)} run(s), {report.seconds:g} s each"
+    count = len(report.points[0].runs)
+    return Chart(
+        f"{report.model}: latency over throughput",
+        series,
+        unit="rows/s",
+        latency="latency",
+        note=f"{report.protocol}, {report.rows} row(s) per request, {report.source};"
+        f" median of {count} run(s) of {report.seconds:g} s each; labels: concurrency or rate",
+        whiskers=f"whiskers: lowest and highest of {count} runs",
     )
-    return curve(f"{report.model}: latency over throughput", series, unit="rows/s", note=note)
 
 
 def tables(report: BenchReport) -> list[Table | Text]:

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.tools.loadgen.plots import PlotError, check_available
+
 from .errors import EXIT_USAGE, CommandError
 
 # Tables only take the width that they need; a pipe has no edge at which to fold them.
@@ -88,3 +90,21 @@ def check_writable(file: Path | None, option: str) -> None:
         raise CommandError(
             f"{option}: cannot write {file}: {reason or 'permission denied'}", EXIT_USAGE
         )
+
+
+def check_plottable(file: Path | None, option: str) -> None:
+    """Refuse a plot that cannot be drawn or written, before minutes of measuring.
+
+    Args:
+        file: the file; ``None``: not given.
+        option: the option that names it.
+
+    Raises:
+        CommandError: says why it cannot be drawn or written.
+    """
+    check_writable(file, option)
+    if file is not None:
+        try:
+            check_available()
+        except PlotError as error:
+            raise CommandError(f"{option}: {error}", EXIT_USAGE) from error

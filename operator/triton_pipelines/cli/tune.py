@@ -27,6 +27,7 @@ from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size
 from triton_pipelines.tools.loadgen.engine import precise_loop
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.loadgen.texts import Lengths, TextsError, lines
 from triton_pipelines.tools.tuner import contract
 from triton_pipelines.tools.tuner.contract import (
@@ -38,7 +39,7 @@ from triton_pipelines.tools.tuner.contract import (
     TuneTarget,
     wall_of,
 )
-from triton_pipelines.tools.tuner.plot import svg, terminal
+from triton_pipelines.tools.tuner.plot import chart, terminal
 from triton_pipelines.tools.tuner.run import tune as run
 from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
 
@@ -48,7 +49,7 @@ from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, CommandError
 from .local_options import Mounts
 from .local_pipeline import StoppedBySignal, raise_on_signals, serve_locally
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import check_writable, print_wide
+from .output import check_plottable, check_writable, print_wide
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@\[\]]+):[0-9]{1,5}")
 
@@ -181,7 +182,7 @@ def tune(
         )
     _check_finite({"--slo": slo, "--rate": rate, "--seconds": seconds, "--cores": cores})
     _check_server_options(server, control_key_file, mounts, texts, lengths)
-    check_writable(plot, "--plot")
+    check_plottable(plot, "--plot")
     check_writable(report_file, "--report-file")
     settings = Settings(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
@@ -307,7 +308,8 @@ def _write_report(
     Raises:
         CommandError: the run ended early, or a file cannot be written.
     """
-    _write(plot, svg(report), "--plot")
+    if plot is not None:
+        _write(plot, svg(chart(report)), "--plot")
     if not report.ended:  # that file is a result; an interrupted run has none
         _write(report_file, json.dumps(status_of(report)), "--report-file")
     if output is TuneOutput.YAML:

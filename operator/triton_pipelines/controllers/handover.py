@@ -137,7 +137,7 @@ def limits_of(
         cpu_limit=millis(str(limits.get("cpu", size.cpu_limit))) / 1000,
         memory_limit=float(bytes_of(str(limits.get("memory", size.memory_limit)))),
         shared_memory=float(bytes_of(size.shared_memory)),
-        gpu_instances={step.model_name: step.instances.count for step in fed},
+        gpu_instances={step.model_name: step.instances.counts.initial for step in fed},
         gpu_batches={
             step.model_name: step.max_batch_size for step in fed if step.batching is not None
         },
@@ -172,9 +172,9 @@ def _step(step: Step) -> StepLimits:
     return StepLimits(
         name=step.name,
         model_name=step.model_name,
-        low=step.instances.low,
-        high=step.instances.high,
-        initial=step.instances.count,
+        low=step.instances.counts.min,
+        high=step.instances.counts.max,
+        initial=step.instances.counts.initial,
         cores=millis(step.resources.cpu) / 1000,
         memory_bytes=float(bytes_of(step.resources.memory)),
         shared_memory_bytes=float(SHARED_MEMORY_PER_INSTANCE),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.loader.file_lease import Lease, LeaseTimes, try_lease, wait_for
 from triton_pipelines.loader.progress import human
 
@@ -67,12 +67,12 @@ class FileCache:
         self._problem: str | None = None
         self._room = threading.Lock()
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> LoadFinding | None:
         """Why the cache was not used, for the report."""
         if self._problem is None:
             return None
-        return Finding(
-            reason=Reason.CACHE_UNUSED,
+        return LoadFinding(
+            reason=LoadReason.CACHE_UNUSED,
             message=f"the model cache was not used for some files: {self._problem}. They came from their sources.",
         )
 

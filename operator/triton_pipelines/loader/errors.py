@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 
 PROXY_REFUSED: Final = "the proxy of HTTPS_PROXY refuses these or no credentials (407): write user and password into its address"
 
@@ -41,7 +41,7 @@ class LoadError(Exception):
 
     def __init__(
         self,
-        reason: Reason,
+        reason: LoadReason,
         message: str,
         *,
         step: str | None = None,
@@ -55,9 +55,11 @@ class LoadError(Exception):
         self.field = field
         self.retryable = retryable
 
-    def finding(self) -> Finding:
+    def finding(self) -> LoadFinding:
         """The error as it stands in the report."""
-        return Finding(step=self.step, reason=self.reason, message=self.message, field=self.field)
+        return LoadFinding(
+            step=self.step, reason=self.reason, message=self.message, field=self.field
+        )
 
 
 class NoSpaceError(LoadError):
@@ -66,7 +68,7 @@ class NoSpaceError(LoadError):
     def __init__(self, needed: int | None, free: int, what: str) -> None:
         amount = "more" if needed is None else f"{needed} bytes"
         super().__init__(
-            Reason.NO_SPACE,
+            LoadReason.NO_SPACE,
             f"{what}: needs {amount}, the volume of the model repository has {free} bytes free. Raise the node's ephemeral storage "
             "or the volume's size limit, or use a smaller model.",
         )

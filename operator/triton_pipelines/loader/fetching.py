@@ -15,9 +15,9 @@ import httpx
 
 from triton_pipelines.api.loadplan import (
     FetchKind,
-    Finding,
+    LoadFinding,
+    LoadReason,
     PlanFetch,
-    Reason,
     ReportSource,
     ResolvedSource,
     same_source,
@@ -45,7 +45,7 @@ class Fetched:
     """What a source became: its line in the report, notes, the files written (absolute), and of a model its versions."""
 
     source: ReportSource
-    findings: tuple[Finding, ...]
+    findings: tuple[LoadFinding, ...]
     files: tuple[Path, ...]
     versions: tuple[int, ...] = ()
 
@@ -80,7 +80,9 @@ class Fetcher:
                 record["revision"],
                 tuple(int(version) for version in record["versions"]),
             )
-            notes = tuple(Finding.model_validate_json(json.dumps(note)) for note in record["notes"])
+            notes = tuple(
+                LoadFinding.model_validate_json(json.dumps(note)) for note in record["notes"]
+            )
             if item.sha256 not in (None, sha256) or (
                 resolved is not None and not same_source(resolved, revision, sha256)
             ):
@@ -110,7 +112,7 @@ class Fetcher:
             placed = {name: layout.place(item, name, what) for name in staged.files}
         except SourceError as error:
             raise LoadError(
-                Reason.SOURCE_UNAVAILABLE,
+                LoadReason.SOURCE_UNAVAILABLE,
                 f"{what}: {error}",
                 step=item.step,
                 field=f"{item.spec_field}.uri",
@@ -194,7 +196,7 @@ class Fetcher:
         if item.sha256 is not None and item.sha256 != staged.sha256:
             shutil.rmtree(staging, ignore_errors=True)
             raise LoadError(
-                Reason.CHECKSUM_MISMATCH,
+                LoadReason.CHECKSUM_MISMATCH,
                 f"{what}: {item.spec_field}.sha256 is {item.sha256}, the source has {staged.sha256}. "
                 "Check that the source is the one that is meant, then write its digest.",
                 field=f"{item.spec_field}.sha256",
@@ -209,9 +211,9 @@ class Fetcher:
             )
         if item.credentials and (host := insecure(located, item.endpoint)) is not None:
             message = f"the credentials of {item.spec_field}.secretRef were sent to {host} over http://, where others can read them: use https:// and caRef"
-            note = Finding(
+            note = LoadFinding(
                 step=item.step,
-                reason=Reason.INSECURE_SOURCE,
+                reason=LoadReason.INSECURE_SOURCE,
                 message=message,
                 field=item.spec_field,
             )
@@ -261,7 +263,7 @@ def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> L
     """The error for a source that is no longer what this revision was loaded from first, with both sides."""
     before = f"revision {resolved.revision or 'none'}, sha256 {resolved.sha256 or 'unknown'}"
     return LoadError(
-        Reason.SOURCE_CHANGED,
+        LoadReason.SOURCE_CHANGED,
         f"{what}: this pipeline revision was first loaded from {before}; the source now is {now}. Pods of one revision serve the same "
         f"files: put the old content back, or take the new one as a new revision by setting {item.spec_field}.revision or sha256.",
         field=item.spec_field,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 
-from triton_pipelines.api.loadplan import FetchKind, LoadPlan, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadPlan, LoadReason, PlanFetch
 from triton_pipelines.loader.errors import LoadError
 from triton_pipelines.loader.selection import FIRST
 
@@ -48,7 +48,7 @@ class Layout:
             asked = {path, *paths}
         for own in sorted(asked & self._plan):
             raise LoadError(
-                Reason.MODEL_MISMATCH,
+                LoadReason.MODEL_MISMATCH,
                 f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the operator itself: remove or rename the file in the source.",
             )
         for one in paths:
@@ -56,7 +56,7 @@ class Layout:
                 other := self._folded(one)
             ) is not None:
                 raise LoadError(
-                    Reason.MODEL_MISMATCH,
+                    LoadReason.MODEL_MISMATCH,
                     f"{what}: would write {one}, which {other} writes too: give one of them another path.",
                 )
         for one in paths:

@@ -20,12 +20,12 @@ from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import (
     INFORMATIVE,
     FetchKind,
-    Finding,
     LiveCounts,
+    LoadFinding,
     LoadPlan,
+    LoadReason,
     LoadReport,
     PlanFetch,
-    Reason,
     ReportSource,
     ResolvedSource,
     ResolvedSources,
@@ -222,7 +222,7 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
         log.info("revision %s is loaded", revision)
         return report, EXIT_OK
     return report, EXIT_RETRY if all(
-        error.retryable or error.reason is Reason.INTERNAL_ERROR for error in errors
+        error.retryable or error.reason is LoadReason.INTERNAL_ERROR for error in errors
     ) else EXIT_USER
 
 
@@ -233,7 +233,7 @@ class _Load:
         self, plan: LoadPlan, options: LoadOptions, redact: Redactor, log: logging.Logger
     ) -> None:
         self.errors: list[LoadError] = []
-        self.notes: list[Finding] = []
+        self.notes: list[LoadFinding] = []
         self.sources: list[ReportSource] = []
         self._plan, self._options, self._redact, self._log = plan, options, redact, log
 
@@ -344,13 +344,13 @@ def read_plan(folder: Path) -> LoadPlan:
         return LoadPlan.model_validate_json(path.read_bytes())
     except OSError as error:
         raise LoadError(
-            Reason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}"
+            LoadReason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise LoadError(
-            Reason.INTERNAL_ERROR,
+            LoadReason.INTERNAL_ERROR,
             f"{path}: {where}: {first['msg']} (operator and loader of different versions?)",
         ) from error
 
@@ -378,14 +378,14 @@ def read_resolved(folder: Path, revision: str) -> dict[str, ResolvedSource]:
         return {}
     except (OSError, ValidationError) as error:
         raise LoadError(
-            Reason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}"
+            LoadReason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}"
         ) from error
 
 
 def _unexpected(error: Exception, options: LoadOptions) -> LoadError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(None, free_bytes(options.root), error.filename or str(options.root))
-    return LoadError(Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+    return LoadError(LoadReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
 def _write_report(

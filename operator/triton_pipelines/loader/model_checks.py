@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triton_pipelines.api.loadplan import (
-    Finding,
+    LoadFinding,
     LoadPlan,
+    LoadReason,
     PlanAdapt,
     PlanCheck,
     PlanPlace,
     PlanTokens,
-    Reason,
 )
 from triton_pipelines.loader.download import write_atomically
 from triton_pipelines.loader.errors import LoadError
@@ -42,7 +42,7 @@ class Inspection:
         models: Path,
         written: Mapping[str, str],
         errors: list[LoadError],
-        notes: list[Finding],
+        notes: list[LoadFinding],
         log: logging.Logger,
     ) -> None:
         self._plan, self._models, self._written, self._log = plan, models, written, log
@@ -99,7 +99,7 @@ class Inspection:
         for item in found:
             self._errors.append(
                 LoadError(
-                    Reason.MODEL_MISMATCH,
+                    LoadReason.MODEL_MISMATCH,
                     item.message,
                     step=check.step,
                     field=item.field or check.field,
@@ -164,15 +164,15 @@ class Inspection:
         if isinstance(done, Refusal):
             message = f"{uri} cannot take requests of different length in one batch: {done}"
             self._errors.append(
-                LoadError(Reason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field)
+                LoadError(LoadReason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field)
             )
             return
         self._log.info("%s: %s %s", item.field, uri, done)
         if not done.proven:
             self._notes.append(
-                Finding(
+                LoadFinding(
                     step=item.step,
-                    reason=Reason.ANSWERS_NOT_COMPARED,
+                    reason=LoadReason.ANSWERS_NOT_COMPARED,
                     field=item.field,
                     message=f"{uri} {done}",
                 )

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from triton_pipelines.api.loadplan import Reason
+from triton_pipelines.api.loadplan import LoadReason
 from triton_pipelines.loader.errors import LoadError
 
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyi", "py.typed")
@@ -22,12 +22,12 @@ def copy_package(package: str, site: Path) -> None:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise LoadError(Reason.INTERNAL_ERROR, f"the loader's image has no package {package}")
+        raise LoadError(LoadReason.INTERNAL_ERROR, f"the loader's image has no package {package}")
     source = Path(next(iter(spec.submodule_search_locations)))
     bound = [path.name for path in source.rglob("*.so") if not path.name.endswith(".abi3.so")]
     if bound:
         raise LoadError(
-            Reason.INTERNAL_ERROR,
+            LoadReason.INTERNAL_ERROR,
             f"package {package} holds {', '.join(bound)}, built for one Python version: install its abi3 wheel",
         )
     _copy(source, site / package)

@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.api.loadplan import LoadPlan, PlanCount, Reason
+from triton_pipelines.api.loadplan import LoadPlan, LoadReason, PlanCount
 from triton_pipelines.loader.download import write_atomically
 from triton_pipelines.loader.errors import LoadError
 
@@ -23,7 +23,7 @@ def below(root: Path, path: str) -> Path:
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
         raise LoadError(
-            Reason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
+            LoadReason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
         )
     return target
 
@@ -36,7 +36,7 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
         raise LoadError(
-            Reason.INTERNAL_ERROR,
+            LoadReason.INTERNAL_ERROR,
             f"{root} holds files that the loader did not write: give it an empty folder",
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_files(
             data = (revision / item.key).read_bytes()
         except OSError as error:
             raise LoadError(
-                Reason.INTERNAL_ERROR,
+                LoadReason.INTERNAL_ERROR,
                 f"the revision's ConfigMap lacks key {item.key}: {error.strerror}",
             ) from error
         if (count := wanted.get(item.path)) is not None:
@@ -96,7 +96,7 @@ def with_count(config: str, count: int, path: str) -> str:
     message = _parse(config, path)
     if len(message.instance_group) != 1:
         raise LoadError(
-            Reason.INTERNAL_ERROR,
+            LoadReason.INTERNAL_ERROR,
             f"{path} has {len(message.instance_group)} instance groups; a live count needs exactly one",
         )
     if message.instance_group[0].count == count:
@@ -116,7 +116,7 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
         raise LoadError(
-            Reason.INTERNAL_ERROR, f"{path} is no model configuration: {error}"
+            LoadReason.INTERNAL_ERROR, f"{path} is no model configuration: {error}"
         ) from error
 
 

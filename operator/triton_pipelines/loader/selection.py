@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from triton_pipelines.api.loadplan import FetchKind, Finding, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadFinding, LoadReason, PlanFetch
 from triton_pipelines.loader.errors import LoadError, SourceError
 from triton_pipelines.loader.listing import Entry, Listing, numbered, some
 
@@ -150,7 +150,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
         if gone := sorted(set(held) - set(found)):
             text = f"version {', '.join(map(str, gone))} is gone, from which this pipeline revision was first loaded; {there}"
             raise LoadError(
-                Reason.SOURCE_CHANGED,
+                LoadReason.SOURCE_CHANGED,
                 f"{text}. Put it back, or name the versions to serve from now on in the version policy.",
             )
         return tuple(sorted(held))
@@ -161,7 +161,7 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
     }
     if absent := sorted(asked - set(found)):
         raise LoadError(
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             f"version {', '.join(map(str, absent))} is asked for; {there}: publish it, or ask for another one.",
         )
     return tuple(sorted(chosen | asked))
@@ -188,7 +188,7 @@ def _version(
         name = str(item.file) if entry.name == main else entry.name
         if name in files or (name != entry.name and name in names):
             raise LoadError(
-                Reason.MODEL_MISMATCH,
+                LoadReason.MODEL_MISMATCH,
                 f"holds both {where}{main} and {where}{name}; the first is to be named {name}: remove one.",
             )
         files[name] = entry
@@ -198,7 +198,7 @@ def _version(
 def _required(item: PlanFetch, main: str, names: Collection[str], where: str) -> str:
     if main not in names:
         raise LoadError(
-            Reason.SOURCE_UNAVAILABLE,
+            LoadReason.SOURCE_UNAVAILABLE,
             f"has no file {where}{main}; {where or 'the folder'} holds {some(_tops(names))}. Name the file in {item.spec_field}.path or fileName.",
         )
     return main
@@ -218,7 +218,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
             else "several versions"
         )
     raise LoadError(
-        Reason.MODEL_MISMATCH,
+        LoadReason.MODEL_MISMATCH,
         f"the resource asks for {asked} of the model, and the source is {what}, which is version {FIRST} alone: name a folder that holds a folder "
         "per version (1, 2, …), or remove the version policy.",
     )
@@ -232,7 +232,7 @@ def _tops(names: Collection[str]) -> set[str]:
     }
 
 
-def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
+def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> LoadFinding:
     """The note that files of the source are not taken."""
     configs = [name for name in ignored if PurePosixPath(name).name == CONFIG]
     why = (
@@ -241,6 +241,6 @@ def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> Finding:
         else "they lie outside the version folders or are configurations"
     )
     message = f"not taken from the source: {some(_tops(ignored) if len(ignored) > len(configs) else ignored)} ({why})"
-    return Finding(
-        step=item.step, reason=Reason.FILES_IGNORED, field=item.spec_field, message=message
+    return LoadFinding(
+        step=item.step, reason=LoadReason.FILES_IGNORED, field=item.spec_field, message=message
     )

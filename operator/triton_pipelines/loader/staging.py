@@ -11,7 +11,13 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from triton_pipelines.api.loadplan import FetchKind, Finding, PlanFetch, Reason, ResolvedSource
+from triton_pipelines.api.loadplan import (
+    FetchKind,
+    LoadFinding,
+    LoadReason,
+    PlanFetch,
+    ResolvedSource,
+)
 from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.download import (
     Downloaded,
@@ -46,7 +52,7 @@ class Staged:
     revision: str | None
     resumed: bool
     versions: tuple[int, ...] = ()
-    notes: tuple[Finding, ...] = ()
+    notes: tuple[LoadFinding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -350,7 +356,7 @@ def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
         return read_onnx(path).side_files
     except ValueError as error:
         raise LoadError(
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             f"{what}: the file {error}",
             step=item.step,
             field=item.spec_field,

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from triton_pipelines.api.loadplan import Finding, Reason
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.loader.errors import LoadError
 from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
 
@@ -224,11 +224,11 @@ def highest(path: Path) -> Highest:
     )
 
 
-def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
+def finding_of_settings(ignored: str, step: str, field: str) -> LoadFinding:
     """The note that settings of tokenizer.json do not count."""
-    return Finding(
+    return LoadFinding(
         step=step,
-        reason=Reason.TOKENIZER_SETTINGS_IGNORED,
+        reason=LoadReason.TOKENIZER_SETTINGS_IGNORED,
         field=field,
         message=f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, truncation and padding of the step decide.",
     )
@@ -236,4 +236,4 @@ def finding_of_settings(ignored: str, step: str, field: str) -> Finding:
 
 def invalid(message: str, step: str, field: str) -> LoadError:
     """The error for a tokenizer that cannot be used."""
-    return LoadError(Reason.INVALID_TOKENIZER, message, step=step, field=field)
+    return LoadError(LoadReason.INVALID_TOKENIZER, message, step=step, field=field)

@@ -11,7 +11,7 @@ from tests.support import nullbackend
 from tests.support.differential import Differential, Repository, breaks, running
 from tests.support.differential.fuzz import campaign
 from tests.support.differential.good import add_model, good
-from triton_pipelines.compile.validation import LIMITS, Rule
+from triton_pipelines.compile.validation import LIMITS, RuleId
 
 pytestmark = pytest.mark.integration
 
@@ -101,7 +101,7 @@ def test_resources_of_both_kinds_are_refused_by_a_server_that_limits_rates(tmp_p
             rate_limiting=True,
         ) as limited:
             said, reasons = limited.outcome(repository)
-        assert [violation.rule for violation in said] == ([Rule.RATE_LIMITER] if mixed else [])
+        assert [violation.rule for violation in said] == ([RuleId.RATE_LIMITER] if mixed else [])
         assert any(reasons.values()) is mixed
 
 
@@ -109,7 +109,7 @@ def test_every_rule_is_broken_somewhere() -> None:
     covered = {
         broken.rule for broken in (*breaks.REFUSED, *breaks.LIMITED, *breaks.FATAL, *breaks.DEADLY)
     }
-    assert covered | set(breaks.ELSEWHERE) == set(Rule)
+    assert covered | set(breaks.ELSEWHERE) == set(RuleId)
     assert not covered & set(breaks.ELSEWHERE)
 
 

@@ -22,7 +22,7 @@ from e2e.local.processes import Process, reserved_ports
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.servers import running
 from tests.support.relay import Relay
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 from triton_pipelines.loader.sources.stores import s3_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -176,7 +176,7 @@ def test_refusals_are_final_and_clear(
     keyed.secret("model", secretAccessKey=secret)
     keyed.plan(item(gateway, uri))
     code, report = keyed.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_UNAVAILABLE), keyed.output
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE), keyed.output
     assert says in report.findings[0].message
     assert "attempt" not in keyed.output
 
@@ -261,7 +261,7 @@ def test_a_changed_object_is_a_changed_source(keyed: Pod, gateway: Gateway) -> N
     keyed.plan(item(gateway, "s3://models/moving.bin"))
     keyed.resolved("model", before, None)
     code, report = keyed.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED), keyed.output
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED), keyed.output
     assert str(before) in report.findings[0].message
     assert hashlib.sha256(b"second").hexdigest() in report.findings[0].message
 
@@ -353,7 +353,7 @@ def test_versions_below_a_key_and_their_listing(keyed: Pod, gateway: Gateway) ->
     assert code == 0, keyed.output
     assert keyed.tree() == ["bert/2/data/w.bin", "bert/2/model.bin"]
     assert (report.sources[0].resolved_revision or "").startswith("versions=2;listing=")
-    assert [finding.reason for finding in report.findings] == [Reason.FILES_IGNORED]
+    assert [finding.reason for finding in report.findings] == [LoadReason.FILES_IGNORED]
     assert "labels.txt" in report.findings[0].message
     keyed.recorded()
     obstore.put(store, "served/10/model.bin", b"newest")
@@ -363,7 +363,7 @@ def test_versions_below_a_key_and_their_listing(keyed: Pod, gateway: Gateway) ->
     obstore.put(store, "served/2/data/more.bin", b"added")
     keyed.another()
     code, report = keyed.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED), keyed.output
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED), keyed.output
     keyed.plan(
         item(
             gateway,

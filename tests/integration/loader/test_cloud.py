@@ -22,7 +22,7 @@ from tests.integration.loader.conftest import Pod
 from tests.integration.loader.servers import ACCOUNT, ACCOUNT_KEY, Azure, Gcs, azure, gcs
 from tests.support.relay import Relay
 from tests.support.web import LoopbackServer, Request, Response
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, PlanVersions, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch, PlanVersions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -112,7 +112,7 @@ def test_versions_in_a_bucket_and_their_listing(keyed: Pod, google: Gcs) -> None
     google.put("models", "bert/2/model.bin", b"overwritten")
     keyed.another()
     code, report = keyed.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
     assert "its listing is another than at this revision's first load" in keyed.output
 
 
@@ -278,7 +278,7 @@ def test_a_folder_of_a_container_with_a_key(account: Pod, blobs: Azure) -> None:
     obstore.put(store, "bert/sub/a b+c.txt", b"changed")
     account.another()
     code, report = account.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED), account.output
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED), account.output
 
 
 def test_a_shared_access_signature_and_a_broken_connection(trusting: Pod, blobs: Azure) -> None:

@@ -17,12 +17,12 @@ from tokenizers.processors import TemplateProcessing
 from tests.integration.loader.conftest import Pod
 from triton_pipelines.api.loadplan import (
     FetchKind,
+    LoadReason,
     PlanCheck,
     PlanCount,
     PlanFetch,
     PlanFile,
     PlanTensor,
-    Reason,
 )
 from triton_pipelines.loader.main import parse_options
 
@@ -146,7 +146,7 @@ def test_a_whole_pipeline_from_mounted_folders(pod: Pod, minilm: Path) -> None:
     )
     # The shipped file pads and cuts to 128, which the step's own settings override.
     assert [(item.reason, item.field) for item in report.findings] == [
-        (Reason.TOKENIZER_SETTINGS_IGNORED, "spec.tokenizer.source")
+        (LoadReason.TOKENIZER_SETTINGS_IGNORED, "spec.tokenizer.source")
     ]
     assert "128" in report.findings[0].message
     assert (
@@ -190,35 +190,35 @@ def test_a_vocabulary_is_built_into_the_tokenizer_its_publisher_ships(
     [
         (
             {"tokenizer.json": b'{"version": "1.0", "model": {"type": "Nope"}}'},
-            Reason.INVALID_TOKENIZER,
+            LoadReason.INVALID_TOKENIZER,
             "tokenizer.json cannot be used",
         ),
         (
             {"tokenizer.json": b"version https://git-lfs.github.com/spec/v1\n"},
-            Reason.INVALID_TOKENIZER,
+            LoadReason.INVALID_TOKENIZER,
             "Git LFS pointer",
         ),
-        ({"tokenizer.json": b"<html>please log in</html>"}, Reason.INVALID_TOKENIZER, "HTML"),
+        ({"tokenizer.json": b"<html>please log in</html>"}, LoadReason.INVALID_TOKENIZER, "HTML"),
         (
             {"vocab.txt": b"[UNK]\n[SEP]\n[CLS]\na\n"},
-            Reason.SOURCE_UNAVAILABLE,
+            LoadReason.SOURCE_UNAVAILABLE,
             "neither tokenizer.json nor vocab.txt with its tokenizer_config.json",
         ),
         (
             {"vocab.txt": b"[UNK]\na\n", "tokenizer_config.json": b"{}"},
-            Reason.INVALID_TOKENIZER,
+            LoadReason.INVALID_TOKENIZER,
             "vocab.txt has no [SEP], [CLS]",
         ),
         (
             {"vocab.txt": b"a\n", "tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer"}'},
-            Reason.INVALID_TOKENIZER,
+            LoadReason.INVALID_TOKENIZER,
             "T5Tokenizer",
         ),
-        ({"spiece.model": b"x"}, Reason.SOURCE_UNAVAILABLE, "neither tokenizer.json"),
+        ({"spiece.model": b"x"}, LoadReason.SOURCE_UNAVAILABLE, "neither tokenizer.json"),
     ],
 )
 def test_a_folder_that_makes_no_tokenizer_is_refused(
-    pod: Pod, files: dict[str, bytes], reason: Reason, says: str
+    pod: Pod, files: dict[str, bytes], reason: LoadReason, says: str
 ) -> None:
     (pod.options.claims / "models").mkdir()
     for name, data in files.items():
@@ -243,7 +243,7 @@ def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minil
     code, report = pod.load()
     assert (code, [(item.reason, item.field) for item in report.findings]) == (
         2,
-        [(Reason.INVALID_TOKENIZER, "spec.tokenizer.source")],
+        [(LoadReason.INVALID_TOKENIZER, "spec.tokenizer.source")],
     )
     assert report.findings[0].message == (
         "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor puts the first text in 2 times, and pairs can only be cut "
@@ -286,7 +286,7 @@ def test_external_data_outside_the_folder_is_refused(pod: Pod) -> None:
     (claim / "net.onnx").write_bytes(stolen.SerializeToString())
     pod.plan(model("pvc://models/net.onnx"))
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.MODEL_MISMATCH)
+    assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
     assert "only files in or below the model's own folder" in report.findings[0].message
 
 
@@ -300,7 +300,7 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
     assert code == 2
     finding = report.findings[0]
     assert (finding.reason, finding.step, finding.field) == (
-        Reason.MODEL_MISMATCH,
+        LoadReason.MODEL_MISMATCH,
         "model",
         "spec.model",
     )
@@ -323,7 +323,7 @@ def test_all_findings_come_at_once(pod: Pod) -> None:
     code, report = pod.load()
     assert (code, [(item.step, item.reason) for item in report.findings]) == (
         2,
-        [("tokenizer", Reason.SOURCE_UNAVAILABLE), ("model", Reason.SOURCE_UNAVAILABLE)],
+        [("tokenizer", LoadReason.SOURCE_UNAVAILABLE), ("model", LoadReason.SOURCE_UNAVAILABLE)],
     )
 
 
@@ -335,7 +335,7 @@ def test_links_out_of_a_claim_are_refused(pod: Pod) -> None:
     (claim / "model.onnx").symlink_to(pod.options.credentials / "model" / "token")
     pod.plan(model("pvc://models/model.onnx"))
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_UNAVAILABLE)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE)
     assert "leads out of its volume" in report.findings[0].message
 
 
@@ -372,7 +372,7 @@ def test_a_folder_that_the_loader_did_not_write_is_left_alone(pod: Pod) -> None:
     (pod.models / "mine.txt").write_text("precious")
     pod.plan()
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (3, Reason.INTERNAL_ERROR)
+    assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
     assert (pod.models / "mine.txt").read_text() == "precious"
 
 
@@ -383,7 +383,7 @@ def test_changed_folder_content_is_a_changed_source(pod: Pod) -> None:
     pod.plan(model("pvc://models/model.onnx"))
     pod.resolved("model", None, "0" * 64)
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
     now = hashlib.sha256((pod.options.claims / "models" / "model.onnx").read_bytes()).hexdigest()
     assert "0" * 64 in report.findings[0].message
     assert now in report.findings[0].message
@@ -395,7 +395,7 @@ def test_changed_folder_content_is_a_changed_source(pod: Pod) -> None:
 def test_a_plan_that_cannot_be_read_is_reported(pod: Pod, content: str) -> None:
     (pod.options.revision / "plan.json").write_text(content)
     code, report = pod.load()
-    assert (code, report.ok, report.findings[0].reason) == (3, False, Reason.INTERNAL_ERROR)
+    assert (code, report.ok, report.findings[0].reason) == (3, False, LoadReason.INTERNAL_ERROR)
     assert "plan.json" in report.findings[0].message
 
 
@@ -420,7 +420,7 @@ def test_broken_records_of_the_first_load_are_an_error(pod: Pod) -> None:
     (pod.options.live / "resolved.json").write_text('{"4f1d00": {"model": {"revision": 7}}}')
     pod.plan()
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (3, Reason.INTERNAL_ERROR)
+    assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
     assert "resolved.json is not usable" in report.findings[0].message
 
 

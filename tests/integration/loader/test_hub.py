@@ -13,7 +13,7 @@ from e2e.local.pki import Authority
 from tests.integration.loader.conftest import Pod
 from tests.support.hub import HubServer
 from tests.support.web import LoopbackServer, Request, Response
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 
 pytestmark = pytest.mark.integration
 
@@ -119,7 +119,7 @@ def test_a_commit_that_is_gone_is_a_changed_source(pod: Pod, minilm: Path) -> No
         pod.plan(tokenizer())
         pod.resolved("tokenizer", first, None)
         code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
     assert first in report.findings[0].message
     assert "gone" in report.findings[0].message
 
@@ -182,7 +182,7 @@ def test_refusals_of_the_hub_are_final_and_clear(pod: Pod, case: str, says: str)
         else:
             pod.plan(tokenizer(revision="v9" if case == "no such revision" else None))
         code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_UNAVAILABLE)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE)
     assert says in report.findings[0].message
 
 

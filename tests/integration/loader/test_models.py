@@ -13,11 +13,11 @@ from tests.integration.loader.test_folders import check, graph
 from tests.support.hub import HubServer
 from triton_pipelines.api.loadplan import (
     FetchKind,
+    LoadReason,
     PlanCheck,
     PlanFetch,
     PlanFile,
     PlanVersions,
-    Reason,
 )
 
 pytestmark = pytest.mark.integration
@@ -69,7 +69,7 @@ def test_the_newest_version_is_served_and_each_that_exists_is_checked(
         for name in ("10/net.onnx", "10/weights.bin")
     )
     assert report.sources[0].sha256 == hashlib.sha256(lines.encode()).hexdigest()
-    assert [item.reason for item in report.findings] == [Reason.FILES_IGNORED]
+    assert [item.reason for item in report.findings] == [LoadReason.FILES_IGNORED]
     assert "pvc://models/bert (version 10) fit" in pod.output
 
 
@@ -87,13 +87,13 @@ def test_a_pod_that_comes_later_takes_the_versions_of_the_first(pod: Pod, claim:
     shutil.rmtree(claim / "1")
     pod.another()
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
     assert "version 1 is gone" in report.findings[0].message
     write(claim, "1/model.onnx")
     (claim / "2/model.onnx").write_text("overwritten")
     pod.another()
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
 
 
 def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
@@ -102,7 +102,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
         graph(claim / str(version) / "model.onnx", classes=classes)
     pod.plan(model(versions=PlanVersions(all=True)), checks=[checked()])
     code, report = pod.load()
-    assert (code, [item.reason for item in report.findings]) == (2, [Reason.MODEL_MISMATCH])
+    assert (code, [item.reason for item in report.findings]) == (2, [LoadReason.MODEL_MISMATCH])
     assert report.findings[0].message.startswith(
         "pvc://models/bert (version 2) does not fit spec.model"
     )
@@ -183,7 +183,7 @@ def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) ->
     write(claim, "2/model.onnx", "2/model.py")
     pod.plan(model(), files=[PlanFile(key="m", path="bert/1/model.py")])
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (2, Reason.MODEL_MISMATCH)
+    assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
     assert (
         "holds model.py, and bert/1/model.py is written by the operator itself"
         in report.findings[0].message

@@ -16,12 +16,12 @@ from tests.support import builders, tinymodel
 from tests.support.raggedbackend import StandInBackend, config_of
 from tests.support.raggedgraphs import Encoder, Head, make
 from triton_pipelines.api.loadplan import (
+    LoadReason,
     PlanAdapt,
     PlanCheck,
     PlanFetch,
     PlanTensor,
     PlanVersions,
-    Reason,
 )
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.render.model_config import parse
@@ -120,7 +120,7 @@ def test_what_cannot_be_adapted_is_a_finding_of_its_own(pod: Pod, claim: Path) -
     assert (code, report.ok, finding.reason, finding.step, finding.field) == (
         2,
         False,
-        Reason.RAGGED_UNSUPPORTED,
+        LoadReason.RAGGED_UNSUPPORTED,
         "model",
         "spec.tokenizer.padding",
     )
@@ -140,7 +140,7 @@ def test_a_file_that_does_not_fit_is_told_as_that(pod: Pod, claim: Path) -> None
     onnx.save(make(Encoder(heads=(Head.POOLED,))), str(claim / "encoder.onnx"))
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan()])
     code, report = pod.load()
-    assert (code, [item.reason for item in report.findings]) == (2, [Reason.MODEL_MISMATCH])
+    assert (code, [item.reason for item in report.findings]) == (2, [LoadReason.MODEL_MISMATCH])
 
 
 def test_onnx_runtime_is_not_needed(pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_what_is_too_large_to_be_run_is_said_in_the_report(
     assert (code, report.ok) == (0, True), pod.output
     (note,) = report.findings
     assert (note.reason, note.step, note.field) == (
-        Reason.ANSWERS_NOT_COMPARED,
+        LoadReason.ANSWERS_NOT_COMPARED,
         "model",
         "spec.tokenizer.padding",
     )

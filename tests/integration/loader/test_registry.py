@@ -22,7 +22,7 @@ from tests.integration.loader.conftest import Pod
 from tests.integration.loader.servers import ISSUER, SERVICE, Registry, free_port, registry
 from tests.support.relay import Relay
 from tests.support.web import LoopbackServer, Request, Response
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 from triton_pipelines.loader.credentials import Credentials
 from triton_pipelines.loader.sources.oci import OciSource
 from triton_pipelines.loader.uris import parse_registry
@@ -109,7 +109,7 @@ def test_an_artifact_of_titled_files_by_tag_and_by_digest(trusting: Pod, hub: Re
     assert trusting.tree() == ["bert/1/data/x", "bert/1/model.bin"]
     assert (trusting.models / "bert/1/model.bin").read_bytes() == DATA
     assert report.sources[0].resolved_revision == pushed
-    assert [item.reason for item in report.findings] == [Reason.FILES_IGNORED]
+    assert [item.reason for item in report.findings] == [LoadReason.FILES_IGNORED]
     trusting.recorded()
     hub.push("models/bert", "v1", (FILE, {TITLE: "1/model.bin"}, b"another"))
     trusting.another()
@@ -278,7 +278,7 @@ def test_layers_that_lead_astray_are_refused(
     hub.push("images/bad", "v1", (LAYER, {}, layer))
     trusting.plan(model(hub, "images/bad:v1", path="m"))
     code, report = trusting.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_UNAVAILABLE), trusting.output
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE), trusting.output
     assert says in report.findings[0].message
     assert not list(trusting.options.root.parent.rglob("evil"))
 

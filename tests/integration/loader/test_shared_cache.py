@@ -13,7 +13,7 @@ import pytest
 from tests.integration.loader.conftest import Pod
 from tests.support.hub import HubServer
 from tests.support.web import LoopbackServer, Request, Response, file_response
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 from triton_pipelines.loader.retry import RetryPolicy
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ def test_who_may_not_read_the_source_does_not_get_it_from_the_cache(
     plan(cached, hub, credentials=False)
     other = second(cached)
     code, report = other.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_UNAVAILABLE)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE)
     assert other.tree() == []
 
 
@@ -163,7 +163,7 @@ def test_a_load_goes_on_without_its_cache_and_says_so(
             code, report = cached.load()
         finally:
             subprocess.run(["umount", "--lazy", folder], check=True)
-    assert (code, [item.reason for item in report.findings]) == (0, [Reason.CACHE_UNUSED]), (
+    assert (code, [item.reason for item in report.findings]) == (0, [LoadReason.CACHE_UNUSED]), (
         cached.output
     )
     assert (cached.models / "bert/1/model.bin").read_bytes() == DATA

@@ -15,7 +15,7 @@ from tests.integration.loader.conftest import Pod
 from tests.support import builders, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.raggedbackend import StandInBackend
-from triton_pipelines.api.loadplan import Reason
+from triton_pipelines.api.loadplan import LoadReason
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.render.model_config import parse
 
@@ -66,7 +66,7 @@ def test_a_token_that_the_model_does_not_know(pod: Pod, claim: Path, padding: st
     finding = report.findings[0]
     assert (code, finding.reason, finding.step, finding.field) == (
         2,
-        Reason.MODEL_MISMATCH,
+        LoadReason.MODEL_MISMATCH,
         "model",
         "spec.model",
     )
@@ -149,7 +149,7 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
     finding = report.findings[0]
     assert (code, finding.reason, finding.step, finding.field) == (
         2,
-        Reason.MODEL_MISMATCH,
+        LoadReason.MODEL_MISMATCH,
         "model",
         "spec.tokenizer.maxLength",
     )

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.loader.conftest import Pod
 from tests.support.hub import HubServer
 from tests.support.web import LoopbackServer, Request, Response, file_response
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, PlanFile, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch, PlanFile
 
 pytestmark = pytest.mark.integration
 
@@ -58,11 +58,14 @@ def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Po
         )
         code, report = small.load()
     # What failed before is told too; nothing more is tried on a full volume.
-    assert [item.reason for item in report.findings] == [Reason.SOURCE_UNAVAILABLE, Reason.NO_SPACE]
+    assert [item.reason for item in report.findings] == [
+        LoadReason.SOURCE_UNAVAILABLE,
+        LoadReason.NO_SPACE,
+    ]
     finding = report.findings[1]
     assert (code, finding.reason, finding.step, finding.field) == (
         2,
-        Reason.NO_SPACE,
+        LoadReason.NO_SPACE,
         "model",
         "spec.model.source",
     )
@@ -82,7 +85,7 @@ def test_a_folder_larger_than_the_volume_is_refused_before_its_first_file(small:
         )
         code, report = small.load()
         assert not any("/resolve/" in request.path for request in hub.requests)
-    assert (code, [item.reason for item in report.findings]) == (2, [Reason.NO_SPACE])
+    assert (code, [item.reason for item in report.findings]) == (2, [LoadReason.NO_SPACE])
     assert f"needs {5 << 20} bytes" in report.findings[0].message
 
 
@@ -135,7 +138,7 @@ def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -
         small.plan(item(server.url))
         code, report = small.load()
     finding = report.findings[0]
-    assert (code, finding.reason, finding.step) == (2, Reason.NO_SPACE, "model"), small.output
+    assert (code, finding.reason, finding.step) == (2, LoadReason.NO_SPACE, "model"), small.output
     assert finding.message.startswith(
         "spec.model.source https://models.example.com/model.bin: needs more"
     )
@@ -146,7 +149,7 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
     (small.options.revision / "big").write_bytes(bytes(SIZE + 1))
     small.plan(files=[PlanFile(key="big", path="model/config.pbtxt")])
     code, report = small.load()
-    assert (code, report.findings[0].reason) == (2, Reason.NO_SPACE), small.output
+    assert (code, report.findings[0].reason) == (2, LoadReason.NO_SPACE), small.output
     assert f"needs {SIZE + 1} bytes" in report.findings[0].message
 
 
@@ -209,7 +212,7 @@ def test_tokenizers_work_from_the_site_folder_alone(
 def test_a_package_bound_to_one_python_is_refused(pod: Pod) -> None:
     pod.plan(site=["numpy"])
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (3, Reason.INTERNAL_ERROR)
+    assert (code, report.findings[0].reason) == (3, LoadReason.INTERNAL_ERROR)
     assert "install its abi3 wheel" in report.findings[0].message
 
 

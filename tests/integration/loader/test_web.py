@@ -15,7 +15,7 @@ from e2e.local.pki import Authority
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.faulty import BUFFER, DATA, ETAG, SHA, TOKEN, Faulty, fetched, item
 from tests.support.web import LoopbackServer, Request, Response
-from triton_pipelines.api.loadplan import Reason
+from triton_pipelines.api.loadplan import LoadReason
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +35,7 @@ def test_an_unknown_ca_is_final_and_says_what_to_do(pod: Pod, server: LoopbackSe
     code, report = pod.load()
     assert (code, report.findings[0].reason, report.findings[0].field) == (
         2,
-        Reason.SOURCE_UNAVAILABLE,
+        LoadReason.SOURCE_UNAVAILABLE,
         "spec.model.source.uri",
     )
     assert "name its CA in source.caRef" in report.findings[0].message
@@ -72,7 +72,7 @@ def test_retries_are_bounded_and_leave_another_start_to_try(
     assert (code, len(server.requests), report.findings[0].reason) == (
         3,
         4,
-        Reason.SOURCE_UNAVAILABLE,
+        LoadReason.SOURCE_UNAVAILABLE,
     )
     assert "attempt 4 failed, giving up" in trusting.output
 
@@ -92,7 +92,7 @@ def test_a_server_that_is_not_there_is_retried(pod: Pod) -> None:
         port = gone.port
     pod.plan(item(f"https://127.0.0.1:{port}/model.bin", ca=False))
     code, report = pod.load()
-    assert (code, report.findings[0].reason) == (3, Reason.SOURCE_UNAVAILABLE)
+    assert (code, report.findings[0].reason) == (3, LoadReason.SOURCE_UNAVAILABLE)
     assert "giving up: ConnectError" in pod.output
 
 
@@ -144,7 +144,7 @@ def test_a_wrong_checksum_shows_both(trusting: Pod, server: LoopbackServer) -> N
     finding = report.findings[0]
     assert (code, finding.reason, finding.field) == (
         2,
-        Reason.CHECKSUM_MISMATCH,
+        LoadReason.CHECKSUM_MISMATCH,
         "spec.model.source.sha256",
     )
     assert "0" * 64 in finding.message
@@ -187,7 +187,11 @@ def test_the_first_load_decides_for_every_later_pod(
     trusting.resolved("model", '"v0"', hashlib.sha256(b"then").hexdigest())
     code, report = trusting.load()
     finding = report.findings[0]
-    assert (code, finding.reason, finding.field) == (2, Reason.SOURCE_CHANGED, "spec.model.source")
+    assert (code, finding.reason, finding.field) == (
+        2,
+        LoadReason.SOURCE_CHANGED,
+        "spec.model.source",
+    )
     for part in ('"v0"', hashlib.sha256(b"then").hexdigest(), ETAG, SHA):
         assert part in finding.message
     assert not (trusting.models / "model/1/model.bin").exists()
@@ -207,7 +211,7 @@ def test_another_etag_without_a_known_digest_is_a_change(
     trusting.plan(item(f"{server.url}/model.bin"))
     trusting.resolved("model", '"v0"', None)
     code, report = trusting.load()
-    assert (code, report.findings[0].reason) == (2, Reason.SOURCE_CHANGED)
+    assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
 
 
 def test_what_another_revision_resolved_to_does_not_count(

@@ -121,7 +121,7 @@ async def test_a_run_measures_and_leaves_the_server_as_it_was(
     assert 0.7e-6 < model["per_token"] < 4e-6
     status = TuningStatus.model_validate(json.loads(report.read_text()))
     assert len(status.points) == len(points) + 2
-    assert "wall" in plot.read_text()
+    assert "latency budget" in plot.read_text()
     before, _ = load_pipeline(FILE, Options())
     recommended = knobs(said["recommended"])
     if status.patch:

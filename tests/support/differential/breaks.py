@@ -7,7 +7,7 @@ from typing import Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from triton_pipelines.compile.validation import Rule
+from triton_pipelines.compile.validation import RuleId
 
 from .engine import FOLDER
 from .good import Change, add_model, both, drop_files, map_entries, merge, put_file, set_field
@@ -31,7 +31,7 @@ class Break:
         label: short text for reports; "" where the rule says it all.
     """
 
-    rule: Rule
+    rule: RuleId
     model: str
     change: Change
     label: str = ""
@@ -41,34 +41,34 @@ class Break:
 
 
 MODELS: Final = (
-    Break(Rule.DIRECTORY_NAME, "tok", set_field("tok", "name", "other")),
-    Break(Rule.BACKEND, "tok", set_field("tok", "backend", ""), "none"),
+    Break(RuleId.DIRECTORY_NAME, "tok", set_field("tok", "name", "other")),
+    Break(RuleId.BACKEND, "tok", set_field("tok", "backend", ""), "none"),
     Break(
-        Rule.BACKEND,
+        RuleId.BACKEND,
         "tok",
         both(set_field("tok", "backend", ""), set_field("tok", "platform", "caffe")),
         "platform of none",
     ),
-    Break(Rule.BACKEND, "e", set_field("e", "backend", "null"), "of an ensemble"),
-    Break(Rule.BACKEND_PLATFORM, "model", set_field("model", "backend", "pytorch")),
+    Break(RuleId.BACKEND, "e", set_field("e", "backend", "null"), "of an ensemble"),
+    Break(RuleId.BACKEND_PLATFORM, "model", set_field("model", "backend", "pytorch")),
     Break(
-        Rule.BACKEND_PLATFORM,
+        RuleId.BACKEND_PLATFORM,
         "model",
         both(
             set_field("model", "backend", "onnxruntime"), set_field("model", "platform", "custom")
         ),
         "unknown platform",
     ),
-    Break(Rule.BACKEND_UNKNOWN, "tok", set_field("tok", "backend", "nil")),
-    Break(Rule.RUNTIME, "tok", set_field("tok", "runtime", "libnone.so"), "missing"),
+    Break(RuleId.BACKEND_UNKNOWN, "tok", set_field("tok", "backend", "nil")),
+    Break(RuleId.RUNTIME, "tok", set_field("tok", "runtime", "libnone.so"), "missing"),
     Break(
-        Rule.RUNTIME,
+        RuleId.RUNTIME,
         "tok",
         set_field("tok", "runtime", "../onnxruntime/libtriton_onnxruntime.so"),
         "elsewhere",
     ),
     Break(
-        Rule.MAX_BATCH_SIZE,
+        RuleId.MAX_BATCH_SIZE,
         "tok",
         both(
             set_field("tok", "max_batch_size", -1),
@@ -76,58 +76,58 @@ MODELS: Final = (
         ),
     ),
     Break(
-        Rule.VERSION_POLICY,
+        RuleId.VERSION_POLICY,
         "direct",
         set_field("direct", "version_policy.latest.num_versions", 0),
         "0 versions",
     ),
     Break(
-        Rule.VERSION_POLICY,
+        RuleId.VERSION_POLICY,
         "tok",
         set_field("tok", "version_policy.specific.versions", [2]),
         "version not there",
     ),
     Break(
-        Rule.VERSION_POLICY,
+        RuleId.VERSION_POLICY,
         "tok",
         set_field("tok", "version_policy.specific.versions", []),
         "no version named",
     ),
-    Break(Rule.VERSION_POLICY, "model", drop_files("model", "1/"), "no version folder"),
-    Break(Rule.FIELD_VERSION, "tok", merge("tok", "model_metrics { }"), "model_metrics"),
+    Break(RuleId.VERSION_POLICY, "model", drop_files("model", "1/"), "no version folder"),
+    Break(RuleId.FIELD_VERSION, "tok", merge("tok", "model_metrics { }"), "model_metrics"),
     Break(
-        Rule.FIELD_VERSION,
+        RuleId.FIELD_VERSION,
         "e",
         set_field("e", "ensemble_scheduling.max_inflight_requests", 4),
         "max_inflight_requests",
     ),
     Break(
-        Rule.RESPONSE_CACHE,
+        RuleId.RESPONSE_CACHE,
         "sequence",
         set_field("sequence", "response_cache.enable", True),
         "sequences",
     ),
     Break(
-        Rule.RESPONSE_CACHE,
+        RuleId.RESPONSE_CACHE,
         "stream",
         set_field("stream", "response_cache.enable", True),
         "decoupled",
     ),
     Break(
-        Rule.RESPONSE_CACHE,
+        RuleId.RESPONSE_CACHE,
         "outer",
         set_field("outer", "response_cache.enable", True),
         "decoupled step",
     ),
-    Break(Rule.LABELS, "model", drop_files("model", "labels.txt")),
+    Break(RuleId.LABELS, "model", drop_files("model", "labels.txt")),
     Break(
-        Rule.REPOSITORY_AGENT,
+        RuleId.REPOSITORY_AGENT,
         "tok",
         merge("tok", 'model_repository_agents { agents { name: "checksum" } }'),
     ),
-    Break(Rule.BATCH_STRATEGY, "model", drop_files("model", "strategy.so"), "missing"),
+    Break(RuleId.BATCH_STRATEGY, "model", drop_files("model", "strategy.so"), "missing"),
     Break(
-        Rule.BATCH_STRATEGY,
+        RuleId.BATCH_STRATEGY,
         "direct",
         both(merge("direct", _STRATEGY % f"{FOLDER}/s.so"), put_file("direct", "s.so", b"")),
         "sequences",
@@ -136,37 +136,40 @@ MODELS: Final = (
 
 TENSORS: Final = (
     Break(
-        Rule.TENSOR_NAME,
+        RuleId.TENSOR_NAME,
         "echo",
         merge("echo", "input { data_type: TYPE_FP32 dims: 1 optional: true }"),
         "input",
     ),
     Break(
-        Rule.TENSOR_NAME, "echo", merge("echo", "output { data_type: TYPE_FP32 dims: 1 }"), "output"
+        RuleId.TENSOR_NAME,
+        "echo",
+        merge("echo", "output { data_type: TYPE_FP32 dims: 1 }"),
+        "output",
     ),
-    Break(Rule.DATA_TYPE, "model", set_field("model", "output[1].data_type", 0)),
+    Break(RuleId.DATA_TYPE, "model", set_field("model", "output[1].data_type", 0)),
     Break(
-        Rule.DIMS,
+        RuleId.DIMS,
         "model",
         both(
             set_field("model", "output[1].dims", []), set_field("model", "output[1].reshape", None)
         ),
         "none",
     ),
-    Break(Rule.DIMS, "direct", set_field("direct", "input[0].dims", [0]), "0"),
-    Break(Rule.DIMS, "direct", set_field("direct", "output[0].dims", [-2]), "-2"),
-    Break(Rule.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [7]), "size"),
-    Break(Rule.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [-1]), "variable"),
-    Break(Rule.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [8, 0]), "0"),
-    Break(Rule.RESHAPE, "model", set_field("model", "output[1].reshape.shape", []), "empty"),
+    Break(RuleId.DIMS, "direct", set_field("direct", "input[0].dims", [0]), "0"),
+    Break(RuleId.DIMS, "direct", set_field("direct", "output[0].dims", [-2]), "-2"),
+    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [7]), "size"),
+    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [-1]), "variable"),
+    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [8, 0]), "0"),
+    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", []), "empty"),
     Break(
-        Rule.RESHAPE,
+        RuleId.RESHAPE,
         "echo",
         merge("echo", 'output { name: "z" data_type: TYPE_FP32 dims: 1 reshape { } }'),
         "empty without batching",
     ),
     Break(
-        Rule.RESHAPE,
+        RuleId.RESHAPE,
         "echo",
         merge(
             "echo",
@@ -174,66 +177,69 @@ TENSORS: Final = (
         ),
         "runs",
     ),
-    Break(Rule.FORMAT, "echo", set_field("echo", "input[0].format", pb.ModelInput.FORMAT_NHWC)),
+    Break(RuleId.FORMAT, "echo", set_field("echo", "input[0].format", pb.ModelInput.FORMAT_NHWC)),
     Break(
-        Rule.SHAPE_TENSOR, "stream", set_field("stream", "input[0].is_shape_tensor", True), "input"
+        RuleId.SHAPE_TENSOR,
+        "stream",
+        set_field("stream", "input[0].is_shape_tensor", True),
+        "input",
     ),
     Break(
-        Rule.SHAPE_TENSOR,
+        RuleId.SHAPE_TENSOR,
         "stream",
         set_field("stream", "output[0].is_shape_tensor", True),
         "output",
     ),
     Break(
-        Rule.NON_LINEAR_FORMAT,
+        RuleId.NON_LINEAR_FORMAT,
         "stream",
         set_field("stream", "output[0].is_non_linear_format_io", True),
         "no TensorRT",
     ),
     Break(
-        Rule.NON_LINEAR_FORMAT,
+        RuleId.NON_LINEAR_FORMAT,
         "plan",
         set_field("plan", "output[0].is_non_linear_format_io", True),
         "dims",
     ),
     Break(
-        Rule.BATCH_INPUT,
+        RuleId.BATCH_INPUT,
         "model",
         set_field("model", "batch_input[0].source_input", ["ids", "mask"]),
         "two sources",
     ),
     Break(
-        Rule.BATCH_INPUT,
+        RuleId.BATCH_INPUT,
         "model",
         set_field("model", "batch_input[0].source_input", []),
         "no source",
     ),
     Break(
-        Rule.BATCH_INPUT,
+        RuleId.BATCH_INPUT,
         "model",
         set_field("model", "batch_input[0].source_input", ["scores"]),
         "unknown source",
     ),
     Break(
-        Rule.BATCH_INPUT,
+        RuleId.BATCH_INPUT,
         "model",
         set_field("model", "batch_input[0].data_type", pb.TYPE_INT64),
         "type",
     ),
     Break(
-        Rule.BATCH_OUTPUT,
+        RuleId.BATCH_OUTPUT,
         "model",
         set_field("model", "batch_output[0].source_input", ["x"]),
         "unknown source",
     ),
     Break(
-        Rule.BATCH_OUTPUT,
+        RuleId.BATCH_OUTPUT,
         "model",
         set_field("model", "batch_output[0].target_name", ["ids"]),
         "unknown target",
     ),
     Break(
-        Rule.BATCH_OUTPUT,
+        RuleId.BATCH_OUTPUT,
         "model",
         set_field("model", "batch_output[0].target_name", ["scores", "scores"]),
         "target twice",
@@ -242,67 +248,67 @@ TENSORS: Final = (
 
 BATCHING: Final = (
     Break(
-        Rule.PREFERRED_BATCH_SIZE,
+        RuleId.PREFERRED_BATCH_SIZE,
         "tok",
         set_field("tok", f"{_BATCHING}.preferred_batch_size", [17]),
         "above",
     ),
     Break(
-        Rule.PREFERRED_BATCH_SIZE,
+        RuleId.PREFERRED_BATCH_SIZE,
         "tok",
         set_field("tok", f"{_BATCHING}.preferred_batch_size", [4, 0]),
         "0",
     ),
     Break(
-        Rule.PREFERRED_BATCH_SIZE,
+        RuleId.PREFERRED_BATCH_SIZE,
         "sequence",
         set_field("sequence", "sequence_batching.oldest.preferred_batch_size", [5]),
         "oldest above",
     ),
     Break(
-        Rule.PREFERRED_BATCH_SIZE,
+        RuleId.PREFERRED_BATCH_SIZE,
         "sequence",
         set_field("sequence", "sequence_batching.oldest.preferred_batch_size", [-1]),
         "oldest -1",
     ),
     Break(
-        Rule.PRIORITY,
+        RuleId.PRIORITY,
         "tok",
         set_field("tok", f"{_BATCHING}.default_priority_level", 3),
         "default above",
     ),
     Break(
-        Rule.PRIORITY,
+        RuleId.PRIORITY,
         "tok",
         set_field("tok", f"{_BATCHING}.default_priority_level", 0),
         "no default",
     ),
     Break(
-        Rule.PRIORITY,
+        RuleId.PRIORITY,
         "tok",
         merge("tok", "dynamic_batching { priority_queue_policy { key: 3 value { } } }"),
         "policy above",
     ),
     Break(
-        Rule.PRIORITY,
+        RuleId.PRIORITY,
         "tok",
         merge("tok", "dynamic_batching { priority_queue_policy { key: 0 value { } } }"),
         "policy 0",
     ),
     Break(
-        Rule.PRESERVE_ORDERING,
+        RuleId.PRESERVE_ORDERING,
         "model",
         merge("model", "dynamic_batching { priority_levels: 2 default_priority_level: 1 }"),
         "levels",
     ),
     Break(
-        Rule.PRESERVE_ORDERING,
+        RuleId.PRESERVE_ORDERING,
         "model",
         merge("model", f"dynamic_batching {{ default_queue_policy {{ {_DELAY} }} }}"),
         "delay",
     ),
     Break(
-        Rule.PRESERVE_ORDERING,
+        RuleId.PRESERVE_ORDERING,
         "model",
         merge(
             "model",
@@ -314,61 +320,61 @@ BATCHING: Final = (
 
 SEQUENCES: Final = (
     Break(
-        Rule.SEQUENCE_CONTROL,
+        RuleId.SEQUENCE_CONTROL,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[0].name", ""),
         "no name",
     ),
     Break(
-        Rule.SEQUENCE_CONTROL,
+        RuleId.SEQUENCE_CONTROL,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[0].control[0].int32_false_true", []),
         "no values",
     ),
     Break(
-        Rule.SEQUENCE_CONTROL,
+        RuleId.SEQUENCE_CONTROL,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[1].control[0].fp32_false_true", [1]),
         "one value",
     ),
     Break(
-        Rule.SEQUENCE_CONTROL,
+        RuleId.SEQUENCE_CONTROL,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[2].control[0].int32_false_true", [0, 1]),
         "two kinds of values",
     ),
     Break(
-        Rule.SEQUENCE_CONTROL_TWICE,
+        RuleId.SEQUENCE_CONTROL_TWICE,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[1].name", "START"),
         "name",
     ),
     Break(
-        Rule.SEQUENCE_CONTROL_TWICE,
+        RuleId.SEQUENCE_CONTROL_TWICE,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[1].control[0].kind", 0),
         "kind",
     ),
     Break(
-        Rule.CORRELATION_ID,
+        RuleId.CORRELATION_ID,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[3].control[0].data_type", pb.TYPE_FP32),
         "type",
     ),
     Break(
-        Rule.CORRELATION_ID,
+        RuleId.CORRELATION_ID,
         "sequence",
         set_field("sequence", f"{_CONTROLS}[3].control[0].int32_false_true", [0, 1]),
         "values",
     ),
     Break(
-        Rule.SLOT_UTILIZATION,
+        RuleId.SLOT_UTILIZATION,
         "direct",
         set_field("direct", "sequence_batching.direct.minimum_slot_utilization", 1.5),
         "above",
     ),
     Break(
-        Rule.SLOT_UTILIZATION,
+        RuleId.SLOT_UTILIZATION,
         "direct",
         set_field("direct", "sequence_batching.direct.minimum_slot_utilization", -0.1),
         "below",
@@ -376,89 +382,103 @@ SEQUENCES: Final = (
 )
 
 INSTANCES: Final = (
-    Break(Rule.INSTANCE_GPUS, "tok", set_field("tok", "instance_group[0].gpus", [0]), "KIND_CPU"),
+    Break(RuleId.INSTANCE_GPUS, "tok", set_field("tok", "instance_group[0].gpus", [0]), "KIND_CPU"),
     Break(
-        Rule.INSTANCE_GPUS, "model", set_field("model", "instance_group[0].gpus", [0]), "KIND_MODEL"
+        RuleId.INSTANCE_GPUS,
+        "model",
+        set_field("model", "instance_group[0].gpus", [0]),
+        "KIND_MODEL",
     ),
     Break(
-        Rule.INSTANCE_GPUS, "plan", set_field("plan", "instance_group[0].gpus", [0]), "KIND_AUTO"
+        RuleId.INSTANCE_GPUS, "plan", set_field("plan", "instance_group[0].gpus", [0]), "KIND_AUTO"
     ),
     Break(
-        Rule.INSTANCE_GPUS,
+        RuleId.INSTANCE_GPUS,
         "stream",
         merge("stream", "instance_group { kind: KIND_GPU gpus: 0 }"),
         "KIND_GPU",
     ),
-    Break(Rule.INSTANCE_NO_GPU, "stream", merge("stream", "instance_group { kind: KIND_GPU }")),
+    Break(RuleId.INSTANCE_NO_GPU, "stream", merge("stream", "instance_group { kind: KIND_GPU }")),
     Break(
-        Rule.INSTANCE_PROFILE,
+        RuleId.INSTANCE_PROFILE,
         "tok",
         set_field("tok", "instance_group[0].profile", ["0"]),
         "no TensorRT",
     ),
     Break(
-        Rule.INSTANCE_PROFILE,
+        RuleId.INSTANCE_PROFILE,
         "plan",
         set_field("plan", "instance_group[0].profile", ["-1"]),
         "negative",
     ),
     Break(
-        Rule.INSTANCE_PROFILE,
+        RuleId.INSTANCE_PROFILE,
         "plan",
         set_field("plan", "instance_group[0].profile", ["first"]),
         "no number",
     ),
     Break(
-        Rule.INSTANCE_PROFILE, "plan", set_field("plan", "instance_group[0].profile", [""]), "empty"
+        RuleId.INSTANCE_PROFILE,
+        "plan",
+        set_field("plan", "instance_group[0].profile", [""]),
+        "empty",
     ),
     Break(
-        Rule.WARMUP,
+        RuleId.WARMUP,
         "tok",
         merge("tok", _WARM % "data_type: TYPE_STRING dims: -1 zero_data: true"),
         "variable",
     ),
-    Break(Rule.WARMUP, "tok", merge("tok", _WARM % "data_type: TYPE_STRING dims: 1"), "no data"),
+    Break(RuleId.WARMUP, "tok", merge("tok", _WARM % "data_type: TYPE_STRING dims: 1"), "no data"),
     Break(
-        Rule.WARMUP,
+        RuleId.WARMUP,
         "tok",
         merge("tok", _WARM % "data_type: TYPE_FP32 dims: 1 zero_data: true"),
         "type",
     ),
     Break(
-        Rule.WARMUP,
+        RuleId.WARMUP,
         "tok",
         merge("tok", _WARM % "data_type: TYPE_STRING dims: 2 zero_data: true"),
         "dims",
     ),
     Break(
-        Rule.WARMUP,
+        RuleId.WARMUP,
         "tok",
         merge("tok", _WARM % "data_type: TYPE_STRING dims: [1, 1] zero_data: true"),
         "rank",
     ),
-    Break(Rule.WARMUP, "tok", merge("tok", 'model_warmup { name: "v" batch_size: 1 }'), "no input"),
-    Break(Rule.WARMUP, "model", drop_files("model", "warmup/ids"), "no file"),
-    Break(Rule.WARMUP, "model", put_file("model", "warmup/ids", bytes(23)), "file too short"),
+    Break(
+        RuleId.WARMUP, "tok", merge("tok", 'model_warmup { name: "v" batch_size: 1 }'), "no input"
+    ),
+    Break(RuleId.WARMUP, "model", drop_files("model", "warmup/ids"), "no file"),
+    Break(RuleId.WARMUP, "model", put_file("model", "warmup/ids", bytes(23)), "file too short"),
 )
 
 ENSEMBLES: Final = (
     Break(
-        Rule.ENSEMBLE_PLATFORM, "e", set_field("e", "ensemble_scheduling", None), "no steps at all"
+        RuleId.ENSEMBLE_PLATFORM,
+        "e",
+        set_field("e", "ensemble_scheduling", None),
+        "no steps at all",
     ),
     Break(
-        Rule.ENSEMBLE_PLATFORM,
+        RuleId.ENSEMBLE_PLATFORM,
         "e",
         both(set_field("e", "platform", ""), set_field("e", "backend", "null")),
         "backend",
     ),
     Break(
-        Rule.ENSEMBLE_PLATFORM, "e", merge("e", "dynamic_batching { }"), "dynamic_batching instead"
+        RuleId.ENSEMBLE_PLATFORM,
+        "e",
+        merge("e", "dynamic_batching { }"),
+        "dynamic_batching instead",
     ),
-    Break(Rule.ENSEMBLE_FIELD, "e", merge("e", "instance_group { }"), "instance_group"),
-    Break(Rule.ENSEMBLE_FIELD, "e", merge("e", "optimization { }"), "optimization"),
-    Break(Rule.ENSEMBLE_FIELD, "e", merge("e", "model_warmup { }"), "model_warmup"),
+    Break(RuleId.ENSEMBLE_FIELD, "e", merge("e", "instance_group { }"), "instance_group"),
+    Break(RuleId.ENSEMBLE_FIELD, "e", merge("e", "optimization { }"), "optimization"),
+    Break(RuleId.ENSEMBLE_FIELD, "e", merge("e", "model_warmup { }"), "model_warmup"),
     Break(
-        Rule.ENSEMBLE_STEP,
+        RuleId.ENSEMBLE_STEP,
         "e",
         both(
             set_field("e", "ensemble_scheduling", None), set_field("e", "ensemble_scheduling", ...)
@@ -466,13 +486,13 @@ ENSEMBLES: Final = (
         "no step",
     ),
     Break(
-        Rule.ENSEMBLE_STEP,
+        RuleId.ENSEMBLE_STEP,
         "e",
         set_field("e", "ensemble_scheduling.step[1].model_name", ""),
         "model_name",
     ),
     Break(
-        Rule.ENSEMBLE_STEP,
+        RuleId.ENSEMBLE_STEP,
         "e",
         both(
             merge("e", 'output { name: "n" data_type: TYPE_FP32 dims: 2 }'),
@@ -484,7 +504,7 @@ ENSEMBLES: Final = (
         "input_map",
     ),
     Break(
-        Rule.ENSEMBLE_STEP,
+        RuleId.ENSEMBLE_STEP,
         "e",
         merge(
             "e",
@@ -493,7 +513,7 @@ ENSEMBLES: Final = (
         "output_map",
     ),
     Break(
-        Rule.TENSOR_WRITTEN_TWICE,
+        RuleId.TENSOR_WRITTEN_TWICE,
         "e",
         merge(
             "e",
@@ -502,13 +522,13 @@ ENSEMBLES: Final = (
         "by two steps",
     ),
     Break(
-        Rule.TENSOR_WRITTEN_TWICE,
+        RuleId.TENSOR_WRITTEN_TWICE,
         "e",
         map_entries("e", 1, "output_map", {"pooled": "scores"}),
         "by one step",
     ),
     Break(
-        Rule.TENSOR_NOT_WRITTEN,
+        RuleId.TENSOR_NOT_WRITTEN,
         "e",
         both(
             map_entries("e", 1, "input_map", {"mask": "nothing"}),
@@ -517,22 +537,25 @@ ENSEMBLES: Final = (
         "input of a step",
     ),
     Break(
-        Rule.TENSOR_NOT_WRITTEN,
+        RuleId.TENSOR_NOT_WRITTEN,
         "e",
         merge("e", 'output { name: "more" data_type: TYPE_FP32 dims: 1 }'),
         "output",
     ),
     Break(
-        Rule.TENSOR_UNUSED,
+        RuleId.TENSOR_UNUSED,
         "e",
         merge("e", 'input { name: "more" data_type: TYPE_FP32 dims: 1 }'),
         "input",
     ),
     Break(
-        Rule.TENSOR_UNUSED, "e", map_entries("e", 1, "output_map", {"pooled": "nobody"}), "written"
+        RuleId.TENSOR_UNUSED,
+        "e",
+        map_entries("e", 1, "output_map", {"pooled": "nobody"}),
+        "written",
     ),
     Break(
-        Rule.ENSEMBLE_CYCLE,
+        RuleId.ENSEMBLE_CYCLE,
         "e",
         merge(
             "e",
@@ -543,7 +566,7 @@ ENSEMBLES: Final = (
         "of steps",
     ),
     Break(
-        Rule.ENSEMBLE_CYCLE,
+        RuleId.ENSEMBLE_CYCLE,
         "outer",
         both(
             merge(
@@ -554,43 +577,52 @@ ENSEMBLES: Final = (
         ),
         "of ensembles",
     ),
-    Break(Rule.STEP_MODEL, "e", set_field("e", "ensemble_scheduling.step[1].model_name", "modle")),
     Break(
-        Rule.STEP_VERSION,
+        RuleId.STEP_MODEL, "e", set_field("e", "ensemble_scheduling.step[1].model_name", "modle")
+    ),
+    Break(
+        RuleId.STEP_VERSION,
         "e",
         set_field("e", "ensemble_scheduling.step[0].model_version", 2),
         "not there",
     ),
     Break(
-        Rule.STEP_VERSION, "e", set_field("e", "ensemble_scheduling.step[0].model_version", 0), "0"
+        RuleId.STEP_VERSION,
+        "e",
+        set_field("e", "ensemble_scheduling.step[0].model_version", 0),
+        "0",
     ),
-    Break(Rule.STEP_BATCH_SIZE, "e", set_field("e", "max_batch_size", 9)),
-    Break(Rule.STEP_TENSOR, "e", map_entries("e", 1, "input_map", {"masks": "tok.mask"}), "input"),
+    Break(RuleId.STEP_BATCH_SIZE, "e", set_field("e", "max_batch_size", 9)),
     Break(
-        Rule.STEP_TENSOR,
+        RuleId.STEP_TENSOR, "e", map_entries("e", 1, "input_map", {"masks": "tok.mask"}), "input"
+    ),
+    Break(
+        RuleId.STEP_TENSOR,
         "e",
         map_entries("e", 1, "output_map", {"scores": None, "logits": "scores"}),
         "output",
     ),
     Break(
-        Rule.STEP_INPUT_UNMAPPED,
+        RuleId.STEP_INPUT_UNMAPPED,
         "e",
         both(
             map_entries("e", 1, "input_map", {"ids": None}),
             map_entries("e", 0, "output_map", {"ids": None}),
         ),
     ),
-    Break(Rule.STEP_DATA_TYPE, "e", set_field("e", "output[0].data_type", pb.TYPE_FP16), "output"),
     Break(
-        Rule.STEP_DATA_TYPE,
+        RuleId.STEP_DATA_TYPE, "e", set_field("e", "output[0].data_type", pb.TYPE_FP16), "output"
+    ),
+    Break(
+        RuleId.STEP_DATA_TYPE,
         "e",
         set_field("tok", "output[0].data_type", pb.TYPE_INT32),
         "between steps",
     ),
-    Break(Rule.STEP_SHAPE, "e", set_field("e", "output[0].dims", [3]), "output"),
-    Break(Rule.STEP_SHAPE, "e", set_field("tok", "output[0].dims", [-1, 1]), "between steps"),
+    Break(RuleId.STEP_SHAPE, "e", set_field("e", "output[0].dims", [3]), "output"),
+    Break(RuleId.STEP_SHAPE, "e", set_field("tok", "output[0].dims", [-1, 1]), "between steps"),
     Break(
-        Rule.DECOUPLED_JOIN,
+        RuleId.DECOUPLED_JOIN,
         "outer",
         both(
             merge("outer", 'output { name: "s" data_type: TYPE_FP32 dims: 2 }'),
@@ -604,37 +636,37 @@ ENSEMBLES: Final = (
 
 LIMITED: Final = (
     Break(
-        Rule.TENSOR_NAME_TWICE,
+        RuleId.TENSOR_NAME_TWICE,
         "direct",
         merge("direct", 'output { name: "y" data_type: TYPE_FP32 dims: 1 }'),
         "output",
     ),
     Break(
-        Rule.TENSOR_NAME_TWICE,
+        RuleId.TENSOR_NAME_TWICE,
         "direct",
         merge("direct", 'input { name: "x" data_type: TYPE_FP32 dims: 1 }'),
         "input",
     ),
-    Break(Rule.ENUM_VALUE, "echo", merge("echo", 'output { name: "z" data_type: 99 dims: 1 }')),
+    Break(RuleId.ENUM_VALUE, "echo", merge("echo", 'output { name: "z" data_type: 99 dims: 1 }')),
     Break(
-        Rule.DIMS_SIZE,
+        RuleId.DIMS_SIZE,
         "echo",
         merge("echo", 'output { name: "z" data_type: TYPE_FP32 dims: [ 65536, 65536 ] }'),
     ),
     Break(
-        Rule.BATCH_STRATEGY_FOLDER,
+        RuleId.BATCH_STRATEGY_FOLDER,
         "stream",
         merge("stream", _STRATEGY % "/usr/lib/x86_64-linux-gnu/libc.so.6"),
     ),
     # A file that is there: the server's log, beside the repository.
     Break(
-        Rule.LABELS_FOLDER,
+        RuleId.LABELS_FOLDER,
         "stream",
         set_field("stream", "output[0].label_filename", "../../tritonserver.log"),
     ),
-    Break(Rule.STATE_TWICE, "sequence", set_field("sequence", f"{_STATE}[1].output_name", "so")),
+    Break(RuleId.STATE_TWICE, "sequence", set_field("sequence", f"{_STATE}[1].output_name", "so")),
     Break(
-        Rule.WARMUP_REQUIRED,
+        RuleId.WARMUP_REQUIRED,
         "model",
         merge(
             "model",
@@ -642,7 +674,7 @@ LIMITED: Final = (
         ),
     ),
     Break(
-        Rule.TENSOR_INPUT_WRITTEN,
+        RuleId.TENSOR_INPUT_WRITTEN,
         "e",
         both(
             merge("e", 'input { name: "more" data_type: TYPE_FP32 dims: 2 }'),
@@ -653,7 +685,7 @@ LIMITED: Final = (
         ),
     ),
     Break(
-        Rule.STEP_SHAPE_BETWEEN,
+        RuleId.STEP_SHAPE_BETWEEN,
         "e",
         both(
             add_model(
@@ -672,61 +704,61 @@ LIMITED: Final = (
 
 FATAL: Final = (
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].name", ""),
         "name",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].data_type", pb.TYPE_FP64),
         "type",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [2]),
         "rank",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [1, 1]),
         "dims",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [-1, 2]),
         "variable",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[1].initial_state[0].zero_data", None),
         "no data",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [2, 2]),
         "file too short",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[0].initial_state[0].data_file", "none"),
         "no file",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         set_field("sequence", f"{_STATE}[1].input_name", "si"),
         "state twice",
     ),
     Break(
-        Rule.INITIAL_STATE,
+        RuleId.INITIAL_STATE,
         "sequence",
         merge(
             "sequence",
@@ -738,9 +770,9 @@ FATAL: Final = (
 """The server ends itself instead of refusing these."""
 
 DEADLY: Final = (
-    Break(Rule.SEQUENCE_SLOTS, "direct", set_field("direct", "max_batch_size", 2**31 - 1)),
+    Break(RuleId.SEQUENCE_SLOTS, "direct", set_field("direct", "max_batch_size", 2**31 - 1)),
     Break(
-        Rule.STATE_TENSOR,
+        RuleId.STATE_TENSOR,
         "sequence",
         merge(
             "sequence",
@@ -748,13 +780,13 @@ DEADLY: Final = (
         ),
     ),
     Break(
-        Rule.INSTANCE_PROFILE_NUMBER,
+        RuleId.INSTANCE_PROFILE_NUMBER,
         "plan",
         set_field("plan", "instance_group[0].profile", ["99999999999"]),
     ),
-    Break(Rule.INSTANCE_COUNT, "tok", set_field("tok", "instance_group[0].count", 1_000_000)),
+    Break(RuleId.INSTANCE_COUNT, "tok", set_field("tok", "instance_group[0].count", 1_000_000)),
     Break(
-        Rule.WARMUP_SIZE,
+        RuleId.WARMUP_SIZE,
         "tok",
         merge(
             "tok",
@@ -767,8 +799,8 @@ REFUSED: Final = (*MODELS, *TENSORS, *BATCHING, *SEQUENCES, *INSTANCES, *ENSEMBL
 """Both sides refuse."""
 
 ELSEWHERE: Final = {
-    Rule.MODEL_NAME: "no folder can have such a name",
-    Rule.METRICS: "the local Triton is older than the field (24.11)",
-    Rule.RATE_LIMITER: "needs a server with --rate-limit=execution_count: a test of its own",
+    RuleId.MODEL_NAME: "no folder can have such a name",
+    RuleId.METRICS: "the local Triton is older than the field (24.11)",
+    RuleId.RATE_LIMITER: "needs a server with --rate-limit=execution_count: a test of its own",
 }
 """Rules that no mutation breaks on the one server, and why."""

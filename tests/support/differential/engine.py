@@ -23,7 +23,13 @@ from tritonclient.utils import InferenceServerException
 
 from tests.support import nullbackend
 from tests.support.triton import triton_server
-from triton_pipelines.compile.validation import DEADLY, LIMITS, ServerFacts, Violation, judge
+from triton_pipelines.compile.validation import (
+    DEADLY,
+    LIMITS,
+    ServerFacts,
+    Violation,
+    validate_repository,
+)
 from triton_pipelines.triton.local_server import LocalTriton
 
 RELEASE: Final = (24, 10)
@@ -202,13 +208,13 @@ class Differential:
     def judged(self, repository: Repository) -> list[Violation]:
         """The judge's answer alone."""
         placed = repository.renamed("", self.server.repository)
-        return judge(placed.configs, self.facts(placed))
+        return validate_repository(placed.configs, self.facts(placed))
 
     async def _compare(self, repositories: Sequence[Repository]) -> None:
         judged = []
         for repository in repositories:
             placed, _ = self._place(repository)
-            said = judge(placed.configs, self.facts(placed))
+            said = validate_repository(placed.configs, self.facts(placed))
             if any(violation.rule in DEADLY for violation in said):
                 self.counts.untried += len(placed.configs)
                 continue

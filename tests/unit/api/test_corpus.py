@@ -9,7 +9,8 @@ from tests.corpus import GOLDEN, Sample, bad, good, messages
 from triton_pipelines.api import parse
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.crd import model_classes, root_schema, walk
-from triton_pipelines.api.parse import _as_sent
+from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.parse import _normalized
 
 
 @pytest.mark.parametrize("sample", good(), ids=lambda sample: sample.name)
@@ -26,6 +27,7 @@ def test_bad_resources_have_exactly_the_finding_they_name(sample: Sample) -> Non
     assert [(finding.path, finding.message) for finding in findings] == [
         (sample.path, sample.message)
     ]
+    assert findings[0].code in set(FindingCode)
 
 
 def test_every_message_is_in_the_golden_list() -> None:
@@ -110,7 +112,7 @@ def test_parts_of_other_apis_keep_their_nulls() -> None:
     }
     assert kept
     for key in kept:
-        assert _as_sent({"a": {key: {"b": None}, "c": None}}) == {"a": {key: {"b": None}}}, key
+        assert _normalized({"a": {key: {"b": None}, "c": None}}) == {"a": {key: {"b": None}}}, key
 
 
 @pytest.mark.parametrize(

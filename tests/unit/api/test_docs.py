@@ -5,7 +5,7 @@ from pathlib import Path
 
 from triton_pipelines.api import crd, reference
 from triton_pipelines.api.base import ApiModel
-from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
 
 FILE = Path(__file__).parents[3] / "docs" / "reference" / "api.md"
 
@@ -34,7 +34,7 @@ def test_every_field_and_rule_is_told() -> None:
 def test_every_condition_and_reason_has_a_meaning() -> None:
     assert set(reference.CONDITION_MEANING) == set(ConditionType)
     assert set(reference.REASON_MEANING) == set(Reason) == set(KIND_OF)
-    assert set(reference.KIND_MEANING) == set(Kind)
+    assert set(reference.KIND_MEANING) == set(ReasonKind)
 
 
 def test_links_lead_to_sections() -> None:

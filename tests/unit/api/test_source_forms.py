@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, Source
+from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, SourceSpec
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.uris import is_reference, parse_azure, parse_registry
 
@@ -39,7 +39,7 @@ AZURE = [
 
 
 def _kept(uri: str) -> bool:
-    return not list(Source(uri=uri).broken_rules("source"))
+    return not list(SourceSpec(uri=uri).broken_rules("source"))
 
 
 def _registry(uri: str) -> bool:
@@ -104,4 +104,4 @@ def test_an_endpoint_is_for_no_other(uri: str) -> None:
 
 
 def _kept_with_endpoint(uri: str) -> bool:
-    return not list(Source(uri=uri, endpoint="http://mirror:5000").broken_rules("source"))
+    return not list(SourceSpec(uri=uri, endpoint="http://mirror:5000").broken_rules("source"))

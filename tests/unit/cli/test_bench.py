@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,16 @@ from triton_pipelines.cli.bench_report import (
     BenchReport,
     as_csv,
     as_json,
+    chart,
     plot,
-    svg,
     tables,
     warnings_of,
 )
 from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
-from triton_pipelines.cli.output import print_wide
+from triton_pipelines.cli.output import check_plottable, print_wide
 from triton_pipelines.cli.tensors import ModelMetadata, TensorMetadata
 from triton_pipelines.tools.loadgen import LoadSpec, Stability, StepFigures, Summary
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.loadgen.sweep import Measured
 
 TEXT = TensorMetadata("TEXT", "BYTES", (-1, 1))
@@ -297,7 +300,7 @@ def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
     assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
     assert "concurrency 2: 9 failed: 503: no" in warnings_of(found)
-    ET.fromstring(svg(found))
+    ET.fromstring(svg(chart(found)))
 
 
 def test_table_shows_loads_steps_and_remarks() -> None:
@@ -362,12 +365,31 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
 
 
 def test_plots_hold_every_point() -> None:
-    page = svg(report())
-    circles = [
-        item for item in ET.fromstring(page).iter("{http://www.w3.org/2000/svg}circle") if len(item)
+    page = svg(chart(report()))
+    points = [
+        item
+        for item in ET.fromstring(page).iter("{http://www.w3.org/2000/svg}g")
+        if item.get("id", "").startswith("point-")
     ]
     # p99 and p50 of two loads in a closed loop and one in an open one, and the baseline.
-    assert len(circles) == 2 * 3 + 1
+    assert len(points) == 2 * 3 + 1
     drawn = plot(report().points)
     assert drawn.count("c") - "closed".count("c") - drawn.count("c closed") == 2
     assert "410 rows/s" in drawn
+
+
+def test_without_matplotlib_a_plot_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        CommandError, match=r"--plot: matplotlib is not installed; run `pip install matplotlib`"
+    ) as error:
+        check_plottable(tmp_path / "curve.svg", "--plot")
+    assert error.value.code == EXIT_USAGE
+    check_plottable(None, "--plot")
+
+
+def test_the_command_line_starts_without_importing_matplotlib() -> None:
+    code = "import sys, triton_pipelines.cli.main; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hack import measured
 from tests.unit.docs import markdown
-from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
 from triton_pipelines.app.config import OperatorConfig, variable_of
 from triton_pipelines.cli.main import app
 
@@ -74,7 +74,7 @@ def test_operator_variables_are_those_of_the_configuration() -> None:
 
 def test_every_reason_that_is_not_fine_has_a_section() -> None:
     assert set(sections(REASONS)) == {
-        reason.value for reason in Reason if KIND_OF[reason] is not Kind.FINE
+        reason.value for reason in Reason if KIND_OF[reason] is not ReasonKind.FINE
     }
 
 
@@ -89,7 +89,7 @@ def test_the_status_page_has_every_reason_in_the_row_of_its_kind() -> None:
         first.partition(":")[0]: set(re.findall(r"\b[A-Z]\w+", told))
         for first, told in re.findall(r"^\| ([a-z][^|]*?) \| (.+) \|$", STATUS, re.MULTILINE)
     }
-    for kind in Kind:
+    for kind in ReasonKind:
         assert rows[kind.value.lower()] == {
             reason.value for reason in Reason if KIND_OF[reason] is kind
         }

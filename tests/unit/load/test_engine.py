@@ -417,7 +417,7 @@ async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
         assert told[-1].answered > 0
         assert told[-1].total_s == 31.0
         assert asyncio.all_tasks() == {asyncio.current_task()} | {
-            task for task in asyncio.all_tasks() if "serve" in repr(task)
+            task for task in asyncio.all_tasks() if "listening" in repr(task)
         }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.local.pki import Authority
+from tests.support.loopback import listening
 from triton_pipelines.tools.loadgen import LoadError, LoadSpec, Target, run
 
 ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
@@ -41,10 +42,9 @@ async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
     (folder / "server.pem").write_bytes(identity.certificate + identity.key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "server.pem")
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if tls else None)
-    async with server:
+    async with listening(answer, context if tls else None) as address:
         yield Target(
-            f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+            f"https://{address}",
             "m",
             (),
             path="/",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_pipelines.api.loadplan import INFORMATIVE, Reason
+from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
 from triton_pipelines.loader import cache as cache_module
 from triton_pipelines.loader.cache import IN_USE_SECONDS, FileCache, key_of
 from triton_pipelines.loader.file_lease import LeaseTimes, try_lease, wait_for
@@ -123,7 +123,7 @@ def test_a_volume_that_cannot_be_written_costs_only_a_note(
         pass
     finding = cache.finding()
     assert finding is not None
-    assert finding.reason is Reason.CACHE_UNUSED
+    assert finding.reason is LoadReason.CACHE_UNUSED
     assert finding.reason in INFORMATIVE
     assert "Not a directory" in finding.message
 

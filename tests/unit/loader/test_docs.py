@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from triton_pipelines.api.loadplan import Reason
+from triton_pipelines.api.loadplan import LoadReason
 from triton_pipelines.api.source import ModelSource
 from triton_pipelines.loader.uris import SCHEMES, SourceMap
 
@@ -31,7 +31,7 @@ def test_every_scheme_has_an_example() -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    for reason in Reason:
+    for reason in LoadReason:
         assert f"| `{reason.value}` |" in GUIDE
 
 

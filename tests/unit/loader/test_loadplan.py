@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from triton_pipelines.api.loadplan import (
     REPORT_MAX_BYTES,
-    Finding,
     LiveCounts,
+    LoadFinding,
     LoadPlan,
+    LoadReason,
     LoadReport,
     PlanCount,
     PlanFetch,
     PlanVersions,
-    Reason,
     ReportSource,
     ResolvedSource,
     ResolvedSources,
@@ -161,9 +161,9 @@ def test_a_fetch_may_name_its_field() -> None:
 
 findings = st.lists(
     st.builds(
-        Finding,
+        LoadFinding,
         step=st.just("model"),
-        reason=st.sampled_from(Reason),
+        reason=st.sampled_from(LoadReason),
         message=st.text(max_size=6000),
         field=st.just("spec.model"),
     ),
@@ -183,7 +183,7 @@ sources = st.lists(
 
 @given(findings, sources)
 def test_a_report_of_any_content_fits_and_is_json(
-    findings: list[Finding], sources: list[ReportSource]
+    findings: list[LoadFinding], sources: list[ReportSource]
 ) -> None:
     report = LoadReport(ok=False, revision="4f1d", sources=tuple(sources), findings=tuple(findings))
     text = report.to_json()
@@ -199,8 +199,8 @@ def test_a_report_of_any_content_fits_and_is_json(
 
 def test_long_messages_are_cut_in_the_middle_and_sources_survive() -> None:
     message = "why it failed " + "x" * 9000 + " what to do"
-    finding = Finding(
-        step="model", reason=Reason.MODEL_MISMATCH, message=message, field="spec.model"
+    finding = LoadFinding(
+        step="model", reason=LoadReason.MODEL_MISMATCH, message=message, field="spec.model"
     )
     source = ReportSource(step="model", uri="hf://a/b", resolved_revision="c" * 40, sha256="0" * 64)
     read = LoadReport.model_validate_json(
@@ -340,7 +340,9 @@ def test_a_pod_that_loaded_something_else_is_found() -> None:
     # The same content under another ETag, and a source that is not recorded.
     assert strayed(recorded, reported(("model", "", "z", one), ("other", "", "z", two))) == ()
     findings = strayed(recorded, reported(("model", "", "a", two), ("model", "extra", "c", None)))
-    assert [(item.step, item.reason) for item in findings] == [("model", Reason.SOURCE_CHANGED)] * 2
+    assert [(item.step, item.reason) for item in findings] == [
+        ("model", LoadReason.SOURCE_CHANGED)
+    ] * 2
     assert one in findings[0].message
     assert two in findings[0].message
 
@@ -410,7 +412,9 @@ def test_reports_of_loaders_pinned_by_old_revisions_are_still_read() -> None:
         ok=False,
         revision="a1",
         findings=(
-            Finding(step="model", reason=Reason.RAGGED_UNSUPPORTED, message="axis 1 is 128"),
+            LoadFinding(
+                step="model", reason=LoadReason.RAGGED_UNSUPPORTED, message="axis 1 is 128"
+            ),
         ),
     )
     old = report.to_json().replace("RaggedUnsupported", "NotRagged")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.api.loadplan import FetchKind, PlanFetch, Reason
+from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 from triton_pipelines.loader.errors import LoadError, SourceError
 from triton_pipelines.loader.main import parse_options
 from triton_pipelines.loader.progress import GroupProgress, Progress, human
@@ -318,7 +318,7 @@ def test_the_text_around_a_count_stays() -> None:
 def test_a_config_without_one_count_is_refused(config: str, says: str) -> None:
     with pytest.raises(LoadError, match=says) as caught:
         with_count(config, 2, "tokenizer/config.pbtxt")
-    assert caught.value.reason is Reason.INTERNAL_ERROR
+    assert caught.value.reason is LoadReason.INTERNAL_ERROR
     assert "tokenizer/config.pbtxt" in caught.value.message
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from triton_pipelines.api.loadplan import (
     FetchKind,
     LoadPlan,
+    LoadReason,
     PlanFetch,
     PlanFile,
     PlanVersions,
-    Reason,
 )
 from triton_pipelines.loader.errors import LoadError, SourceError
 from triton_pipelines.loader.layout import Layout
@@ -138,7 +138,7 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
     assert taken(model(), VERSIONS, (2,)) == {n: n for n in ("2/model.onnx", "2/data/w.bin")}
     with pytest.raises(LoadError, match="version 3 is gone") as raised:
         select(model(), VERSIONS, (2, 3))
-    assert raised.value.reason is Reason.SOURCE_CHANGED
+    assert raised.value.reason is LoadReason.SOURCE_CHANGED
 
 
 @pytest.mark.parametrize(
@@ -147,67 +147,67 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
         (
             model(versions=PlanVersions(all=True)),
             held("model.onnx"),
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "asks for several versions of the model",
         ),
         (
             model(versions=PlanVersions(latest=2)),
             Listing((Entry("m"),), single=True),
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "the one file m",
         ),
         (
             model(versions=PlanVersions(specific=(1, 3))),
             Listing(None),
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "asks for versions 1, 3 of the model",
         ),
         (
             model(pinned=4),
             held("model.onnx", "x/y"),
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "asks for version 4 of the model, and the source is a folder without",
         ),
         (
             model(pinned=4),
             VERSIONS,
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "version 4 is asked for; the source has 1, 2, 10",
         ),
         (
             model(versions=PlanVersions(specific=(3, 1))),
             VERSIONS,
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "version 3 is asked for",
         ),
         (
             model(),
             held("2/model.pt", "1/model.onnx"),
-            Reason.SOURCE_UNAVAILABLE,
+            LoadReason.SOURCE_UNAVAILABLE,
             "has no file 2/model.onnx; 2/ holds model.pt",
         ),
         (
             model(),
             held("b.onnx", "c/d"),
-            Reason.SOURCE_UNAVAILABLE,
+            LoadReason.SOURCE_UNAVAILABLE,
             "has no file model.onnx; the folder holds b.onnx, c/",
         ),
         (
             model(),
             held(*(f"f{n}" for n in range(9))),
-            Reason.SOURCE_UNAVAILABLE,
+            LoadReason.SOURCE_UNAVAILABLE,
             "f0, f1, f2, f3, f4, f5 and 3 more",
         ),
         (
             model(whole=True, source_file="net.onnx"),
             held("net.onnx", "model.onnx"),
-            Reason.MODEL_MISMATCH,
+            LoadReason.MODEL_MISMATCH,
             "holds both net.onnx and model.onnx",
         ),
     ],
 )
 def test_what_does_not_fit_says_what_lies_there(
-    item: PlanFetch, listing: Listing, reason: Reason, says: str
+    item: PlanFetch, listing: Listing, reason: LoadReason, says: str
 ) -> None:
     with pytest.raises(LoadError, match=says) as raised:
         select(item, listing)
@@ -225,7 +225,7 @@ def test_configurations_of_the_source_are_left_out_and_said() -> None:
     assert chosen.versions == (10,)
     assert "10/config.pbtxt" in chosen.ignored
     finding = ignored_finding(model(), chosen.ignored)
-    assert (finding.reason, finding.field) == (Reason.FILES_IGNORED, "spec.model.source")
+    assert (finding.reason, finding.field) == (LoadReason.FILES_IGNORED, "spec.model.source")
     assert "config.pbtxt" in finding.message
     only = select(model(whole=True), held("model.onnx", "config.pbtxt", "configs/b.pbtxt"))
     assert only.ignored == ("config.pbtxt", "configs/b.pbtxt")

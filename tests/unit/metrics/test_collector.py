@@ -1,7 +1,6 @@
 """The collector over real HTTP on loopback, from a stand-in of Prometheus whose answers and clock a test sets (the real one: integration)."""
 
 import asyncio
-import contextlib
 import json
 import re
 import threading
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.loopback import listening
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
 from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector, unknown
@@ -404,26 +404,24 @@ async def test_the_thread_gives_up_a_body_that_does_not_end(stops: bool) -> None
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1200\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            while not stops:
-                writer.write(b" ")
-                await writer.drain()
-                await asyncio.sleep(0.05)
-            await reader.read()
-        writer.close()
+        while not stops:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        await reader.read()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    async with PrometheusCollector(
-        Connection.model_validate({"url": f"http://{host}:{port}", "timeoutSeconds": 0.5})
-    ) as made:
+    async with (
+        listening(answer) as address,
+        PrometheusCollector(
+            Connection.model_validate({"url": f"http://{address}", "timeoutSeconds": 0.5})
+        ) as made,
+    ):
         said = failure((await made.collect(expected()))[KEY])
         assert "no whole answer within 0.5 s" in said.message
         running = made._running
         assert running is not None
         async with asyncio.timeout(5):
             await running
-    server.close()
 
 
 async def test_a_token_rotates_and_is_never_said(

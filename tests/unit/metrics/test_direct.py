@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.flows import NOW, TOKENIZER, limits, rested
+from tests.support.loopback import listening
 from tests.unit.metrics.test_exposition import PAGE
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.direct_reader import (
@@ -34,12 +35,8 @@ async def pages(answer: bytes, *, hang: bool = False) -> AsyncIterator[str]:
             await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    try:
-        yield f"{host}:{port}"
-    finally:
-        server.close()
+    async with listening(serve) as address:
+        yield address
 
 
 def page(text: str, status: str = "200 OK") -> bytes:
@@ -145,9 +142,11 @@ async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_an
         asked += 1
         writer.close()
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    address = "{}:{}".format(*server.sockets[0].getsockname())
-    async with server, pages(page(PAGE)) as good, DirectReader(clock=lambda: now[0]) as reader:
+    async with (
+        listening(refuse) as address,
+        pages(page(PAGE)) as good,
+        DirectReader(clock=lambda: now[0]) as reader,
+    ):
         for now[0] in range(int(NOW), int(NOW) + 40, 2):
             said = (await reader.collect(expected(a=address)))[KEY]
             assert isinstance(said, Failure)

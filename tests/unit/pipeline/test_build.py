@@ -58,9 +58,9 @@ def test_defaults_of_the_smallest_resource() -> None:
     ]
     assert (
         tokenizer.instances.kind,
-        tokenizer.instances.count,
-        tokenizer.instances.low,
-        tokenizer.instances.high,
+        tokenizer.instances.counts.initial,
+        tokenizer.instances.counts.min,
+        tokenizer.instances.counts.max,
     ) == ("KIND_CPU", 1, 1, 4)
     assert tokenizer.instances.scaled
     assert not model.instances.scaled
@@ -70,7 +70,11 @@ def test_defaults_of_the_smallest_resource() -> None:
         "onnxruntime_onnx",
         "model.onnx",
     )
-    assert (post.instances.kind, post.instances.count, post.source) == ("KIND_CPU", 1, None)
+    assert (post.instances.kind, post.instances.counts.initial, post.source) == (
+        "KIND_CPU",
+        1,
+        None,
+    )
     assert post.parameters["tritonpipe.top_k"] == "1"
     assert tokenizer.parameters["tritonpipe.max_length"] == "512"
 
@@ -334,7 +338,7 @@ def test_batch_sizes(changes: dict[str, Any], expected: tuple[int, ...]) -> None
 )
 def test_tokenizer_instances(given: dict[str, int], expected: tuple[int, int, int]) -> None:
     instances = step(graph(tokenizer={"instances": given}), "tokenizer").instances
-    assert (instances.count, instances.low, instances.high) == expected
+    assert (instances.counts.initial, instances.counts.min, instances.counts.max) == expected
     assert instances.scaled == (expected[2] > expected[1])
 
 

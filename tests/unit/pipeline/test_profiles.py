@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import builders
-from triton_pipelines.api.optimization import LengthProfile, Lengths
+from triton_pipelines.api.optimization import LengthProfile, TokenLengths
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.tensorrt_profiles import (
     Box,
@@ -54,7 +54,7 @@ def test_a_gap_between_profiles_is_found(held: list[Box], longest: int, rows: in
 
 
 def test_instances_load_the_first_profile_or_those_they_name() -> None:
-    declared = Lengths(
+    declared = TokenLengths(
         profiles=(
             LengthProfile(max=128, max_batch_size=64),
             LengthProfile(min=129, max=512, max_batch_size=8),

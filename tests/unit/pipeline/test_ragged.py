@@ -16,7 +16,7 @@ from triton_pipelines.compile.graph.ragged_config import (
     ragged_inputs,
     ragged_obstacles,
 )
-from triton_pipelines.compile.validation import judge
+from triton_pipelines.compile.validation import validate_repository
 
 IDS, MASK, TYPES = (
     Tensor(name, DataType.INT64, (-1,))
@@ -44,7 +44,7 @@ batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "hidden" source
 def test_the_config_of_an_adapted_model() -> None:
     config = config_of([MASK, IDS, AGE], [LOGITS, HIDDEN], 16)
     assert config == text_format.Parse(CONFIG, model_config_pb2.ModelConfig())
-    assert judge({"model": config}) == []
+    assert validate_repository({"model": config}) == []
 
 
 def test_token_ids_come_first_whatever_their_order_and_name() -> None:

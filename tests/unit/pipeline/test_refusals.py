@@ -8,6 +8,8 @@ from tests.corpus import REFUSALS, Sample, refused
 from tests.support.fields import owners
 from tests.support.meaning import judged, refusals
 from triton_pipelines.api import parse
+from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.compile.validation import RuleId
 
 PATHS = {"spec", *owners()}
 
@@ -33,3 +35,4 @@ def test_the_schema_takes_it_and_the_operator_names_the_field(sample: Sample) ->
         )
         assert known, f"{finding.path} is no field"
         assert len(finding.message) > 20
+        assert finding.code in {*FindingCode, *RuleId}

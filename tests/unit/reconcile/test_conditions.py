@@ -11,9 +11,8 @@ from tests.support import builders
 from tests.support.builders import merge
 from tests.support.worlds import World, rfc3339, status_validator
 from triton_pipelines.api import names
-from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
-from triton_pipelines.api.loadplan import Finding, LoadReport
-from triton_pipelines.api.loadplan import Reason as LoadReason
+from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Object, Observed, Pod, Probe
 from triton_pipelines.redaction import redact_url
@@ -132,7 +131,7 @@ def report(reason: LoadReason, message: str, field: str) -> str:
     return LoadReport(
         ok=False,
         revision="r",
-        findings=(Finding(step="model", reason=reason, message=message, field=field),),
+        findings=(LoadFinding(step="model", reason=reason, message=message, field=field),),
     ).to_json()
 
 
@@ -281,19 +280,19 @@ def test_what_the_loader_found(said: LoadReason, reason: Reason, abnormal: str, 
 
 def test_the_finding_that_only_the_user_can_mend_speaks() -> None:
     findings = (
-        Finding(
+        LoadFinding(
             step="tokenizer",
             reason=LoadReason.SOURCE_UNAVAILABLE,
             message="timeout",
             field="spec.tokenizer.source",
         ),
-        Finding(
+        LoadFinding(
             step="model",
             reason=LoadReason.MODEL_MISMATCH,
             message="FP16 is not FP32",
             field="spec.model",
         ),
-        Finding(
+        LoadFinding(
             step="tokenizer",
             reason=LoadReason.TOKENIZER_SETTINGS_IGNORED,
             message="just so you know",
@@ -440,7 +439,7 @@ def test_missing_config_map_source_is_waited_for() -> None:
 
 def test_every_reason_has_a_meaning() -> None:
     assert set(KIND_OF) == set(Reason)
-    assert {reason for reason, kind in KIND_OF.items() if kind is Kind.FINE} == {
+    assert {reason for reason, kind in KIND_OF.items() if kind is ReasonKind.FINE} == {
         Reason.SUCCEEDED,
         Reason.SERVING,
         Reason.SUSPENDED,

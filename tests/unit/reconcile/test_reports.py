@@ -8,19 +8,19 @@ import pytest
 
 from tests.support import builders
 from tests.support.worlds import World
-from triton_pipelines.api.loadplan import Finding, LoadReport, Reason
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 
-NOTE = Finding(
+NOTE = LoadFinding(
     step="model",
-    reason=Reason.ANSWERS_NOT_COMPARED,
+    reason=LoadReason.ANSWERS_NOT_COMPARED,
     field="spec.model.source",
     message="5 GiB are not run here",
 )
 WARNED = {"path": "spec.model.source", "message": "AnswersNotCompared: 5 GiB are not run here"}
 
 
-def seen(world: World, *findings: tuple[Finding, ...]) -> Plan:
+def seen(world: World, *findings: tuple[LoadFinding, ...]) -> Plan:
     """A pass where pods have reported these findings, pod by pod; its status is written."""
     observed = world.observed()
     for pod, noted in zip(observed.pods, findings, strict=True):
@@ -85,8 +85,10 @@ def test_a_pod_that_is_made_anew_is_no_news() -> None:
     assert warnings(world) == [], "another revision has not loaded anything"
 
 
-@pytest.mark.parametrize("reason", [Reason.MODEL_MISMATCH, Reason.TOKENIZER_SETTINGS_IGNORED])
-def test_neither_what_fails_a_load_nor_what_is_the_rule_is_a_warning(reason: Reason) -> None:
+@pytest.mark.parametrize(
+    "reason", [LoadReason.MODEL_MISMATCH, LoadReason.TOKENIZER_SETTINGS_IGNORED]
+)
+def test_neither_what_fails_a_load_nor_what_is_the_rule_is_a_warning(reason: LoadReason) -> None:
     world = World(builders.document()).settle()
     seen(world, (NOTE.model_copy(update={"reason": reason}),))
     assert not [item for item in world.status.get("warnings", []) if "5 GiB" in item["message"]]

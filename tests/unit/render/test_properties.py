@@ -19,7 +19,7 @@ from triton_pipelines.compile.render.errors import RefusedError
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.compile.render.objects import deployment
 from triton_pipelines.compile.render.render import config_map
-from triton_pipelines.compile.validation import judge
+from triton_pipelines.compile.validation import validate_repository
 
 QUICK = settings(
     max_examples=120,
@@ -228,7 +228,7 @@ def _rendered(
         for path, text in revision.files.items()
         if path.endswith(".pbtxt")
     }
-    assert judge(configs) == []
+    assert validate_repository(configs) == []
     plan = LoadPlan.model_validate_json(revision.data["plan.json"])
     assert {item.path for item in plan.files} == set(revision.files)
     assert json.loads(revision.data["deployment.json"])["template"] == revision.template
@@ -290,9 +290,10 @@ BREAKS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
+            "tokenizer": {"inputs": {"text": "text"}},
             "model": {
                 "inputs": [{"name": "x", "dataType": "INT64", "dims": [1], "from": "pipeline.text"}]
-            }
+            },
         },
         "spec.model.inputs[0]",
     ),

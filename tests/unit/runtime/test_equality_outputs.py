@@ -17,7 +17,7 @@ from tests.support import pipelines, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, WIDTH, Encoder, Head, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, eligibility
+from triton_pipelines.loader.ragged import Adaptable, adapt, examine
 
 Arrays = Mapping[str, np.ndarray]
 Model = Callable[[Sequence[Arrays]], list[dict[str, np.ndarray]]]
@@ -76,7 +76,7 @@ class Case:
             outputs,
             {"pad_inputs": '{"input_ids": 0, "attention_mask": 0}', "run_cost_tokens": "12"},
         )
-        found = eligibility(stock, self.encoder.plan(max_length=pipelines.MAX_LENGTH))
+        found = examine(stock, self.encoder.plan(max_length=pipelines.MAX_LENGTH))
         assert isinstance(found, Adaptable), str(found)
         ragged = StandInBackend(adapt(stock, found), config_of(*declared))
         self.models: Mapping[str, Model] = {

@@ -18,6 +18,7 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
+from triton_pipelines.tools.loadgen.plots import svg
 from triton_pipelines.tools.tuner.bottleneck_advice import Bound, advise
 from triton_pipelines.tools.tuner.calibration import (
     Executed,
@@ -28,7 +29,7 @@ from triton_pipelines.tools.tuner.calibration import (
 )
 from triton_pipelines.tools.tuner.contract import Curve, Knobs, Outcome, Point, Report
 from triton_pipelines.tools.tuner.knobs import knobs_of
-from triton_pipelines.tools.tuner.plot import svg, terminal
+from triton_pipelines.tools.tuner.plot import chart, terminal
 from triton_pipelines.tools.tuner.prediction import poisson, simulate
 from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
 from triton_pipelines.tools.tuner.step_time_fit import Cost
@@ -108,21 +109,26 @@ def test_without_a_gain_there_is_no_patch() -> None:
     assert "gainPercent" not in status_of(kept)
 
 
-def test_the_wall_is_drawn_and_every_point_too() -> None:
-    drawn = svg(REPORT)
-    assert "wall 45 ms" in drawn
-    assert "SLO 50 ms" in drawn
-    assert drawn.count("<circle") == 3
-    assert drawn.count("<polyline") == 1
-    assert 'fill="#fff" stroke="#1f77b4"' in drawn, "a point beyond the wall is hollow"
+def test_the_latency_budget_is_drawn_and_every_point_too() -> None:
+    drawn = svg(chart(REPORT))
+    assert "latency budget: 45 ms" in drawn
+    assert "SLO: 50 ms" in drawn
+    assert drawn.count('id="point-') == 3
+    lines = [series for series in chart(REPORT).series if series.line_only]
+    assert len(lines) == 1
+    hollow = [point for series in chart(REPORT).series for point in series.points if point.hollow]
+    assert [point.latency_ms > 45 for point in hollow] == [True], (
+        "only a point above the latency budget is hollow"
+    )
+    assert "hollow: measured above the latency budget" in drawn
     text = terminal(REPORT).splitlines()
     wall = next(line for line in text if "wall 45 ms" in line)
     assert wall.count("-") > 50
     assert any("R" in line for line in text[:16])
 
 
-def test_a_stand_in_is_named_on_the_plot() -> None:
-    assert "stand-in: GPU step" in svg(replace(REPORT, stand_ins=("GPU step",)))
+def test_what_was_simulated_is_named_on_the_plot() -> None:
+    assert "simulated: GPU step" in svg(chart(replace(REPORT, stand_ins=("GPU step",))))
 
 
 # --- calibration ---------------------------------------------------------------------------------------------------------------

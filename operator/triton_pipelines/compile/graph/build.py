@@ -10,7 +10,7 @@ from triton_pipelines.api.postprocess import PostprocessType
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.tensors import DataType, InputTensor
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.api.v1alpha1 import InferencePipeline, Spec
+from triton_pipelines.api.v1alpha1 import InferencePipeline, PipelineSpec
 
 from .defaults import DEFAULT_MAX_LENGTH, MODEL, POSTPROCESS, TOKENIZER
 from .graph import (
@@ -18,8 +18,8 @@ from .graph import (
     Graph,
     Implementation,
     MeasuredPadding,
-    Output,
     PaddingChoice,
+    PublicTensor,
     Reference,
     Role,
     Step,
@@ -135,16 +135,14 @@ def build(
 
 def _fixed(step: Step) -> Step:
     """The step with the count it starts with: a config that the backend completes is reloaded by every change."""
-    return replace(
-        step, instances=replace(step.instances, low=step.instances.count, high=step.instances.count)
-    )
+    return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
 
 
 # Name, role, model name, path in the resource, fields.
 Wanted = tuple[str, Role, str, str, StepFields]
 
 
-def _fields(spec: Spec) -> list[Wanted]:
+def _fields(spec: PipelineSpec) -> list[Wanted]:
     """Model and further steps."""
     result: list[Wanted] = []
     if spec.model is not None:
@@ -156,7 +154,7 @@ def _fields(spec: Spec) -> list[Wanted]:
     return result
 
 
-def _auxiliary(spec: Spec) -> list[Wanted]:
+def _auxiliary(spec: PipelineSpec) -> list[Wanted]:
     return [
         (
             step.name,
@@ -169,7 +167,7 @@ def _auxiliary(spec: Spec) -> list[Wanted]:
     ]
 
 
-def _tokenizer_batch(spec: Spec, sizes: Sequence[int]) -> int | None:
+def _tokenizer_batch(spec: PipelineSpec, sizes: Sequence[int]) -> int | None:
     """Rows of the tokenizer's batch: as written, else the model's."""
     if spec.tokenizer is None:
         return None
@@ -178,21 +176,21 @@ def _tokenizer_batch(spec: Spec, sizes: Sequence[int]) -> int | None:
     return sizes[0] if sizes else 0
 
 
-def _ensemble_batch(spec: Spec, steps: Sequence[Step]) -> int:
+def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
     if spec.ensemble.max_batch_size is not None:
         return spec.ensemble.max_batch_size
     # A step without a batch axis of its own makes the whole pipeline one without: the axis then stands in everybody's dims.
     return min((step.max_batch_size for step in steps), default=0)
 
 
-def _text_dims(spec: Spec, batch: int) -> tuple[int, ...]:
+def _text_dims(spec: PipelineSpec, batch: int) -> tuple[int, ...]:
     """Shape of the texts: as the pipeline's input says, else one text per row, or any number without rows."""
     name = spec.tokenizer.inputs.text if spec.tokenizer else ""
     declared = next((one.dims for one in spec.ensemble.inputs if one.name == name), None)
     return declared or ((1,) if batch > 0 else (-1,))
 
 
-def _text_inputs(spec: Spec, batch: int | None) -> list[Tensor]:
+def _text_inputs(spec: PipelineSpec, batch: int | None) -> list[Tensor]:
     """Public inputs that the tokenizer reads."""
     if spec.tokenizer is None or batch is None:
         return []
@@ -204,7 +202,7 @@ def _text_inputs(spec: Spec, batch: int | None) -> list[Tensor]:
     return result
 
 
-def _reader(wanted: InputTensor, spec: Spec) -> Reference | None:
+def _reader(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
     """Who feeds an input: as written, else the tokenizer's tensor of that usual name, else the pipeline's input of that name."""
     if wanted.from_:
         return Reference.parse(wanted.from_)
@@ -218,7 +216,7 @@ def _reader(wanted: InputTensor, spec: Spec) -> Reference | None:
     return Reference(PIPELINE if public or spec.tokenizer is None else TOKENIZER, wanted.name)
 
 
-def _tokens(spec: Spec, wired: Sequence[Wanted], options: Options) -> dict[str, Token]:
+def _tokens(spec: PipelineSpec, wired: Sequence[Wanted], options: Options) -> dict[str, Token]:
     if spec.tokenizer is None:
         return {}
     read: list[tuple[str, DataType | None]] = []
@@ -250,7 +248,7 @@ def _takes_tokens(fields: StepFields) -> bool:
 
 
 def _readers(
-    spec: Spec, wired: Sequence[Wanted], tokens: Tokens, options: Options, refused: Refusals
+    spec: PipelineSpec, wired: Sequence[Wanted], tokens: Tokens, options: Options, refused: Refusals
 ) -> dict[str, TokenReader]:
     """The steps that read tokens, by name, as far as padding is concerned."""
     if spec.tokenizer is None:
@@ -312,7 +310,7 @@ def _adapted(step: Step, tokens: Tokens) -> Step:
     )
 
 
-def _lengths(spec: Spec, padding: PaddingChoice | None) -> tuple[int, ...]:
+def _lengths(spec: PipelineSpec, padding: PaddingChoice | None) -> tuple[int, ...]:
     """Lengths, in tokens, that a row may have when it is padded; warm-up runs each."""
     longest = (spec.tokenizer.max_length if spec.tokenizer else None) or DEFAULT_MAX_LENGTH
     return padding.buckets if padding is not None and padding.buckets else (longest,)
@@ -332,7 +330,7 @@ def _entered(graph: Graph) -> Graph:
         max_batch_size=entry.max_batch_size,
         inputs=tuple(one.tensor for one in entry.inputs),
         outputs=tuple(
-            Output(tensor, Reference(entry.name, tensor.name), entry.path)
+            PublicTensor(tensor, Reference(entry.name, tensor.name), entry.path)
             for tensor in entry.outputs
         ),
         steps=tuple(map(unwired, graph.steps)),
@@ -340,7 +338,7 @@ def _entered(graph: Graph) -> Graph:
     )
 
 
-def _wired(graph: Graph, spec: Spec, tokenizer_batch: int | None) -> Graph:
+def _wired(graph: Graph, spec: PipelineSpec, tokenizer_batch: int | None) -> Graph:
     """The ensemble around the steps: the order of the data, public inputs and outputs."""
     steps = tuple(in_order(graph.steps))
     declared = tuple(Tensor(one.name, one.data_type, one.dims) for one in spec.ensemble.inputs)
@@ -362,20 +360,20 @@ def _collected(texts: Iterable[Tensor], steps: Sequence[Step]) -> list[Tensor]:
     return list(result.values())
 
 
-def _outputs(graph: Graph, spec: Spec) -> list[Output]:
+def _outputs(graph: Graph, spec: PipelineSpec) -> list[PublicTensor]:
     if spec.ensemble.outputs:
         result = []
         for index, wanted in enumerate(spec.ensemble.outputs):
             source = Reference.parse(wanted.from_)
             made = graph.resolve(source) or Tensor(wanted.name, DataType.FP32, (-1,))
             tensor = replace(made, name=wanted.name, reshape=None)
-            result.append(Output(tensor, source, f"spec.ensemble.outputs[{index}].from"))
+            result.append(PublicTensor(tensor, source, f"spec.ensemble.outputs[{index}].from"))
         return result
     last = _last(graph)
     if last is None:
         return []
     return [
-        Output(replace(tensor, reshape=None), Reference(last.name, tensor.name), last.path)
+        PublicTensor(replace(tensor, reshape=None), Reference(last.name, tensor.name), last.path)
         for tensor in last.outputs
     ]
 

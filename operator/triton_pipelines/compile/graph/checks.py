@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .example_request import check_example
@@ -60,6 +61,7 @@ def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
         yield Finding(
             largest,
             f"the resource is {total} bytes long, {parts[largest]} of them here; what is made of it must fit one ConfigMap, so at most {SPEC_BYTES_MAX} go: shorten this",
+            code=FindingCode.TOO_LARGE,
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.batching import ControlKind
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.server import ExampleInput, InferenceHealth
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
@@ -141,6 +142,7 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
             "spec.health.inputs",
             f"pods are asked for readiness alone: {why}. A dead process keeps looking ready to Triton: give an example request, or write inference: Disabled",
             Severity.WARNING,
+            code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
         tensor.data_type is not DataType.STRING for tensor in _required(graph)
@@ -149,6 +151,7 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
             "spec.health.text",
             "has no effect: the pipeline reads more than text; give an example request in inputs",
             Severity.WARNING,
+            code=FindingCode.NO_EFFECT,
         )
 
 
@@ -164,6 +167,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             yield Finding(
                 f"{path}.name",
                 f"{example.name!r} is no input of the pipeline; it has {', '.join(public) or 'none'}",
+                code=FindingCode.UNKNOWN_TENSOR,
             )
             continue
         elements = math.prod(example.shape)
@@ -171,6 +175,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             yield Finding(
                 f"{path}.data",
                 f"has {len(example.data)} elements, but shape {list(example.shape)} has {elements}; give all, or a single one for all",
+                code=FindingCode.INVALID_EXAMPLE,
             )
         full = public_shape(tensor, graph)
         if len(full) != len(example.shape) or any(
@@ -179,11 +184,13 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             yield Finding(
                 f"{path}.shape",
                 f"{list(example.shape)} does not fit {example.name}, whose shape is {list(full)} with the batch axis",
+                code=FindingCode.SHAPE_MISMATCH,
             )
         elif 0 < graph.max_batch_size < example.shape[0]:
             yield Finding(
                 f"{path}.shape",
                 f"has {example.shape[0]} rows; the pipeline takes at most {graph.max_batch_size} in a request",
+                code=FindingCode.BATCH_SIZE_MISMATCH,
             )
         elif graph.max_batch_size > 0:
             rows[example.name] = example.shape[0]
@@ -195,17 +202,20 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
                 yield Finding(
                     f"{path}.data[{position}]",
                     f"{text!r:.60} {error}; {example.name} is {tensor.data_type.value}",
+                    code=FindingCode.INVALID_EXAMPLE,
                 )
     if len(set(rows.values())) > 1:
         have = ", ".join(f"{name} {count}" for name, count in rows.items())
         yield Finding(
             "spec.health.inputs",
             f"inputs differ in rows, the first number of their shapes: {have}; all of a request have the same",
+            code=FindingCode.BATCH_SIZE_MISMATCH,
         )
     if total > EXAMPLE_BYTES_MAX:
         yield Finding(
             "spec.health.inputs",
             f"the example request has {total} bytes; at most {EXAMPLE_BYTES_MAX} go: make shapes smaller",
+            code=FindingCode.TOO_LARGE,
         )
     given = {example.name for example in examples}
     if given and (
@@ -214,6 +224,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
         yield Finding(
             "spec.health.inputs",
             f"leaves out {', '.join(absent)}; an example request names every input that the pipeline needs",
+            code=FindingCode.REQUIRED,
         )
 
 

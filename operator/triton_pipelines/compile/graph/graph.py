@@ -11,13 +11,15 @@ from enum import StrEnum
 from typing import Any
 
 from triton_pipelines.api.batching import DynamicBatching, SequenceBatching
-from triton_pipelines.api.instances import InstanceResources
+from triton_pipelines.api.instances import CountBounds, InstanceResources
 from triton_pipelines.api.loadplan import FetchKind, source_key
-from triton_pipelines.api.optimization import Lengths, VersionPolicy
-from triton_pipelines.api.source import Source
+from triton_pipelines.api.optimization import TokenLengths, VersionPolicy
+from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import Tracing
+
+from .tokenizer_settings import TokenizerSettings
 
 PIPELINE = "pipeline"
 
@@ -95,21 +97,29 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
-    """Instances of a step: Triton's kind, the count it starts with, the bounds for live changes, and where they run."""
+class StepInstances:
+    """Instances of a step: how many, and where they run."""
 
     kind: str
-    count: int
-    low: int
-    high: int
+    """Triton's kind, such as ``KIND_CPU``."""
+    counts: CountBounds
+    """The initial count and its bounds."""
     gpus: tuple[int, ...] = ()
+    """GPUs of the pod to run on, by index; empty: all."""
     profiles: tuple[str, ...] = ()
+    """TensorRT optimization profiles, by index."""
     host_policy: str = ""
+    """Triton's host policy; empty: none."""
+
+    @property
+    def count(self) -> int:
+        """The count that the template of ``config.pbtxt`` writes."""
+        return self.counts.initial
 
     @property
     def scaled(self) -> bool:
-        """Whether the count may be changed live."""
-        return self.high > self.low
+        """Whether the count may change while the pod runs."""
+        return self.counts.scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ class Fetch:
 
     step: str
     slot: str
-    source: Source
+    source: SourceSpec
     path: str
     kind: FetchKind
     target: str
@@ -153,6 +163,7 @@ class Step:
     Runtime backend. ``file_name`` is the main file in a version folder, ``code`` a
     ``model.py`` written in the resource, ``files`` further text files of the version folder. ``flat``: the loader adapts its ONNX file so
     that requests of different length share a batch; the inputs that then arrive flat, each with the value that fills shorter rows.
+    ``tokenizer``: settings of the operator's own tokenizer.
     """
 
     name: str
@@ -164,7 +175,7 @@ class Step:
     max_batch_size: int
     inputs: tuple[Input, ...]
     outputs: tuple[Tensor, ...]
-    instances: Instances
+    instances: StepInstances
     resources: InstanceResources
     path: str
     batching: DynamicBatching | None = None
@@ -179,11 +190,12 @@ class Step:
     version: int | None = None
     warmup: tuple[WarmupSample, ...] = ()
     accelerator: tuple[tuple[str, str], ...] | None = None
-    lengths: Lengths | None = None
+    lengths: TokenLengths | None = None
     decoupled: bool = False
     response_cache: bool = False
     config_patch: Mapping[str, Any] | None = None
     flat: Mapping[str, int] | None = None
+    tokenizer: TokenizerSettings | None = None
 
     @property
     def python(self) -> bool:
@@ -195,7 +207,7 @@ class Step:
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
     @property
-    def source(self) -> Source | None:
+    def source(self) -> SourceSpec | None:
         """The step's main source."""
         return next((item.source for item in self.fetches if not item.slot), None)
 
@@ -206,7 +218,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class PublicTensor:
     """A public output of the pipeline: its tensor as clients see it, who makes it, and the field that asked for it."""
 
     tensor: Tensor
@@ -257,7 +269,7 @@ class Graph:
     model_name: str
     max_batch_size: int
     inputs: tuple[Tensor, ...]
-    outputs: tuple[Output, ...]
+    outputs: tuple[PublicTensor, ...]
     steps: tuple[Step, ...]
     auxiliary: tuple[Step, ...] = ()
     padding: PaddingChoice | None = None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.optimization import MAX_TOKENS
 from triton_pipelines.api.scaling import CpuResize, ScalingMode
 from triton_pipelines.api.tokenizer import Padding
@@ -61,6 +62,7 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield _warn(
             "spec.slo.networkAndQueueBudgetMilliseconds",
             f"leaves {max(budget, 0)} ms of the goal of {slo.p99_milliseconds} ms for the server; no batching fits into that",
+            code=FindingCode.LATENCY_BUDGET_EXHAUSTED,
         )
     for step in graph.models:
         if (
@@ -72,12 +74,14 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield _warn(
                 f"{step.path}.dynamicBatching.mode",
                 f"batching is off: {step.name} runs request by request; leave it on unless answers depend on their company",
+                code=FindingCode.BATCHING_DISABLED,
             )
         delay = step.batching.max_queue_delay_microseconds if step.batching else None
         if delay and budget is not None and delay / 1000 >= max(budget, 0):
             yield _warn(
                 f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
                 f"{delay / 1000:g} ms is as long as slo.p99Milliseconds leaves for the whole request ({max(budget, 0)} ms); a request that comes alone waits it out",
+                code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
     first = graph.steps[0] if graph.steps else None
     if first is not None and first.batching is not None:
@@ -86,6 +90,7 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield _warn(
                 f"{first.path}.dynamicBatching.queuePolicy",
                 "the queue is unbounded: under overload every request waits; set maxQueueSize and a timeout to shed load early",
+                code=FindingCode.QUEUE_UNBOUNDED,
             )
 
 
@@ -96,6 +101,7 @@ def _sources(graph: Graph) -> Iterator[Finding]:
             yield _warn(
                 f"{path}.uri",
                 f"{PLACEHOLDER} is a placeholder: write where the file lies, such as s3://bucket/key",
+                code=FindingCode.SOURCE_PLACEHOLDER,
             )
     loose = {path: source for path, source in given.items() if not pinned(source)}
     if not loose:
@@ -107,7 +113,11 @@ def _sources(graph: Graph) -> Iterator[Finding]:
         said += f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: what they hold may change; add revision or sha256 to each"
     else:
         said += ": what it holds may change; add revision or sha256"
-    yield _warn(first, f"{said} (this pipeline revision keeps what it resolved to first)")
+    yield _warn(
+        first,
+        f"{said} (this pipeline revision keeps what it resolved to first)",
+        code=FindingCode.SOURCE_NOT_PINNED,
+    )
 
 
 def _torchscript(graph: Graph) -> Iterator[Finding]:
@@ -135,12 +145,14 @@ def _torchscript_names(path: str, what: str, given: Sequence[str]) -> Iterator[F
         yield _warn(
             path,
             f"{plain!r} is not NAME__INDEX as {next(iter(indexes))!r} is: Triton then takes all {what} in the order written here, whatever the indexes say; name all of them NAME__INDEX",
+            code=FindingCode.TORCHSCRIPT_NAMES,
         )
     elif len(set(indexes.values())) < len(indexes):
         twice = [name for name, index in indexes.items() if list(indexes.values()).count(index) > 1]
         yield _warn(
             path,
             f"{_listed(twice)} have the same index, so Triton takes them for one tensor of the model; give each its own",
+            code=FindingCode.TORCHSCRIPT_NAMES,
         )
 
 
@@ -150,6 +162,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
         yield _warn(
             "spec.ensemble.modelName",
             f"HTTP clients that escape it, tritonclient among them, ask for {escaped!r}, which Triton does not find; use letters, digits and -_.~",
+            code=FindingCode.NAME_NEEDS_ESCAPING,
         )
 
 
@@ -159,6 +172,7 @@ def _labels(labels: Sequence[str]) -> Iterator[Finding]:
         yield _warn(
             "spec.postprocess.labels",
             f"{_listed(twice)} stands there more than once, so clients cannot tell these classes apart",
+            code=FindingCode.DUPLICATE_LABEL,
         )
 
 
@@ -184,11 +198,13 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield _warn(
             "spec.tokenizer.padding",
             f"Longest gives requests nearly any length, and {equal[0].name} batches equal lengths only; Fixed or Auto batches all of them, Bucketed those of a bucket",
+            code=FindingCode.PADDING_PREVENTS_BATCHING,
         )
     if doubtful and any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
         yield _warn(
             "spec.tokenizer.padding",
             "Longest computes padding that Ragged does not; leave padding out",
+            code=FindingCode.PADDING_COSTS_COMPUTE,
         )
     longest = spec.max_length or DEFAULT_MAX_LENGTH
     for step in readers:
@@ -199,16 +215,19 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 yield _warn(
                     f"spec.tokenizer.buckets[{index}]",
                     f"{bucket} is outside of {step.path}.lengths, {low} to {high}: such a batch will fail",
+                    code=FindingCode.LENGTH_OUT_OF_RANGE,
                 )
         if longest > high:
             yield _warn(
                 "spec.tokenizer.maxLength",
                 f"{longest} is more than {step.path}.lengths.max {high}: longer texts will fail; set it to {high}",
+                code=FindingCode.LENGTH_OUT_OF_RANGE,
             )
         if chosen in (Padding.RAGGED, Padding.LONGEST) and low > 1:
             yield _warn(
                 f"{step.path}.lengths.min",
                 f"short texts have fewer than {low} tokens and are not padded to that with {chosen.value}; use Bucketed or Fixed",
+                code=FindingCode.LENGTH_OUT_OF_RANGE,
             )
 
 
@@ -236,6 +255,7 @@ def _shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield _warn(
                 entries[0].path,
                 f"{_listed([str(entry.source) for entry in entries])} {has} another shape for every request, and {step.backend} batches equal shapes only: requests will hardly be batched; make the shape fixed in {name}",
+                code=FindingCode.SHAPES_PREVENT_BATCHING,
             )
 
 
@@ -247,12 +267,13 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if (
         tokenizer is not None
         and cores is not None
-        and tokenizer.instances.high == 1
+        and tokenizer.instances.counts.max == 1
         and millis(cores) >= MANY_CORES * 1000
     ):
         yield _warn(
             "spec.tokenizer.instances",
             f"one instance beside {cores} cores: text will wait while cores idle; set instances.max, and leave counts to scaling",
+            code=FindingCode.IDLE_CORES,
         )
     for step in graph.models:
         if step.path == "spec.tokenizer":
@@ -265,6 +286,7 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield _warn(
                 f"{step.path}.instances.kind",
                 "GPU starts one process per GPU for a python step; write CPU unless its code uses the GPU",
+                code=FindingCode.GPU_INSTANCES_OF_PYTHON,
             )
     kinds = {step.instances.kind for step in graph.models}
     uses = kinds & {"KIND_GPU", "KIND_MODEL", "KIND_AUTO"} or any(
@@ -275,6 +297,7 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield _warn(
             "spec.server.gpu.count",
             "pods reserve a GPU that no step uses, since model.instances.kind is CPU; set it to 0",
+            code=FindingCode.UNUSED_GPU,
         )
 
 
@@ -286,11 +309,13 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield _warn(
             "spec.server.gpu.products",
             "a TensorRT plan runs only on the GPU model it was built for; name the product so that pods do not land elsewhere",
+            code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
     if server.image is None:
         yield _warn(
             "spec.server.image",
             "a TensorRT plan runs only on the TensorRT version it was built with; pin the image",
+            code=FindingCode.PLAN_NEEDS_IMAGE,
         )
 
 
@@ -300,6 +325,7 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield _warn(
             "spec.replicas",
             f"{', '.join(stateful)} keeps sequences in one pod: clients stay on theirs by address only, and those behind one proxy share it; a pod that goes ends its sequences",
+            code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
 
 
@@ -312,16 +338,19 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield _warn(
                 "spec.replicas",
                 f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.low} to {pods.max}); remove one of them",
+                code=FindingCode.REPLICAS_IGNORED,
             )
         if not scaled:
             yield _warn(
                 "spec.scaling.pods",
                 "no step is scaled live, so nothing tells when pods are needed: give a CPU step instances.max above its min",
+                code=FindingCode.POD_SCALING_WITHOUT_STEP,
             )
         elif scaling.mode is ScalingMode.DISABLED:
             yield _warn(
                 "spec.scaling.pods",
                 "scaling.mode Disabled does not look: the number of pods stays as it is",
+                code=FindingCode.POD_SCALING_DISABLED,
             )
     if scaling.cpu_resize is CpuResize.IN_PLACE:
         if pipeline.spec.server.resources.limits.cpu:
@@ -329,11 +358,13 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 "spec.scaling.cpuResize",
                 f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) holds: no pod gets more in place; remove it to let the limit start at what"
                 " the first instances need",
+                code=FindingCode.CPU_RESIZE_BLOCKED,
             )
         elif cpu_range(pipeline, graph) is None:
             yield _warn(
                 "spec.scaling.cpuResize",
                 "has no effect: no Python step has instances.max above initial with resourcesPerInstance.cpu",
+                code=FindingCode.CPU_RESIZE_BLOCKED,
             )
 
 
@@ -342,5 +373,5 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def _warn(path: str, message: str) -> Finding:
-    return Finding(path, message, Severity.WARNING)
+def _warn(path: str, message: str, *, code: FindingCode) -> Finding:
+    return Finding(path, message, Severity.WARNING, code=code)

@@ -15,7 +15,7 @@ from triton_pipelines.api.optimization import MAX_TOKENS, Precision
 from triton_pipelines.api.python import Runner
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.tensors import InputTensor, TokenTensor
-from triton_pipelines.api.v1alpha1 import Spec
+from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import (
     BACKENDS,
@@ -35,16 +35,17 @@ from .graph import (
     Fetch,
     Implementation,
     Input,
-    Instances,
     Reference,
     Role,
     Step,
+    StepInstances,
     Tensor,
     WarmupSample,
 )
 from .options import Options
 from .source_checks import code_of, file_name_of, names_file, python_fetches, side_source
-from .tokenizer_step import Tokens, prefixed, python_parameters
+from .tokenizer_settings import prefixed
+from .tokenizer_step import Tokens, python_parameters
 
 # Values with which the runner may fill a shorter request beside a longer one; the mask makes them invisible.
 _PAD_VALUE = {
@@ -69,7 +70,7 @@ WARM_KINDS = frozenset(
 class Surroundings:
     """What a step's defaults depend on: tokens and the shape of a row of them, who feeds an input, the operator's options."""
 
-    spec: Spec
+    spec: PipelineSpec
     tokens: Tokens
     token_tensors: Sequence[Tensor]
     lengths: tuple[int, ...]
@@ -238,10 +239,10 @@ def input_of(wanted: InputTensor, path: str, source: Reference | None) -> Input:
 
 
 def _instances(
-    role: Role, implementation: Implementation, fields: StepFields, spec: Spec
-) -> tuple[Instances, bool]:
+    role: Role, implementation: Implementation, fields: StepFields, spec: PipelineSpec
+) -> tuple[StepInstances, bool]:
     wanted = fields.instances
-    bounds = wanted.bounds(scaled=False)
+    counts = wanted.bounds(scaled=False)
     no_gpu = spec.server.gpu.count == 0
     if wanted.kind is not None:
         kind = wanted.kind
@@ -256,16 +257,14 @@ def _instances(
     gpus = wanted.gpus if kind is InstanceKind.GPU else ()
     profiles = wanted.profiles if implementation is Implementation.BACKEND else ()
     return (
-        Instances(
+        StepInstances(
             f"KIND_{kind.value.upper()}",
-            bounds.start,
-            bounds.low,
-            bounds.high,
+            counts,
             gpus,
             profiles,
             wanted.host_policy or "",
         ),
-        bounds.high > bounds.low,
+        counts.scaled,
     )
 
 
@@ -274,7 +273,7 @@ def _fetches(
     model_name: str,
     path: str,
     fields: StepFields,
-    spec: Spec,
+    spec: PipelineSpec,
     implementation: Implementation,
     default_file: str | None,
 ) -> tuple[Fetch, ...]:

@@ -8,19 +8,20 @@ from dataclasses import replace
 
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
-from triton_pipelines.api.instances import InstanceResources
+from triton_pipelines.api.instances import InstanceKind, InstanceResources
 from triton_pipelines.api.postprocess import CLASSIFIERS, Postprocess, PostprocessType
 from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
-from triton_pipelines.api.v1alpha1 import Spec
+from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import MODEL, POSTPROCESS, TOKENIZER
-from .graph import PIPELINE, Implementation, Input, Instances, Reference, Role, Step, Tensor
+from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
 from .model_step import FIXED_RESOURCES, input_of
 from .source_checks import code_of, python_fetches
-from .tokenizer_step import Tokens, prefixed, python_parameters
+from .tokenizer_settings import prefixed
+from .tokenizer_step import Tokens, python_parameters
 
 
-def postprocess_read(wanted: InputTensor, spec: Spec) -> Reference | None:
+def postprocess_read(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
     """The model's output that an input of own code reads without ``from``: the one of its name."""
     if (
         not wanted.from_
@@ -40,7 +41,7 @@ def postprocess_step(
 ) -> Step:
     """The postprocess step. ``read``: who feeds each input of own code; ``texts``: the pipeline's inputs that the tokenizer reads."""
     model = next((step for step in steps if step.role is Role.MODEL), steps[-1])
-    count, wanted = post.instances.bounds(scaled=False), post.instances
+    counts = post.instances.bounds(scaled=False)
     inputs, outputs, parameters = (
         _own(post, read) if post.python is not None else _known(post, model, steps, tokens, texts)
     )
@@ -56,16 +57,14 @@ def postprocess_step(
         max_batch_size=model.max_batch_size,
         inputs=inputs,
         outputs=outputs,
-        instances=Instances(
-            f"KIND_{(wanted.kind.value if wanted.kind else 'CPU').upper()}",
-            count.start,
-            count.low,
-            count.high,
-            wanted.gpus,
-            host_policy=wanted.host_policy or "",
+        instances=StepInstances(
+            f"KIND_{(post.instances.kind or InstanceKind.CPU).value.upper()}",
+            counts,
+            post.instances.gpus,
+            host_policy=post.instances.host_policy or "",
         ),
         resources=post.resources_per_instance
-        or (InstanceResources() if count.high > count.low else FIXED_RESOURCES),
+        or (InstanceResources() if counts.scaled else FIXED_RESOURCES),
         batching=_batching(post, model.max_batch_size > 0),
         path="spec.postprocess",
         parameters=parameters,

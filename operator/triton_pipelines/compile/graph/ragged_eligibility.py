@@ -16,7 +16,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.instances import InstanceKind
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.tensors import DataType, TokenTensor
-from triton_pipelines.api.v1alpha1 import Spec
+from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .graph import Input, Tensor
 from .ragged_config import ragged_obstacles
@@ -47,14 +47,14 @@ _OWN = frozenset(
 )
 
 
-def on_cpu(fields: StepFields, spec: Spec) -> bool:
+def on_cpu(fields: StepFields, spec: PipelineSpec) -> bool:
     """Whether a step in one of Triton's backends runs on CPU."""
     if fields.instances.kind is not None:
         return fields.instances.kind is InstanceKind.CPU
     return spec.server.gpu.count == 0 or fields.instances.ranged
 
 
-def refusal_key(fields: StepFields, spec: Spec) -> str:
+def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
     """What a refusal of the loader speaks of: which file, read how. Another source or other tensors are worth another look."""
     said: dict[str, Any] = fields.model_dump(
         mode="json", by_alias=True, include={"source", "inputs", "outputs", "version_policy"}
@@ -64,7 +64,9 @@ def refusal_key(fields: StepFields, spec: Spec) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def hindrance(fields: StepFields, spec: Spec, kinds: Mapping[str, TokenTensor | None]) -> str:
+def hindrance(
+    fields: StepFields, spec: PipelineSpec, kinds: Mapping[str, TokenTensor | None]
+) -> str:
     """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says; empty: the loader may try.
 
     ``kinds``: what each input that is fed by the tokenizer carries, by its name; an input that is not among them is fed by something

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.batching import ControlKind
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.tensors import DataType
 
 from .defaults import STRATEGY_FILE, STRATEGY_PARAMETER
@@ -28,6 +29,7 @@ def _strategy(step: Step) -> Iterator[Finding]:
         yield _warn(
             f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
             "without a delay the batching library sees only part of a batch, and its limit does not hold; set it to 1000 or more",
+            code=FindingCode.BATCH_STRATEGY_NEEDS_DELAY,
         )
 
 
@@ -39,13 +41,15 @@ def _sequences(step: Step) -> Iterator[Finding]:
             yield _warn(
                 f"{step.path}.sequenceBatching.controls[{index}].dataType",
                 "the python backend fails every request with a sequence id as STRING; use UINT64, or leave this control out (text ids work without it)",
+                code=FindingCode.SEQUENCE_ID_UNSUPPORTED,
             )
     if step.sequences.states:
         yield _warn(
             f"{step.path}.sequenceBatching.states",
             "the python backend reads states and never stores them: every request gets the initial one; keep the state in the code, by sequence id",
+            code=FindingCode.SEQUENCE_STATE_NOT_STORED,
         )
 
 
-def _warn(path: str, message: str) -> Finding:
-    return Finding(path, message, Severity.WARNING)
+def _warn(path: str, message: str, *, code: FindingCode) -> Finding:
+    return Finding(path, message, Severity.WARNING, code=code)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from triton_pipelines.api.base import Finding
-from triton_pipelines.api.server import Server
+from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.server import ServerSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph
@@ -45,35 +46,42 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
         yield Finding(
             "spec.server.version",
             f"is needed: the tag of the image {image} does not name a Triton release; write it as YY.MM, such as 24.10",
+            code=FindingCode.REQUIRED,
         )
     elif not 1 <= version[1] <= 12:
         yield Finding(
             "spec.server.version",
             f"{version[0]:02d}.{version[1]:02d} is no Triton release: releases are year and month; write it as YY.MM, such as 24.10",
+            code=FindingCode.UNSUPPORTED_RELEASE,
         )
     elif version < FLOOR_VERSION:
         yield Finding(
             "spec.server.version",
             f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads came with 24.08; use a newer image",
+            code=FindingCode.UNSUPPORTED_RELEASE,
         )
     yield from _arguments(pipeline, version)
     for index, variable in enumerate(server.env):
         if why := refused_variable(variable.name, variable.value, server):
-            yield Finding(f"spec.server.env[{index}].name", why)
+            yield Finding(f"spec.server.env[{index}].name", why, code=FindingCode.RESERVED)
         if variable.value is not None and variable.value_from is not None:
             yield Finding(
-                f"spec.server.env[{index}]", "has both value and valueFrom; write one of them"
+                f"spec.server.env[{index}]",
+                "has both value and valueFrom; write one of them",
+                code=FindingCode.FIELD_COMBINATION,
             )
     inflight = pipeline.spec.ensemble.max_inflight_requests
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
             "spec.ensemble.maxInflightRequests",
             f"came with 25.11, and server.version is {_spelled(version)}, which does not load a config that has it; remove it, or use a newer image",
+            code=FindingCode.UNSUPPORTED_RELEASE,
         )
     if server.pod_template is not None and not options.pod_template_allowed:
         yield Finding(
             "spec.server.podTemplate",
             "is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask whoever runs the operator",
+            code=FindingCode.FORBIDDEN,
         )
     yield from _fixed(pipeline, graph)
     yield from _resources(pipeline, graph)
@@ -95,15 +103,26 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
                 if (instead := INSTEAD_OF_ARGUMENTS.get(owned))
                 else "; remove it"
             )
-            yield Finding(path, f"{owned} belongs to the operator{instead}")
+            yield Finding(
+                path, f"{owned} belongs to the operator{instead}", code=FindingCode.RESERVED
+            )
         elif tracing and (owned := same_flag(flag, TRACE_ARGUMENTS)):
-            yield Finding(path, f"{owned} is what observability.tracing sets; remove one of them")
+            yield Finding(
+                path,
+                f"{owned} is what observability.tracing sets; remove one of them",
+                code=FindingCode.FIELD_COMBINATION,
+            )
         elif not argument.startswith("-"):
-            yield Finding(path, f"{argument!r} is no flag; write --flag=value as one item")
+            yield Finding(
+                path,
+                f"{argument!r} is no flag; write --flag=value as one item",
+                code=FindingCode.INVALID_FORMAT,
+            )
         elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
             yield Finding(
                 path,
                 f"{flag} came with {_spelled(since)}, and server.version is {_spelled(version)}, which it would end; remove it, or use a newer image",
+                code=FindingCode.UNSUPPORTED_RELEASE,
             )
 
 
@@ -117,6 +136,7 @@ def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 f"{path}.instances",
                 "no step is scaled live with server.autoComplete Enabled; write count",
+                code=FindingCode.NOT_SCALABLE,
             )
 
 
@@ -129,16 +149,18 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 f"spec.server.resources.requests.{name}",
                 f"{asked} is above limits.{name} {capped}; raise the limit or lower the request",
+                code=FindingCode.OUT_OF_RANGE,
             )
     shared = sizes(pipeline, graph).shared_memory
     if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
         yield Finding(
             "spec.server.resources.limits.memory",
             f"{given.limits.memory} is used up by the shared memory of {shared}, which counts into it; raise it, or lower server.sharedMemory",
+            code=FindingCode.OUT_OF_RANGE,
         )
 
 
-def _affinity(server: Server) -> Iterator[Finding]:
+def _affinity(server: ServerSpec) -> Iterator[Finding]:
     """The parts of the affinity that GPU products are merged into must be of the Kubernetes shape."""
     value: Any = server.affinity
     path = "spec.server.affinity"
@@ -153,12 +175,19 @@ def _affinity(server: Server) -> Iterator[Finding]:
             yield Finding(
                 path,
                 f"must be {'a list' if shape is list else 'a mapping'}, as in a Pod's affinity",
+                code=FindingCode.WRONG_TYPE,
             )
             return
     for index, term in enumerate(value or []):
         if not isinstance(term, Mapping):
-            yield Finding(f"{path}[{index}]", "must be a mapping, as in a Pod's affinity")
+            yield Finding(
+                f"{path}[{index}]",
+                "must be a mapping, as in a Pod's affinity",
+                code=FindingCode.WRONG_TYPE,
+            )
         elif not isinstance(term.get("matchExpressions") or [], list):
             yield Finding(
-                f"{path}[{index}].matchExpressions", "must be a list, as in a Pod's affinity"
+                f"{path}[{index}].matchExpressions",
+                "must be a list, as in a Pod's affinity",
+                code=FindingCode.WRONG_TYPE,
             )

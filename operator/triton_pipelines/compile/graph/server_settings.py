@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from triton_pipelines.api import names
 from triton_pipelines.api.scaling import CpuResize
-from triton_pipelines.api.server import Server
+from triton_pipelines.api.server import ServerSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph, Step
@@ -305,7 +305,7 @@ def connection_age_milliseconds(pipeline: InferencePipeline) -> int | None:
     )
 
 
-def refused_variable(name: str, value: str | None, server: Server) -> str | None:
+def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | None:
     """Why the Triton container may not have this environment variable; ``None``: it may."""
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
@@ -344,8 +344,12 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     """
     server = pipeline.spec.server
     python = [step for step in graph.models if step.python]
-    low = [(step, _processes(step, step.instances.count, server.gpu.count)) for step in python]
-    high = [(step, _processes(step, step.instances.high, server.gpu.count)) for step in python]
+    low = [
+        (step, _processes(step, step.instances.counts.initial, server.gpu.count)) for step in python
+    ]
+    high = [
+        (step, _processes(step, step.instances.counts.max, server.gpu.count)) for step in python
+    ]
     shared = SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * sum(count for _, count in high)
     if server.shared_memory:
         shared = bytes_of(server.shared_memory)
@@ -387,7 +391,7 @@ def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | No
         return None
     start = millis(sizes(pipeline, graph).cpu_limit)
     high = [
-        (step, _processes(step, step.instances.high, pipeline.spec.server.gpu.count))
+        (step, _processes(step, step.instances.counts.max, pipeline.spec.server.gpu.count))
         for step in graph.models
         if step.python
     ]

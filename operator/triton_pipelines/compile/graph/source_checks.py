@@ -8,10 +8,11 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.loadplan import FetchKind
 from triton_pipelines.api.python import CodeParts
-from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, ModelSource, Source
-from triton_pipelines.api.v1alpha1 import Spec
+from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, ModelSource, SourceSpec
+from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import ENVIRONMENT_FILE, TOKENIZER, VERSION_FOLDER
 from .graph import Fetch
@@ -25,7 +26,7 @@ RESERVED_FILES = ("model.py",)
 PLACEHOLDER = "pvc://replace-me"
 
 
-def tokenizer_fetches(spec: Spec) -> tuple[Fetch, ...]:
+def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
     """The tokenizer's own source: tokenizer.json, or for own code whatever lies there."""
     tokenizer = spec.tokenizer
     assert tokenizer is not None
@@ -47,7 +48,7 @@ def tokenizer_fetches(spec: Spec) -> tuple[Fetch, ...]:
     return (Fetch(TOKENIZER, "", source, path, FetchKind.TOKENIZER, f"{folder}/tokenizer.json"),)
 
 
-def side_source(step: str, folder: str, source: Source, path: str) -> Fetch:
+def side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch:
     """The source of a step with own code: one file beside model.py, or all that a folder holds."""
     if not names_file(source):
         return Fetch(step, "", source, path, FetchKind.FOLDER, folder)
@@ -66,7 +67,7 @@ def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> 
     code = python.code
     if code is not None and code.config_map_key_ref is not None:
         reference = code.config_map_key_ref
-        uri = Source(uri=f"configmap://{reference.name}/{reference.key}")
+        uri = SourceSpec(uri=f"configmap://{reference.name}/{reference.key}")
         result.append(
             Fetch(
                 step,
@@ -127,7 +128,7 @@ def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> 
     return tuple(result)
 
 
-def file_name_of(source: Source) -> str | None:
+def file_name_of(source: SourceSpec) -> str | None:
     """The name of the file that a source names, or ``None`` where it names a folder."""
     if source.path is not None:
         return source.path.rsplit("/", 1)[-1] or None
@@ -141,19 +142,20 @@ def file_name_of(source: Source) -> str | None:
     return parts[-1] or None if len(parts) > folder else None
 
 
-def names_file(source: Source) -> bool:
+def names_file(source: SourceSpec) -> bool:
     """Whether a source names one file rather than a folder: the last part of its address has an ending."""
     name = file_name_of(source)
     return name is not None and "." in name.strip(".")
 
 
-def check_source(source: Source, path: str) -> Iterator[Finding]:
+def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
     """What keeps this address from ever being fetched, or would show a secret."""
     scheme, _, rest = source.uri.partition("://")
     if source.path is not None and not _is_normal(source.path):
         yield Finding(
             f"{path}.path",
             f"{source.path!r} must be a plain path inside the source, such as onnx/model.onnx: no '..', '.', '//' or backslash",
+            code=FindingCode.INVALID_SOURCE,
         )
     if scheme == "https":
         address = rest.split("/", 1)[0]
@@ -161,51 +163,73 @@ def check_source(source: Source, path: str) -> Iterator[Finding]:
             yield Finding(
                 f"{path}.uri",
                 "carries a user or password, which everyone who reads the resource would see; put them into a Secret and name it in secretRef",
+                code=FindingCode.CREDENTIALS_IN_URI,
             )
         elif not address:
-            yield Finding(f"{path}.uri", "names no host; write https://host/file")
+            yield Finding(
+                f"{path}.uri",
+                "names no host; write https://host/file",
+                code=FindingCode.INVALID_SOURCE,
+            )
         elif address in HUB_HOSTS and "/resolve/" not in rest:
             name = "/".join(rest.split("/")[1:3])
             yield Finding(
                 f"{path}.uri",
                 f"is a page of the hub, not a file; write hf://{name} (and path for a file in it)",
+                code=FindingCode.INVALID_SOURCE,
             )
     if scheme in ("s3", "gs", "az", "oci", "https") and ".." in unquote(
         rest.partition("?")[0]
     ).replace("\\", "/").split("/"):
         yield Finding(
-            f"{path}.uri", "may not hold '..', which no loader follows; write the path without it"
+            f"{path}.uri",
+            "may not hold '..', which no loader follows; write the path without it",
+            code=FindingCode.INVALID_SOURCE,
         )
     if scheme == "hf":
         repository, _, revision = rest.partition("@")
         parts = [part for part in repository.split("/") if part]
         if not parts or ".." in parts:
-            yield Finding(f"{path}.uri", "names no repository; write hf://org/name")
+            yield Finding(
+                f"{path}.uri",
+                "names no repository; write hf://org/name",
+                code=FindingCode.INVALID_SOURCE,
+            )
         if revision and source.revision is not None:
             yield Finding(
-                f"{path}.revision", f"the uri already says @{revision}; write the revision once"
+                f"{path}.revision",
+                f"the uri already says @{revision}; write the revision once",
+                code=FindingCode.FIELD_COMBINATION,
             )
     if scheme in ("s3", "gs") and not rest.split("/", 1)[0]:
-        yield Finding(f"{path}.uri", f"names no bucket; write {scheme}://bucket/key")
+        yield Finding(
+            f"{path}.uri",
+            f"names no bucket; write {scheme}://bucket/key",
+            code=FindingCode.INVALID_SOURCE,
+        )
     if scheme == "oci" and source.revision is not None:
         said = re.search(r"[:@].*$", rest.partition("/")[2])
         if said is not None:
             yield Finding(
-                f"{path}.revision", f"the uri already says {said[0]}; write the tag or digest once"
+                f"{path}.revision",
+                f"the uri already says {said[0]}; write the tag or digest once",
+                code=FindingCode.FIELD_COMBINATION,
             )
         elif re.match(OCI_REFERENCE_PATTERN, source.revision) is None:
             yield Finding(
                 f"{path}.revision",
                 f"{source.revision!r} is no tag and no digest of a registry; write a tag such as v3, or sha256:DIGEST",
+                code=FindingCode.INVALID_SOURCE,
             )
     if isinstance(source, ModelSource) and source.file_name is not None and names_file(source):
         yield Finding(
             f"{path}.fileName",
             f"names a file in a folder, but {file_name_of(source)!r} of the source is a file already; remove fileName, or end the folder's uri with '/'",
+            code=FindingCode.FIELD_COMBINATION,
         )
 
 
-def pinned(source: Source) -> bool:
+def pinned(source: SourceSpec) -> bool:
     """Whether what the source holds cannot change unnoticed: mounted, or named by revision or digest."""
     scheme, _, rest = source.uri.partition("://")
     if scheme in ("pvc", "configmap"):

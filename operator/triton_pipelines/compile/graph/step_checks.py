@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.loadplan import FetchKind
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.postprocess import CLASSIFIERS, POOLINGS, PostprocessType
@@ -41,6 +42,7 @@ def check_batching(graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 "spec.ensemble.maxBatchSize",
                 f"allows {graph.max_batch_size} rows, but {step.name} takes only {step.max_batch_size}; lower it or raise {step.path}.maxBatchSize",
+                code=FindingCode.BATCH_SIZE_MISMATCH,
             )
     for step in graph.models:
         sizes = step.batching.preferred_batch_sizes if step.batching else ()
@@ -49,6 +51,7 @@ def check_batching(graph: Graph) -> Iterator[Finding]:
                 yield Finding(
                     f"{step.path}.dynamicBatching.preferredBatchSizes",
                     f"{size} is above maxBatchSize {step.max_batch_size}",
+                    code=FindingCode.BATCH_SIZE_MISMATCH,
                 )
         if step.sequences is not None:
             for size in step.sequences.preferred_batch_sizes:
@@ -56,6 +59,7 @@ def check_batching(graph: Graph) -> Iterator[Finding]:
                     yield Finding(
                         f"{step.path}.sequenceBatching.preferredBatchSizes",
                         f"{size} is above maxBatchSize {step.max_batch_size}",
+                        code=FindingCode.BATCH_SIZE_MISMATCH,
                     )
 
 
@@ -75,6 +79,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
             yield Finding(
                 f"spec.tokenizer.outputs[{index}].tensor",
                 f"is needed{also}: {output.name!r} is no usual name; write one of {', '.join(TokenTensor)}",
+                code=FindingCode.REQUIRED,
             )
     for reader in graph.steps:
         for entry in reader.inputs:
@@ -95,6 +100,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
                     entry.path,
                     f"{entry.source.tensor!r} is no usual name of a token tensor; {said}"
                     + did_you_mean(entry.source.tensor, USUAL_NAMES),
+                    code=FindingCode.UNKNOWN_TENSOR,
                 )
     for tensor in step.outputs:
         if tensor.data_type not in INTEGERS:
@@ -107,11 +113,13 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
             yield Finding(
                 next(readers, "spec.tokenizer.outputs"),
                 f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32",
+                code=FindingCode.DATA_TYPE_MISMATCH,
             )
     if step.instances.kind == "KIND_GPU":
         yield Finding(
             "spec.tokenizer.instances.kind",
             "the tokenizer runs on CPU: kind GPU would start one per GPU; write CPU, or leave it out",
+            code=FindingCode.GPU_UNAVAILABLE,
         )
     yield from _text_shape(graph, step, own)
     yield from _padding(pipeline, graph)
@@ -128,6 +136,7 @@ def _text_shape(graph: Graph, step: Step, own: bool) -> Iterator[Finding]:
                 entry.path,
                 f"has dims {list(dims)}: the tokenizer reads one text per row, dims [1];"
                 " for texts of shape [n] or [1, n] set maxBatchSize: 0 on tokenizer and model, whose dims then name the rows",
+                code=FindingCode.SHAPE_MISMATCH,
             )
 
 
@@ -139,6 +148,7 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield Finding(
             "spec.tokenizer.padding",
             f"Ragged needs a model step that takes a request's own length; {path}: {why}: use Fixed, Bucketed or Auto",
+            code=FindingCode.PADDING_UNSUPPORTED,
         )
 
 
@@ -151,6 +161,7 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 yield Finding(
                     f"{step.path}.instances.profiles[{place}]",
                     f"{name} is none of the {count} profiles in {step.path}.lengths.profiles",
+                    code=FindingCode.UNKNOWN_PROFILE,
                 )
     tokenizer, choice = pipeline.spec.tokenizer, graph.padding
     if tokenizer is None or choice is None or choice.chosen is Padding.AUTO:
@@ -165,6 +176,7 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield Finding(
             "spec.tokenizer.buckets",
             "padding Bucketed needs buckets: list them, or declare a TensorRT plan's lengths.profiles",
+            code=FindingCode.REQUIRED,
         )
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
     for step in declared:
@@ -175,6 +187,7 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 yield Finding(
                     "spec.tokenizer.padding",
                     told.format(gap, tokens) + "use Bucketed, or build a plan for all lengths",
+                    code=FindingCode.LENGTH_NOT_COVERED,
                 )
             continue
         for tokens in choice.buckets or (longest,):
@@ -187,7 +200,9 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                     else "spec.tokenizer.maxLength"
                 )
                 fix = "take a length of a profile, lower maxBatchSize to its rows, or name further profiles in instances.profiles"
-                yield Finding(path, told.format(size, tokens) + fix)
+                yield Finding(
+                    path, told.format(size, tokens) + fix, code=FindingCode.LENGTH_NOT_COVERED
+                )
 
 
 def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -209,22 +224,26 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
         yield Finding(
             "spec.postprocess.from",
             f"{post.type.value} reads numbers (FP16, BF16, FP32, FP64), but {source} is {read.data_type.value}",
+            code=FindingCode.DATA_TYPE_MISMATCH,
         )
     if post.type in CLASSIFIERS:
         if len(read.dims) - rows not in (1, 2) or read.dims[-1] < 1:
             yield Finding(
                 "spec.postprocess.from",
                 f"{post.type.value} reads one score per class, dims {shape('C')}, or {shape('-1, C')} per token{whole}; {source} has {list(read.dims)}",
+                code=FindingCode.SHAPE_MISMATCH,
             )
         elif post.labels and len(post.labels) != read.dims[-1]:
             yield Finding(
                 "spec.postprocess.labels",
                 f"has {len(post.labels)} labels, but {source} has {read.dims[-1]} classes; give one label per class",
+                code=FindingCode.LABEL_COUNT,
             )
     if post.type in POOLINGS and (len(read.dims) - rows != 2 or read.dims[-1] < 1):
         yield Finding(
             "spec.postprocess.from",
             f"{post.type.value} reads one vector per token, dims {shape('-1, D')}{whole}; {source} has {list(read.dims)}",
+            code=FindingCode.SHAPE_MISMATCH,
         )
     if post.type is PostprocessType.MEAN_POOLING:
         mask = step.inputs[1]
@@ -236,6 +255,7 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
             yield Finding(
                 "spec.postprocess.maskFrom",
                 f"the mask must be INT64 or INT32, but {mask.source} is {mask.tensor.data_type.value}",
+                code=FindingCode.DATA_TYPE_MISMATCH,
             )
 
 
@@ -253,6 +273,7 @@ def check_models(pipeline: InferencePipeline, graph: Graph, options: Options) ->
             yield Finding(
                 f"{step.path}.{field}",
                 "own code is forbidden by this operator (--custom-code=forbid); use a model file, or ask whoever runs the operator",
+                code=FindingCode.FORBIDDEN,
             )
         if step.path in fields:
             yield from _model(fields[step.path], step, pipeline, options)
@@ -266,29 +287,35 @@ def _model(
     if fields.platform is Platform.TENSORRT and step.instances.kind in ("KIND_CPU", "KIND_MODEL"):
         path = "spec.server.gpu.count" if no_gpu else f"{step.path}.instances.kind"
         yield Finding(
-            path, "a TensorRT plan runs on GPUs only; ask for a GPU and leave instances.kind out"
+            path,
+            "a TensorRT plan runs on GPUs only; ask for a GPU and leave instances.kind out",
+            code=FindingCode.GPU_UNAVAILABLE,
         )
     if step.instances.kind == "KIND_GPU" and no_gpu and step.path != "spec.model":
         yield Finding(
             f"{step.path}.instances.kind",
             "GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or ask for a GPU",
+            code=FindingCode.GPU_UNAVAILABLE,
         )
     for index in step.instances.gpus:
         if gpu.claim_template is None and not no_gpu and index >= gpu.count:
             yield Finding(
                 f"{step.path}.instances.gpus",
                 f"names GPU {index}, but a pod has {gpu.count}, counted from 0; raise server.gpu.count",
+                code=FindingCode.GPU_UNAVAILABLE,
             )
     if fields.instances.ranged and pipeline.spec.server.auto_complete == "Enabled":
         yield Finding(
             f"{step.path}.instances",
             "no step is scaled live with server.autoComplete Enabled; write count",
+            code=FindingCode.NOT_SCALABLE,
         )
     for key in fields.parameters:
         if key == STRATEGY_PARAMETER:
             yield Finding(
                 f"{step.path}.parameters",
                 f"{key}: write batchStrategy instead, which sees to it that the library is there",
+                code=FindingCode.FIELD_COMBINATION,
             )
         if (
             key == ENVIRONMENT_PARAMETER
@@ -298,14 +325,20 @@ def _model(
             yield Finding(
                 f"{step.path}.parameters",
                 f"{key} is what python.environment sets; remove one of them",
+                code=FindingCode.FIELD_COMBINATION,
             )
         if key.startswith(RUNTIME_PARAMETER_PREFIX):
             yield Finding(
                 f"{step.path}.parameters",
                 f"{key!r}: names that start with {RUNTIME_PARAMETER_PREFIX!r} belong to the operator; choose another",
+                code=FindingCode.RESERVED,
             )
     if step.implementation is Implementation.ONNX_RUNNER and step.source is None:
-        yield Finding(f"{step.path}.source", "is needed: the runner runs an ONNX file")
+        yield Finding(
+            f"{step.path}.source",
+            "is needed: the runner runs an ONNX file",
+            code=FindingCode.REQUIRED,
+        )
     if (
         fields.python is not None
         and fields.python.runner is Runner.ONNX_RUNTIME
@@ -315,13 +348,18 @@ def _model(
         yield Finding(
             f"{step.path}.python.{part}",
             "goes with own code only; the runner takes nothing beside its ONNX file",
+            code=FindingCode.FIELD_COMBINATION,
         )
     if (
         fields.platform in (Platform.ONNX, Platform.TENSORRT, Platform.PYTORCH)
         and step.source is None
         and step.path != "spec.model"
     ):
-        yield Finding(f"{step.path}.source", f"is needed: {fields.platform.value} runs a file")
+        yield Finding(
+            f"{step.path}.source",
+            f"is needed: {fields.platform.value} runs a file",
+            code=FindingCode.REQUIRED,
+        )
     if (
         fields.platform is Platform.VLLM
         and step.source is None
@@ -330,6 +368,7 @@ def _model(
         yield Finding(
             f"{step.path}.vllm.engineArgs",
             "names no model; set model to a name that vLLM knows, or give a source with the weights",
+            code=FindingCode.REQUIRED,
         )
     yield from _versions(fields, step)
     yield from _strategy(fields, step)
@@ -342,11 +381,13 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
         yield Finding(
             f"{step.path}.versionPolicy",
             "needs a source that is a folder of numbered versions; a single file is version 1: remove it, or name the folder",
+            code=FindingCode.VERSION_MISMATCH,
         )
     if pinned and (source is None or names_file(source)):
         yield Finding(
             f"{step.path}.version",
             f"pins version {fields.version}, but the source is a single file, which is version 1; remove it",
+            code=FindingCode.VERSION_MISMATCH,
         )
     if (
         policy is not None
@@ -358,6 +399,7 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
         yield Finding(
             f"{step.path}.version",
             f"pins version {fields.version}, which versionPolicy.specific does not serve; it serves {served}",
+            code=FindingCode.VERSION_MISMATCH,
         )
 
 
@@ -368,10 +410,13 @@ def _strategy(fields: StepFields, step: Step) -> Iterator[Finding]:
         yield Finding(
             f"{step.path}.batchStrategy.path",
             "names a library in the model's folder, but the step has no source that brings one; write source",
+            code=FindingCode.REQUIRED,
         )
     if step.max_batch_size == 0:
         yield Finding(
-            f"{step.path}.batchStrategy", "has nothing to decide with maxBatchSize 0; remove it"
+            f"{step.path}.batchStrategy",
+            "has nothing to decide with maxBatchSize 0; remove it",
+            code=FindingCode.NO_EFFECT,
         )
 
 
@@ -391,6 +436,7 @@ def check_sources(graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 f"{path}.fileName",
                 "names a model's file; this source brings none: write path to name a file in it",
+                code=FindingCode.FIELD_COMBINATION,
             )
     for step in graph.models:
         targets: dict[str, str] = {}
@@ -401,15 +447,18 @@ def check_sources(graph: Graph) -> Iterator[Finding]:
                 yield Finding(
                     item.path,
                     f"brings a file {name}, where python.code stands; give the file another name",
+                    code=FindingCode.FILE_CONFLICT,
                 )
             if item.kind == "file" and name == ENGINE_FILE and step.files:
                 yield Finding(
                     item.path,
                     f"brings a file {name}, which vllm.engineArgs is written to; give the file another name",
+                    code=FindingCode.FILE_CONFLICT,
                 )
             if item.kind == "file" and item.target in targets:
                 yield Finding(
                     item.path,
                     f"is laid at {item.target}, where {targets[item.target]} is laid already; give it another path",
+                    code=FindingCode.FILE_CONFLICT,
                 )
             targets.setdefault(item.target, item.path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from triton_pipelines.api.optimization import Lengths
+from triton_pipelines.api.optimization import TokenLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Box:
         return f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x {self.tokens[0]}-{self.tokens[1]} tokens"
 
 
-def boxes(lengths: Lengths | None, named: Sequence[str]) -> tuple[Box, ...]:
+def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]:
     """The profiles that instances load, of those declared; ``named``: ``instances.profiles``. Empty: none is declared."""
     declared = lengths.profiles if lengths is not None else ()
     chosen = sorted({int(name) for name in named} or {0})

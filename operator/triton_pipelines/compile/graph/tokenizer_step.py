@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import InstanceKind
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
 from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerOutput
-from triton_pipelines.api.v1alpha1 import Spec
+from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import (
     DEFAULT_MAX_LENGTH,
@@ -25,16 +23,17 @@ from .graph import (
     PIPELINE,
     Implementation,
     Input,
-    Instances,
     MeasuredPadding,
     PaddingChoice,
     Reference,
     Role,
     Step,
+    StepInstances,
     Tensor,
 )
 from .source_checks import code_of, python_fetches, tokenizer_fetches
 from .tensorrt_profiles import Box, bucket_lengths
+from .tokenizer_settings import TokenizerSettings
 
 LENGTH_BEARING = frozenset(TokenTensor) - {TokenTensor.LENGTHS}
 
@@ -95,11 +94,6 @@ class TokenReader:
             if self.refused
             else self.hindrance
         )
-
-
-def prefixed(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Parameters of the operator's own runtime files, under the prefix that no user parameter may have."""
-    return {RUNTIME_PARAMETER_PREFIX + key: value for key, value in parameters.items()}
 
 
 def kind_of(output: TokenizerOutput) -> TokenTensor | None:
@@ -246,7 +240,7 @@ def token_dims(token: Token, length: int, batched: bool) -> tuple[int, ...]:
 
 
 def tokenizer_step(
-    spec: Spec,
+    spec: PipelineSpec,
     max_batch_size: int,
     padding: PaddingChoice,
     tokens: Tokens,
@@ -271,22 +265,16 @@ def tokenizer_step(
                 tokenizer.inputs.text_pair, tokenizer.inputs.text_pair_from, "textPair", text_dims
             )
         )
-    parameters = {
-        "text": tokenizer.inputs.text,
-        "max_length": str(longest),
-        "truncation": tokenizer.truncation.value,
-        "special_tokens": tokenizer.special_tokens.value,
-        "padding": padding.chosen.value,
-        "outputs": json.dumps(
-            {name: token.kind.value for name, token in tokens.items() if token.kind},
-            ensure_ascii=False,
-        ),
-    }
-    if tokenizer.inputs.text_pair is not None:
-        parameters["text_pair"] = tokenizer.inputs.text_pair
-    if padding.buckets:
-        parameters["buckets"] = ",".join(map(str, padding.buckets))
-    count = tokenizer.instances.bounds(scaled=True)
+    settings = TokenizerSettings(
+        text=tokenizer.inputs.text,
+        text_pair=tokenizer.inputs.text_pair,
+        max_length=longest,
+        truncation=tokenizer.truncation,
+        special_tokens=tokenizer.special_tokens,
+        padding=padding.chosen,
+        buckets=padding.buckets,
+        outputs={name: token.kind for name, token in tokens.items() if token.kind},
+    )
     kind = tokenizer.instances.kind or InstanceKind.CPU
     fetches = (
         python_fetches(TOKENIZER, tokenizer.model_name, tokenizer.python, "spec.tokenizer.python")
@@ -303,11 +291,9 @@ def tokenizer_step(
         max_batch_size=max_batch_size,
         inputs=tuple(texts),
         outputs=outputs,
-        instances=Instances(
+        instances=StepInstances(
             f"KIND_{kind.value.upper()}",
-            count.start,
-            count.low,
-            count.high,
+            tokenizer.instances.bounds(scaled=True),
             host_policy=tokenizer.instances.host_policy or "",
         ),
         resources=tokenizer.resources_per_instance,
@@ -317,11 +303,12 @@ def tokenizer_step(
             tokenizer.python is not None and tokenizer.python.environment is not None
         )
         if own
-        else prefixed(parameters),
+        else settings.parameters(),
         fetches=(*tokenizer_fetches(spec), *fetches),
         file_name=None if own else "tokenizer.json",
         code=code_of(tokenizer.python),
         config_patch=tokenizer.config_patch,
+        tokenizer=None if own else settings,
     )
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.postprocess import PostprocessType
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import TOKENIZER
-from .graph import PIPELINE, Graph, Implementation, Input, Output, Reference, Role, Step, Tensor
+from .graph import (
+    PIPELINE,
+    Graph,
+    Implementation,
+    Input,
+    PublicTensor,
+    Reference,
+    Role,
+    Step,
+    Tensor,
+)
 
 NO_ELEMENTS = "must be at least 1, or -1 for any length, not 0"
 
@@ -28,6 +39,7 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
             yield Finding(
                 f"{step.path}.inputs",
                 f"is needed: without a tokenizer nothing says what {step.name} reads; name each input tensor",
+                code=FindingCode.REQUIRED,
             )
     yield from _unread(graph)
     yield from _public(pipeline, graph)
@@ -39,6 +51,7 @@ def _entry(graph: Graph) -> Iterator[Finding]:
         yield Finding(
             "spec.ensemble.entryPoint",
             f"names the step {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+            code=FindingCode.UNKNOWN_STEP,
         )
 
 
@@ -71,6 +84,7 @@ def _circle(graph: Graph) -> Iterator[Finding]:
                 yield Finding(
                     entry.path,
                     f"reads {entry.source}, which is made by {made_by}: data must not run in a circle",
+                    code=FindingCode.CYCLE,
                 )
 
 
@@ -78,7 +92,9 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if entry.source is None:
         if not entry.optional:
             yield Finding(
-                entry.path, f"nothing feeds {entry.tensor.name} of {step.name}; write from"
+                entry.path,
+                f"nothing feeds {entry.tensor.name} of {step.name}; write from",
+                code=FindingCode.NOT_CONNECTED,
             )
         return
     made_by = entry.source.step
@@ -87,6 +103,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         yield Finding(
             entry.path,
             f"from names the step {made_by!r}, {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
+            code=FindingCode.UNKNOWN_STEP,
         )
         return
     made = graph.resolve(entry.source)
@@ -95,6 +112,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         yield Finding(
             entry.path,
             f"reads {entry.source}, but {made_by} has no such {what}; {_has(graph, entry.source)}",
+            code=FindingCode.UNKNOWN_TENSOR,
         )
         return
     yield from _fits(graph, step, entry, made)
@@ -128,6 +146,7 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
         yield Finding(
             entry.path,
             f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source} is {made.data_type.value}; declare the same dataType on both sides",
+            code=FindingCode.DATA_TYPE_MISMATCH,
         )
     same = makes == reads
     left, right = (
@@ -141,11 +160,13 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
             entry.path,
             f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal"
             + _axis_of_rows(entry, made, makes, reads),
+            code=FindingCode.SHAPE_MISMATCH,
         )
     elif any(a != b and -1 not in (a, b) for a, b in zip(left, right, strict=True)):
         yield Finding(
             entry.path,
             f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; only -1 fits any length",
+            code=FindingCode.SHAPE_MISMATCH,
         )
 
 
@@ -196,10 +217,13 @@ def _unread(graph: Graph) -> Iterator[Finding]:
                     if example
                     else "name its outputs, and read one with from"
                 ),
+                code=FindingCode.UNUSED,
             )
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(
-                f"{step.path}.inputs", f"nothing feeds {step.name}: at least one input needs a from"
+                f"{step.path}.inputs",
+                f"nothing feeds {step.name}: at least one input needs a from",
+                code=FindingCode.NOT_CONNECTED,
             )
 
 
@@ -215,11 +239,13 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 path,
                 f"{tensor.name!r} is an output of the pipeline, too; choose another name for the input",
+                code=FindingCode.DUPLICATE,
             )
         if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
             yield Finding(
                 path,
                 f"no step reads {tensor.name}; remove it, or read it with from: pipeline.{tensor.name}",
+                code=FindingCode.UNUSED,
             )
     spelt: dict[str, str] = {}
     for tensor in graph.inputs:
@@ -234,6 +260,7 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 reader,
                 f"reads pipeline.{tensor.name}, which differs from the input {other} only in case; write pipeline.{other}",
+                code=FindingCode.UNKNOWN_TENSOR,
             )
     for output in graph.outputs:
         yield from _output(graph, output)
@@ -243,15 +270,18 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 output.path,
                 f"{output.source} is already answered as {answered[output.source]!r}; Triton maps a tensor once: remove one",
+                code=FindingCode.DUPLICATE,
             )
         answered.setdefault(output.source, output.tensor.name)
 
 
-def _output(graph: Graph, output: Output) -> Iterator[Finding]:
+def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
     source = output.source
     if source.step == PIPELINE:
         yield Finding(
-            output.path, f"{source} is an input of the pipeline; an output is made by a step"
+            output.path,
+            f"{source} is an input of the pipeline; an output is made by a step",
+            code=FindingCode.UNKNOWN_STEP,
         )
         return
     maker = graph.step(source.step)
@@ -260,11 +290,13 @@ def _output(graph: Graph, output: Output) -> Iterator[Finding]:
         yield Finding(
             output.path,
             f"from names the step {source.step!r}, {_no_step(graph, source.step, f'.{source.tensor}', known)}",
+            code=FindingCode.UNKNOWN_STEP,
         )
     elif graph.resolve(source) is None:
         yield Finding(
             output.path,
             f"answers with {source}, but {source.step} has no such output; {_has(graph, source)}",
+            code=FindingCode.UNKNOWN_TENSOR,
         )
 
 
@@ -283,6 +315,7 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 f"{step.path}.modelName",
                 f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another",
+                code=FindingCode.DUPLICATE,
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
         for path, tensor in _declared(step):
@@ -290,7 +323,9 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for index, public in enumerate(pipeline.spec.ensemble.inputs):
         if 0 in public.dims:
             yield Finding(
-                f"spec.ensemble.inputs[{index}].dims[{public.dims.index(0)}]", NO_ELEMENTS
+                f"spec.ensemble.inputs[{index}].dims[{public.dims.index(0)}]",
+                NO_ELEMENTS,
+                code=FindingCode.OUT_OF_RANGE,
             )
     if pipeline.spec.postprocess.type not in (None, PostprocessType.NONE) and not any(
         step.role is Role.MODEL for step in graph.steps
@@ -300,6 +335,7 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 "spec.postprocess.from",
                 "is needed: without spec.model nothing says which tensor it reads",
+                code=FindingCode.REQUIRED,
             )
 
 
@@ -321,18 +357,25 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
     beside a batch axis."""
     for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
         if 0 in sizes:
-            yield Finding(f"{path}.{name}[{sizes.index(0)}]", NO_ELEMENTS)
+            yield Finding(
+                f"{path}.{name}[{sizes.index(0)}]", NO_ELEMENTS, code=FindingCode.OUT_OF_RANGE
+            )
     if tensor.reshape is None:
         return
     where = f"{path}.reshape"
     if not tensor.reshape and step.max_batch_size == 0:
-        yield Finding(where, "[] (a scalar) needs a batch axis; set maxBatchSize, or write [1]")
+        yield Finding(
+            where,
+            "[] (a scalar) needs a batch axis; set maxBatchSize, or write [1]",
+            code=FindingCode.SHAPE_MISMATCH,
+        )
     if _elements(tensor.dims) != _elements(tensor.reshape) or tensor.dims.count(
         -1
     ) != tensor.reshape.count(-1):
         yield Finding(
             where,
             f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must hold equally many elements, and as many -1; change one",
+            code=FindingCode.SHAPE_MISMATCH,
         )
 
 

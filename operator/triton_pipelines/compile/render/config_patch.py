@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.suggestions import did_you_mean
 
@@ -62,6 +63,7 @@ def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
                 Finding(
                     here,
                     f"is no field of Triton's {message.DESCRIPTOR.name}; it has {', '.join(known)}{hint}",
+                    code=FindingCode.UNKNOWN_FIELD,
                 )
             )
         elif value is None:
@@ -74,7 +76,9 @@ def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
             if not isinstance(value, Mapping):
                 findings.append(
                     Finding(
-                        here, f"must be a mapping with fields of Triton's {field.message_type.name}"
+                        here,
+                        f"must be a mapping with fields of Triton's {field.message_type.name}",
+                        code=FindingCode.WRONG_TYPE,
                     )
                 )
                 continue
@@ -95,7 +99,7 @@ def _is_map(field: Any) -> bool:
 
 def _merge_map(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
     if not isinstance(value, Mapping):
-        return [Finding(path, "must be a mapping")]
+        return [Finding(path, "must be a mapping", code=FindingCode.WRONG_TYPE)]
     findings = []
     for key, item in value.items():
         if item is None:
@@ -114,7 +118,7 @@ def _merge_map(message: Any, field: Any, value: Any, path: str) -> list[Finding]
 def _merge_list(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
     items = getattr(message, field.name)
     if not isinstance(value, list):
-        return [Finding(path, "must be a list")]
+        return [Finding(path, "must be a list", code=FindingCode.WRONG_TYPE)]
     if (
         field.name in (*_TENSOR_PARTS, "instance_group")
         and len(value) <= len(items)
@@ -145,6 +149,7 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
             Finding(
                 path,
                 f"is not what Triton's {message.DESCRIPTOR.name} holds there: {str(error).rstrip('.')}",
+                code=FindingCode.INVALID_FORMAT,
             )
         ]
     message.MergeFrom(read)  # not parsed into it: that would clear a map's other keys
@@ -154,7 +159,11 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
 def _owned(before: Any, after: Any, path: str) -> list[Finding]:
     """What the patch changed although the resource has a field for it."""
     findings = [
-        Finding(f"{path}.{name}", f"belongs to the operator; say it with {field} instead")
+        Finding(
+            f"{path}.{name}",
+            f"belongs to the operator; say it with {field} instead",
+            code=FindingCode.RESERVED,
+        )
         for name, field in OWNED.items()
         if getattr(before, name) != getattr(after, name)
     ]
@@ -168,6 +177,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
                 Finding(
                     f"{path}.{name}",
                     f"changes names, types, shapes or their order; say that with {field}, and only the rest here",
+                    code=FindingCode.RESERVED,
                 )
             )
     left, right = [
@@ -180,6 +190,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
             Finding(
                 f"{path}.instance_group",
                 f"changes what {fields} say; say it there, and only the rest here",
+                code=FindingCode.RESERVED,
             )
         )
     scheduler = after.WhichOneof("scheduling_choice")
@@ -188,6 +199,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
             Finding(
                 f"{path}.{scheduler}",
                 "changes the scheduler; say it with dynamicBatching or sequenceBatching",
+                code=FindingCode.RESERVED,
             )
         )
     if _own_parameters(before) != _own_parameters(after):
@@ -195,6 +207,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
             Finding(
                 f"{path}.parameters",
                 f"changes names that start with {RUNTIME_PARAMETER_PREFIX!r}, which belong to the operator; remove them",
+                code=FindingCode.RESERVED,
             )
         )
     return findings

@@ -1,4 +1,4 @@
-"""From a violation in a rendered config to the field of the resource that asked for it."""
+"""Map a violation in a rendered config to the field of the resource that caused it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OWN = (
 
 
 def as_finding(violation: Violation, graph: Graph) -> Finding:
-    """The violation with a path of the resource."""
+    """Return the violation as a finding with a path of the resource."""
     step = next((step for step in graph.models if step.model_name == violation.model), None)
     where = (
         f" (in the config of {violation.model}: {violation.field})"
@@ -41,7 +41,9 @@ def as_finding(violation: Violation, graph: Graph) -> Finding:
         else f" (in the config of {violation.model})"
     )
     return Finding(
-        ENSEMBLE if step is None else _path(step, violation.field), violation.message + where
+        ENSEMBLE if step is None else _path(step, violation.field),
+        violation.message + where,
+        code=violation.rule.value,
     )
 
 

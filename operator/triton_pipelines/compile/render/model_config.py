@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from triton_pipelines.api.base import Finding
 from triton_pipelines.compile.graph.graph import PIPELINE, Graph, Reference, Step
 from triton_pipelines.compile.graph.ragged_config import ragged_config
-from triton_pipelines.compile.validation import ServerFacts, judge
+from triton_pipelines.compile.validation import ServerFacts, validate_repository
 
 from .config_patch import patch
 from .errors import RefusedError, RenderError
@@ -71,7 +71,7 @@ def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
             texts[step.model_name] = text_format.MessageToString(
                 messages[step.model_name], as_utf8=True
             )
-    findings += [as_finding(violation, graph) for violation in judge(messages, facts)]
+    findings += [as_finding(violation, graph) for violation in validate_repository(messages, facts)]
     if findings:
         raise RefusedError(findings)
     return texts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 
@@ -20,9 +19,7 @@ from triton_pipelines.api.loadplan import (
     PlanTokens,
     PlanVersions,
 )
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.tensors import TokenTensor
-from triton_pipelines.api.tokenizer import Truncation
 from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation, Step, Tensor
 from triton_pipelines.compile.graph.ragged_config import ragged_config
@@ -72,10 +69,8 @@ def keys(files: Mapping[str, str]) -> dict[str, str]:
 
 def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: str) -> LoadPlan:
     """What the init container does for a pod of this revision."""
-    tokenizer = graph.tokenizer
-    longest = (
-        tokenizer.parameters.get(f"{RUNTIME_PARAMETER_PREFIX}max_length") if tokenizer else None
-    )
+    settings = graph.tokenizer.tokenizer if graph.tokenizer else None
+    max_length = settings.max_length if settings else None
     return LoadPlan(
         pipeline=graph.pipeline,
         namespace=namespace,
@@ -86,20 +81,16 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
             PlanCount(
                 step=step.name,
                 path=f"{step.model_name}/config.pbtxt",
-                initial=step.instances.count,
-                min=step.instances.low,
-                max=step.instances.high,
+                initial=step.instances.counts.initial,
+                min=step.instances.counts.min,
+                max=step.instances.counts.max,
             )
             for step in graph.models
             if step.instances.scaled and not graph.auto_complete
         ),
         fetch=tuple(_fetch(item, step) for step in graph.models for item in step.fetches),
         checks=tuple(check for step in graph.models if (check := _check(step, graph)) is not None),
-        adapt=tuple(
-            _adapt(step, None if longest is None else int(longest))
-            for step in graph.models
-            if step.flat
-        ),
+        adapt=tuple(_adapt(step, max_length) for step in graph.models if step.flat),
         site=SITE_PACKAGES,
     )
 
@@ -163,28 +154,24 @@ def _fetch(item: Fetch, step: Step) -> PlanFetch:
         region=source.region,
         credentials=source.secret_ref is not None,
         ca=source.ca_ref is not None,
-        cuts_pairs=item.kind is FetchKind.TOKENIZER and _cuts_pairs(step),
+        cuts_pairs=item.kind is FetchKind.TOKENIZER
+        and step.tokenizer is not None
+        and step.tokenizer.cuts_pairs,
         field=item.path,
     )
-
-
-def _cuts_pairs(step: Step) -> bool:
-    """Whether our tokenizer step cuts pairs of texts."""
-    pairs = f"{RUNTIME_PARAMETER_PREFIX}text_pair" in step.parameters
-    return pairs and step.parameters[f"{RUNTIME_PARAMETER_PREFIX}truncation"] != Truncation.REFUSE
 
 
 def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
     """What our own tokenizer feeds a step with; own code in its place may emit anything."""
     tokenizer = graph.tokenizer
-    if tokenizer is None or tokenizer.implementation is not Implementation.TOKENIZER:
+    if tokenizer is None or tokenizer.tokenizer is None:
         return None
+    settings = tokenizer.tokenizer
     file = next(
         (item.target for item in tokenizer.fetches if item.kind is FetchKind.TOKENIZER), None
     )
-    kinds = json.loads(tokenizer.parameters[f"{RUNTIME_PARAMETER_PREFIX}outputs"])
     read = {
-        entry.tensor.name: kinds.get(entry.source.tensor)
+        entry.tensor.name: settings.outputs.get(entry.source.tensor)
         for entry in step.inputs
         if entry.source is not None and entry.source.step == tokenizer.name
     }
@@ -199,7 +186,7 @@ def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
         ids=ids,
         masks=named(TokenTensor.ATTENTION_MASK),
         others=named(TokenTensor.TOKEN_TYPE_IDS, TokenTensor.SPECIAL_TOKENS_MASK),
-        max_length=int(tokenizer.parameters[f"{RUNTIME_PARAMETER_PREFIX}max_length"]),
+        max_length=settings.max_length,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.server import Server
-from triton_pipelines.api.source import Source
+from triton_pipelines.api.server import ServerSpec
+from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.defaults import ENVIRONMENT_PARAMETER
 from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation
@@ -202,7 +202,7 @@ def _winner(entries: Sequence[str], uri: str) -> str | None:
     return max(reversed(fitting), key=lambda entry: len(entry.partition("=")[0]), default=None)
 
 
-def _mounted(options: Options, source: Source) -> tuple[str, str]:
+def _mounted(options: Options, source: SourceSpec) -> tuple[str, str]:
     """Scheme and first name of where a source is fetched from, which a source map may move onto a claim."""
     prefix, _, target = (_winner(options.source_map, source.uri) or "").partition("=")
     scheme, _, rest = source.uri.partition("://")
@@ -383,7 +383,7 @@ def _volumes(
     return volumes
 
 
-def _tolerations(server: Server) -> list[dict[str, Any]]:
+def _tolerations(server: ServerSpec) -> list[dict[str, Any]]:
     wanted = (
         [
             {"key": key, "operator": "Exists"}
@@ -409,7 +409,7 @@ def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
     ]
 
 
-def affinity(server: Server) -> Mapping[str, Any]:
+def affinity(server: ServerSpec) -> Mapping[str, Any]:
     """The user's affinity with the GPU products added to every alternative of its required node terms."""
     result: dict[str, Any] = plain(server.affinity or {})
     if not server.gpu.products:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 
 # Fields that tell the items of a list apart, by the list's name.
 KEYS = {
@@ -61,13 +62,13 @@ def item_path(field: str, index: int, item: Any) -> str:
 def _check(value: Any, kind: str, path: str, field: str) -> Iterator[Finding]:
     if kind.startswith("["):
         if not isinstance(value, list):
-            yield Finding(path, "must be a list")
+            yield Finding(path, "must be a list", code=FindingCode.WRONG_TYPE)
             return
         for index, item in enumerate(value):
             yield from _check(item, kind[1:-1], path + item_path(field, index, item), "")
     elif kind.startswith("{"):
         if not isinstance(value, Mapping):
-            yield Finding(path, "must be a mapping")
+            yield Finding(path, "must be a mapping", code=FindingCode.WRONG_TYPE)
             return
         for key, item in value.items():
             yield from _check(item, kind[1:-1], f"{path}[{key}]", "")
@@ -75,14 +76,18 @@ def _check(value: Any, kind: str, path: str, field: str) -> Iterator[Finding]:
         types, message = _SCALARS[kind]
         # bool is an int in Python alone.
         if not isinstance(value, types) or (isinstance(value, bool) and kind != "boolean"):
-            yield Finding(path, message)
+            yield Finding(path, message, code=FindingCode.INVALID_FORMAT)
     elif kind in _schema():
         yield from _fields(value, kind, path)
 
 
 def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
     if not isinstance(value, Mapping):
-        yield Finding(path, f"must be a mapping with fields of Kubernetes' {kind}")
+        yield Finding(
+            path,
+            f"must be a mapping with fields of Kubernetes' {kind}",
+            code=FindingCode.WRONG_TYPE,
+        )
         return
     known = {name.rstrip("!"): part for name, part in (_schema()[kind] or {}).items()}
     for key, item in value.items():
@@ -94,10 +99,11 @@ def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
                 f"{path}.{key}",
                 f"is no field of Kubernetes' {kind}"
                 + (f"; {near[0]} is" if near else "; remove it"),
+                code=FindingCode.UNKNOWN_FIELD,
             )
     for name in _schema()[kind] or {}:
         if name.endswith("!") and name[:-1] not in value:
-            yield Finding(f"{path}.{name[:-1]}", "is needed")
+            yield Finding(f"{path}.{name[:-1]}", "is needed", code=FindingCode.REQUIRED)
 
 
 def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
@@ -106,6 +112,7 @@ def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
             yield Finding(
                 f"{path}.metadata.labels[{key}]",
                 f"{value!r} is no label value: at most 63 letters, digits and -_. between them",
+                code=FindingCode.INVALID_FORMAT,
             )
 
 
@@ -118,6 +125,7 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
             yield Finding(
                 f"{path}.volumes[{item['name']}]",
                 f"is of one kind, but has {' and '.join(kinds)}; null removes one",
+                code=FindingCode.FIELD_COMBINATION,
             )
     parts = [
         (part, item) for part in ("containers", "initContainers") for item in spec.get(part) or []
@@ -133,26 +141,32 @@ def _names(found: list[str], path: str) -> Iterator[Finding]:
     for name in dict.fromkeys(found):
         if not _DNS_LABEL.fullmatch(name):
             yield Finding(
-                f"{path}[{name}].name", "must be at most 63 lower-case letters, digits and '-'"
+                f"{path}[{name}].name",
+                "must be at most 63 lower-case letters, digits and '-'",
+                code=FindingCode.INVALID_FORMAT,
             )
         if found.count(name) > 1:
             yield Finding(
-                f"{path}[{name}]", "stands twice, init containers counted in; choose another name"
+                f"{path}[{name}]",
+                "stands twice, init containers counted in; choose another name",
+                code=FindingCode.DUPLICATE,
             )
 
 
 def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Finding]:
     if "image" not in item:
-        yield Finding(f"{path}.image", "is needed")
+        yield Finding(f"{path}.image", "is needed", code=FindingCode.REQUIRED)
     for variable in item.get("env") or []:
         if "value" in variable and "valueFrom" in variable:
             yield Finding(
                 f"{path}.env[{variable['name']}]",
                 "has both value and valueFrom; write one of them, and null for the other",
+                code=FindingCode.FIELD_COMBINATION,
             )
     for mount in item.get("volumeMounts") or []:
         if mount["name"] not in volumes:
             yield Finding(
                 f"{path}.volumeMounts[{mount['mountPath']}].name",
                 f"{mount['name']!r} is no volume of the pod; it has {', '.join(sorted(volumes))}",
+                code=FindingCode.UNKNOWN_VOLUME,
             )

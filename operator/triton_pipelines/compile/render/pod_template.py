@@ -7,6 +7,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.graph.server_settings import refused_variable
@@ -135,21 +136,28 @@ def _owned(
 ) -> Iterator[Finding]:
     for key in _mapping(given):
         if key in ("apiVersion", "kind"):
-            yield Finding(f"{PATH}.{key}", "is no part of a pod template; remove it")
+            yield Finding(
+                f"{PATH}.{key}",
+                "is no part of a pod template; remove it",
+                code=FindingCode.UNKNOWN_FIELD,
+            )
     yield from _metadata(_mapping(given).get("metadata"), f"{PATH}.metadata", pipeline)
     spec, path = _mapping(_mapping(given).get("spec")), f"{PATH}.spec"
     ours = template["spec"]
     for part in ("metadata", "spec"):
         if part in _mapping(given) and given[part] is None:
-            yield Finding(f"{PATH}.{part}", f"{_OURS}null would remove all of it")
+            yield Finding(
+                f"{PATH}.{part}", f"{_OURS}null would remove all of it", code=FindingCode.RESERVED
+            )
     for field, why in _POD_FIELDS.items():
         if field in spec:
-            yield Finding(f"{path}.{field}", why)
+            yield Finding(f"{path}.{field}", why, code=FindingCode.RESERVED)
     for field in ("containers", "initContainers", "volumes"):
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
                 f"null would remove those of the operator; name the {field} that you mean",
+                code=FindingCode.RESERVED,
             )
     yield from _grace(spec, ours, path)
     yield from _placement(spec, pipeline, path)
@@ -162,13 +170,19 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
     for part, value in _mapping(given).items():
         if part not in ("labels", "annotations"):
             yield Finding(
-                f"{path}.{part}", "has no effect on pods; labels and annotations alone have"
+                f"{path}.{part}",
+                "has no effect on pods; labels and annotations alone have",
+                code=FindingCode.NO_EFFECT,
             )
         if value is None:
-            yield Finding(f"{path}.{part}", f"{_OURS}null would remove all of them")
+            yield Finding(
+                f"{path}.{part}", f"{_OURS}null would remove all of them", code=FindingCode.RESERVED
+            )
         for key in _mapping(value):
             if key in own or str(key).startswith(f"{names.GROUP}/"):
-                yield Finding(f"{path}.{part}[{key}]", f"{_OURS}remove it")
+                yield Finding(
+                    f"{path}.{part}[{key}]", f"{_OURS}remove it", code=FindingCode.RESERVED
+                )
 
 
 def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Iterator[Finding]:
@@ -178,6 +192,7 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
         yield Finding(
             f"{path}.{field}",
             f"cuts the drain short, which takes {needed} s; write at least that, or lower spec.rollout.drainSeconds",
+            code=FindingCode.OUT_OF_RANGE,
         )
 
 
@@ -195,6 +210,7 @@ def _placement(
         yield Finding(
             f"{path}.affinity",
             "would replace what server.gpu.products asks for; write spec.server.affinity, which keeps it",
+            code=FindingCode.RESERVED,
         )
     for field, instead in (
         ("tolerations", "server.tolerations"),
@@ -202,7 +218,9 @@ def _placement(
     ):
         if field in spec and spec[field] is None:
             yield Finding(
-                f"{path}.{field}", f"null would remove what the GPU needs; see spec.{instead}"
+                f"{path}.{field}",
+                f"null would remove what the GPU needs; see spec.{instead}",
+                code=FindingCode.RESERVED,
             )
     claims = spec.get("resourceClaims")
     if (
@@ -213,6 +231,7 @@ def _placement(
         yield Finding(
             f"{path}.resourceClaims",
             f"a list replaces: repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            code=FindingCode.RESERVED,
         )
 
 
@@ -239,6 +258,7 @@ def _containers(
                 yield Finding(
                     here,
                     "own containers are own code, which this operator forbids (--custom-code=forbid); ask whoever runs the operator",
+                    code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
                 if (
@@ -249,6 +269,7 @@ def _containers(
                     yield Finding(
                         f"{here}.{mounted}.readOnly",
                         "must be true: a change in the model repository would make Triton reload its models",
+                        code=FindingCode.RESERVED,
                     )
 
 
@@ -266,14 +287,19 @@ def _own_container(
             yield Finding(
                 f"{path}.{field}",
                 f"{_OURS}only {', '.join(sorted(_LOADER_FIELDS - {'name'}))} of its init container may be added to",
+                code=FindingCode.RESERVED,
             )
         elif not loader and field in _SERVER_FIELDS:
             instead = _SERVER_FIELDS[field]
             yield Finding(
-                f"{path}.{field}", _OURS + (f"write {instead} instead" if instead else "remove it")
+                f"{path}.{field}",
+                _OURS + (f"write {instead} instead" if instead else "remove it"),
+                code=FindingCode.RESERVED,
             )
         elif field in ("env", "volumeMounts") and item[field] is None:
-            yield Finding(f"{path}.{field}", f"{_OURS}null would remove all of it")
+            yield Finding(
+                f"{path}.{field}", f"{_OURS}null would remove all of it", code=FindingCode.RESERVED
+            )
     for where, variable in _items(item.get("env"), "env"):
         name, value = str(variable.get("name")), variable.get("value")
         own = loader and (name in ("HOME", "HF_HOME") or name.startswith("TRITONPIPE_"))
@@ -282,11 +308,13 @@ def _own_container(
             if own
             else refused_variable(name, value if isinstance(value, str) else None, server)
         ):
-            yield Finding(f"{path}.{where}", why)
+            yield Finding(f"{path}.{where}", why, code=FindingCode.RESERVED)
     for where, mount in _items(item.get("volumeMounts"), "volumeMounts"):
         target = str(mount.get("mountPath")).rstrip("/") or "/"
         if target in _OWN_MOUNTS or target.startswith(tuple(f"{tree}/" for tree in _OWN_TREES)):
-            yield Finding(f"{path}.{where}", f"{_OURS}mount it elsewhere")
+            yield Finding(
+                f"{path}.{where}", f"{_OURS}mount it elsewhere", code=FindingCode.RESERVED
+            )
     if not loader:
         yield from _resources(item, pipeline, path)
 
@@ -301,15 +329,25 @@ def _resources(
         "nvidia.com/gpu": "spec.server.gpu",
     }
     if "resources" in item and item["resources"] is None:
-        yield Finding(f"{path}.resources", f"{_OURS}write spec.server.resources instead")
+        yield Finding(
+            f"{path}.resources",
+            f"{_OURS}write spec.server.resources instead",
+            code=FindingCode.RESERVED,
+        )
     resources = _mapping(item.get("resources"))
     for part in ("requests", "limits"):
         if part in resources and resources[part] is None:
-            yield Finding(f"{path}.resources.{part}", f"{_OURS}write spec.server.resources instead")
+            yield Finding(
+                f"{path}.resources.{part}",
+                f"{_OURS}write spec.server.resources instead",
+                code=FindingCode.RESERVED,
+            )
         for name in _mapping(resources.get(part)):
             if name in owned:
                 yield Finding(
-                    f"{path}.resources.{part}[{name}]", f"{_OURS}write {owned[name]} instead"
+                    f"{path}.resources.{part}[{name}]",
+                    f"{_OURS}write {owned[name]} instead",
+                    code=FindingCode.RESERVED,
                 )
     claims = resources.get("claims")
     kept = isinstance(claims, list) and names.CLAIM_GPU in [
@@ -319,6 +357,7 @@ def _resources(
         yield Finding(
             f"{path}.resources.claims",
             f"a list replaces: repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            code=FindingCode.RESERVED,
         )
 
 
@@ -332,7 +371,11 @@ def _volumes(spec: Mapping[str, Any], ours: set[str], path: str) -> Iterator[Fin
             "sizeLimit"
         }
         if name == names.VOLUME_SHM:
-            yield Finding(f"{path}.{where}", f"{_OURS}write spec.server.sharedMemory instead")
+            yield Finding(
+                f"{path}.{where}",
+                f"{_OURS}write spec.server.sharedMemory instead",
+                code=FindingCode.RESERVED,
+            )
         elif not (sized and name in names.DISK_VOLUMES):
             yield Finding(
                 f"{path}.{where}",
@@ -340,4 +383,5 @@ def _volumes(spec: Mapping[str, Any], ours: set[str], path: str) -> Iterator[Fin
                 + (
                     ", or change its emptyDir.sizeLimit alone" if name in names.DISK_VOLUMES else ""
                 ),
+                code=FindingCode.RESERVED,
             )

@@ -14,12 +14,14 @@ from . import batching, ensembles, flow, instances, models, sequences, tensors, 
 from .backend_identity import identity
 from .server_facts import ServerFacts
 from .stricter_rules import DEADLY, LIMITS, Limit
-from .violations import Findings, Rule, Violation
+from .violations import RuleId, Violation, ViolationCollector
 
-__all__ = ["DEADLY", "LIMITS", "Limit", "Rule", "ServerFacts", "Violation", "judge"]
+__all__ = ["DEADLY", "LIMITS", "Limit", "RuleId", "ServerFacts", "Violation", "validate_repository"]
 
 
-def judge(configs: Mapping[str, Any], facts: ServerFacts | None = None) -> list[Violation]:
+def validate_repository(
+    configs: Mapping[str, Any], facts: ServerFacts | None = None
+) -> list[Violation]:
     """What Triton would refuse in a model repository.
 
     Args:
@@ -31,7 +33,7 @@ def judge(configs: Mapping[str, Any], facts: ServerFacts | None = None) -> list[
         ensemble and a model of its steps has one; a violation is said of the model that has it, not of the ensembles above.
     """
     facts = ServerFacts() if facts is None else facts
-    findings = {name: Findings(name) for name in configs}
+    findings = {name: ViolationCollector(name) for name in configs}
     for name, config in configs.items():
         known = identity(name, config, facts)
         models.check(name, config, known, facts, findings[name])

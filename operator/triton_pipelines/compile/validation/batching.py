@@ -7,10 +7,10 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from .violations import Findings, Rule, keyed
+from .violations import RuleId, ViolationCollector, keyed
 
 
-def check(config: Any, findings: Findings) -> None:
+def check(config: Any, findings: ViolationCollector) -> None:
     """All rules of this module."""
     if not config.HasField("dynamic_batching"):
         return
@@ -26,7 +26,7 @@ def check(config: Any, findings: Findings) -> None:
         if not 1 <= batching.default_priority_level <= levels:
             findings.add(
                 f"{path}.default_priority_level",
-                Rule.PRIORITY,
+                RuleId.PRIORITY,
                 f"{batching.default_priority_level} is not one of the {levels} priority levels: write 1 to {levels}",
             )
         for key in sorted(batching.priority_queue_policy):
@@ -34,35 +34,37 @@ def check(config: Any, findings: Findings) -> None:
                 spot = keyed(f"{path}.priority_queue_policy", key)
                 findings.add(
                     spot,
-                    Rule.PRIORITY,
+                    RuleId.PRIORITY,
                     f"a policy for priority {key}, and there are {levels} levels: write 1 to {levels}",
                 )
     if batching.preserve_ordering:
         _ordered(batching, path, findings)
 
 
-def preferred(sizes: Sequence[int], path: str, max_batch_size: int, findings: Findings) -> None:
+def preferred(
+    sizes: Sequence[int], path: str, max_batch_size: int, findings: ViolationCollector
+) -> None:
     """Preferred batch sizes lie in 1 … max_batch_size."""
     for index, size in enumerate(sizes):
         if size < 1:
             findings.add(
                 f"{path}[{index}]",
-                Rule.PREFERRED_BATCH_SIZE,
+                RuleId.PREFERRED_BATCH_SIZE,
                 f"{size} is no batch size: write at least 1",
             )
         elif size > max_batch_size:
             findings.add(
                 f"{path}[{index}]",
-                Rule.PREFERRED_BATCH_SIZE,
+                RuleId.PREFERRED_BATCH_SIZE,
                 f"{size} is above max_batch_size {max_batch_size}: write at most {max_batch_size}, or raise max_batch_size",
             )
 
 
-def _ordered(batching: Any, path: str, findings: Findings) -> None:
+def _ordered(batching: Any, path: str, findings: ViolationCollector) -> None:
     if batching.priority_levels > 1:
         findings.add(
             f"{path}.preserve_ordering",
-            Rule.PRESERVE_ORDERING,
+            RuleId.PRESERVE_ORDERING,
             f"answers in the order of arrival do not go with {batching.priority_levels} priority levels: write one level, or leave preserve_ordering out",
         )
     policies = {f"{path}.default_queue_policy": batching.default_queue_policy}
@@ -77,6 +79,6 @@ def _ordered(batching: Any, path: str, findings: Findings) -> None:
         ):
             findings.add(
                 f"{spot}.timeout_action",
-                Rule.PRESERVE_ORDERING,
+                RuleId.PRESERVE_ORDERING,
                 "DELAY answers late requests out of order, which preserve_ordering forbids: write REJECT, no timeout, or no preserve_ordering",
             )

@@ -9,7 +9,7 @@ from typing import Any
 from .models import served
 from .server_facts import ServerFacts
 from .tensors import VARIABLE, type_name
-from .violations import Findings, Rule, keyed, listed, shape
+from .violations import RuleId, ViolationCollector, keyed, listed, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class _Use:
         return f"{self.who} is {type_name(self.data_type)} {shape(self.dims)}"
 
 
-def check(configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, Findings]) -> None:
+def check(
+    configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
+) -> None:
     """All rules of this module, over every ensemble of a repository."""
     order, circles = _order(configs)
     decoupled: dict[str, bool] = {
@@ -47,7 +49,7 @@ def check(configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str,
         path = "ensemble_scheduling.step"
         findings[name].add(
             path,
-            Rule.ENSEMBLE_CYCLE,
+            RuleId.ENSEMBLE_CYCLE,
             f"the ensemble contains itself ({' → '.join(circle)}): a step cannot be an ensemble that contains it",
         )
     for name in order:
@@ -94,7 +96,7 @@ class _Ensemble:
         configs: Mapping[str, Any],
         facts: ServerFacts,
         decoupled: Mapping[str, bool],
-        findings: Findings,
+        findings: ViolationCollector,
     ) -> None:
         self.name = name
         self.config = configs[name]
@@ -130,7 +132,7 @@ class _Ensemble:
                 if step.model_name:
                     self.findings.add(
                         f"{path}.model_name",
-                        Rule.STEP_MODEL,
+                        RuleId.STEP_MODEL,
                         f"there is no model {step.model_name!r}: the repository has {listed(sorted(set(self.configs) - {self.name}))}",
                     )
                 continue
@@ -152,7 +154,7 @@ class _Ensemble:
             there = "" if versions is None else f"; served are {listed(sorted(versions))}"
             self.findings.add(
                 f"{path}.model_version",
-                Rule.STEP_VERSION,
+                RuleId.STEP_VERSION,
                 f"version {step.model_version} of {step.model_name!r} is not served: write -1 for the latest{there}",
             )
 
@@ -160,7 +162,7 @@ class _Ensemble:
         if 0 < model.max_batch_size < self.config.max_batch_size:
             self.findings.add(
                 "max_batch_size",
-                Rule.STEP_BATCH_SIZE,
+                RuleId.STEP_BATCH_SIZE,
                 f"{self.config.max_batch_size} is above max_batch_size {model.max_batch_size} of model {step.model_name!r} ({path}): "
                 f"write at most {model.max_batch_size}, or raise the model's",
             )
@@ -171,7 +173,7 @@ class _Ensemble:
             spot = keyed(f"{path}.input_map", key)
             self.findings.add(
                 spot,
-                Rule.STEP_TENSOR,
+                RuleId.STEP_TENSOR,
                 f"model {step.model_name!r} has no input {key!r}: it has {listed(sorted(names))}",
             )
         for tensor in model.input:
@@ -183,7 +185,7 @@ class _Ensemble:
             elif not tensor.optional and step.input_map:
                 self.findings.add(
                     f"{path}.input_map",
-                    Rule.STEP_INPUT_UNMAPPED,
+                    RuleId.STEP_INPUT_UNMAPPED,
                     f"input {tensor.name!r} of model {step.model_name!r} gets no tensor: map one, or make the input optional",
                 )
 
@@ -193,7 +195,7 @@ class _Ensemble:
             spot = keyed(f"{path}.output_map", key)
             self.findings.add(
                 spot,
-                Rule.STEP_TENSOR,
+                RuleId.STEP_TENSOR,
                 f"model {step.model_name!r} has no output {key!r}: it has {listed(sorted(names))}",
             )
         for tensor in model.output:
@@ -215,13 +217,13 @@ class _Ensemble:
         if first.data_type != use.data_type:
             self.findings.add(
                 path,
-                Rule.STEP_DATA_TYPE,
+                RuleId.STEP_DATA_TYPE,
                 f"tensor {target!r}: {first}, {use}: both must have one data type",
             )
         elif not _fit(first, use):
             self.findings.add(
                 path,
-                Rule.STEP_SHAPE,
+                RuleId.STEP_SHAPE,
                 f"tensor {target!r}: {first}, {use}: both must have one shape (-1 fits any size)",
             )
 
@@ -229,7 +231,7 @@ class _Ensemble:
         refused = {
             violation.field
             for violation in self.findings.found
-            if violation.rule is Rule.STEP_SHAPE
+            if violation.rule is RuleId.STEP_SHAPE
         }
         for target, uses in self.read.items():
             writer = self.written.get(target)
@@ -242,7 +244,7 @@ class _Ensemble:
                 ):
                     self.findings.add(
                         path,
-                        Rule.STEP_SHAPE_BETWEEN,
+                        RuleId.STEP_SHAPE_BETWEEN,
                         f"tensor {target!r}: {writer}, {use}: both must have one shape (-1 fits any size)",
                     )
 
@@ -288,7 +290,7 @@ class _Ensemble:
         ):
             self.findings.add(
                 "response_cache.enable",
-                Rule.RESPONSE_CACHE,
+                RuleId.RESPONSE_CACHE,
                 "the response cache does not go with a step that is decoupled: write one of the two",
             )
         return result
@@ -301,7 +303,7 @@ class _Ensemble:
             named = listed(source or "no decoupled model" for source in sources)
             self.findings.add(
                 path,
-                Rule.DECOUPLED_JOIN,
+                RuleId.DECOUPLED_JOIN,
                 f"{who} would get tensors of {named} together: all must come from one decoupled model, or from none",
             )
         return sources[0] if sources else ""

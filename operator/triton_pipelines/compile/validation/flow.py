@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from .backend_identity import ENSEMBLE, Identity
-from .violations import Findings, Rule, keyed, listed
+from .violations import RuleId, ViolationCollector, keyed, listed
 
 
-def check(config: Any, identity: Identity, findings: Findings) -> None:
+def check(config: Any, identity: Identity, findings: ViolationCollector) -> None:
     """All rules of this module; models that are no ensembles pass."""
     if not config.HasField("ensemble_scheduling"):
         if identity.platform == ENSEMBLE:
             findings.add(
                 "ensemble_scheduling",
-                Rule.ENSEMBLE_PLATFORM,
+                RuleId.ENSEMBLE_PLATFORM,
                 "platform 'ensemble' needs ensemble_scheduling with its steps: write it, or another platform",
             )
         return
     if identity.platform != ENSEMBLE:
         findings.add(
             "platform",
-            Rule.ENSEMBLE_PLATFORM,
+            RuleId.ENSEMBLE_PLATFORM,
             f"ensemble_scheduling needs platform 'ensemble', it is {identity.platform!r}: write it, and no backend",
         )
     forbidden = {
@@ -33,13 +33,13 @@ def check(config: Any, identity: Identity, findings: Findings) -> None:
         if given:
             findings.add(
                 field,
-                Rule.ENSEMBLE_FIELD,
+                RuleId.ENSEMBLE_FIELD,
                 f"an ensemble has no {field}: remove it here and write it in the models of the steps",
             )
     if not config.ensemble_scheduling.step:
         findings.add(
             "ensemble_scheduling.step",
-            Rule.ENSEMBLE_STEP,
+            RuleId.ENSEMBLE_STEP,
             "the ensemble has no step: write at least one",
         )
         return
@@ -49,7 +49,7 @@ def check(config: Any, identity: Identity, findings: Findings) -> None:
 class _Flow:
     """The tensors of one ensemble: who writes them, who reads them, in what order they come about."""
 
-    def __init__(self, config: Any, findings: Findings) -> None:
+    def __init__(self, config: Any, findings: ViolationCollector) -> None:
         self.config = config
         self.steps = config.ensemble_scheduling.step
         self.findings = findings
@@ -72,7 +72,7 @@ class _Flow:
                     what = "entry" if field.endswith("map") else "name"
                     self.findings.add(
                         f"{path}.{field}",
-                        Rule.ENSEMBLE_STEP,
+                        RuleId.ENSEMBLE_STEP,
                         f"the step has no {field}: write at least one {what}",
                     )
             for key, tensor in sorted(step.output_map.items()):
@@ -80,13 +80,13 @@ class _Flow:
                 if tensor in self.inputs:
                     self.findings.add(
                         spot,
-                        Rule.TENSOR_INPUT_WRITTEN,
+                        RuleId.TENSOR_INPUT_WRITTEN,
                         f"{tensor!r} is an input of the ensemble and cannot be written: write another name",
                     )
                 if (first := self.writers.setdefault(tensor, spot)) != spot:
                     self.findings.add(
                         spot,
-                        Rule.TENSOR_WRITTEN_TWICE,
+                        RuleId.TENSOR_WRITTEN_TWICE,
                         f"{tensor!r} is written by {first} already: write another name",
                     )
             for key, tensor in sorted(step.input_map.items()):
@@ -113,7 +113,7 @@ class _Flow:
             ):
                 self.findings.add(
                     f"input[{index}].name",
-                    Rule.TENSOR_UNUSED,
+                    RuleId.TENSOR_UNUSED,
                     f"no step reads input {tensor.name!r}: map it into a step, or remove it",
                 )
         for index, tensor in enumerate(self.config.output):
@@ -123,7 +123,7 @@ class _Flow:
                 written = listed(sorted(set(self.writers) - self.outputs) or sorted(self.writers))
                 self.findings.add(
                     f"output[{index}].name",
-                    Rule.TENSOR_NOT_WRITTEN,
+                    RuleId.TENSOR_NOT_WRITTEN,
                     f"no step writes output {tensor.name!r}: the steps write {written}",
                 )
         for tensor, spot in sorted(self.writers.items()):
@@ -134,7 +134,7 @@ class _Flow:
             ):
                 self.findings.add(
                     spot,
-                    Rule.TENSOR_UNUSED,
+                    RuleId.TENSOR_UNUSED,
                     f"nobody reads {tensor!r}: map it into a step, name an output of the ensemble so, or remove the entry",
                 )
 
@@ -149,13 +149,13 @@ class _Flow:
             here = listed(sorted(self.inputs))
             self.findings.add(
                 spots[0],
-                Rule.TENSOR_NOT_WRITTEN,
+                RuleId.TENSOR_NOT_WRITTEN,
                 f"no step writes {tensor!r} and it is no input of the ensemble: the inputs are {here}",
             )
         circle = sorted(tensor for tensor in self.writers if tensor not in ready)
         if circle and not lost:
             self.findings.add(
                 "ensemble_scheduling.step",
-                Rule.ENSEMBLE_CYCLE,
+                RuleId.ENSEMBLE_CYCLE,
                 f"steps wait for each other in a circle: {listed(circle)} never come about",
             )

@@ -11,14 +11,16 @@ from tritonclient.grpc import model_config_pb2 as pb
 from .backend_identity import Identity
 from .server_facts import ServerFacts
 from .stricter_rules import MAX_INSTANCES
-from .violations import Findings, Rule, listed
+from .violations import RuleId, ViolationCollector, listed
 
 _Group: Final = pb.ModelInstanceGroup
 _NUMBER: Final = re.compile(r"\s*[+-]?[0-9]+")
 _PLAIN_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 
 
-def check(config: Any, identity: Identity, facts: ServerFacts, findings: Findings) -> None:
+def check(
+    config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
+) -> None:
     """All rules over the groups of one model. An ensemble has none, which ``flow`` judges."""
     if config.HasField("ensemble_scheduling"):
         return
@@ -28,21 +30,21 @@ def check(config: Any, identity: Identity, facts: ServerFacts, findings: Finding
         if group.count > MAX_INSTANCES:
             findings.add(
                 f"{path}.count",
-                Rule.INSTANCE_COUNT,
+                RuleId.INSTANCE_COUNT,
                 f"{group.count} instances are too many: write at most {MAX_INSTANCES}",
             )
         for place, profile in enumerate(group.profile):
             _profile(profile, f"{path}.profile[{place}]", identity, findings)
 
 
-def _gpus(group: Any, path: str, facts: ServerFacts, findings: Findings) -> None:
+def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollector) -> None:
     kind, gpus = group.kind, list(group.gpus)
     if kind in (_Group.KIND_CPU, _Group.KIND_MODEL):
         if gpus:
             name = _Group.Kind.Name(kind)
             findings.add(
                 f"{path}.gpus",
-                Rule.INSTANCE_GPUS,
+                RuleId.INSTANCE_GPUS,
                 f"{name} uses no listed GPUs, {listed(gpus)} given: remove gpus, or write KIND_GPU",
             )
         return
@@ -51,39 +53,41 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: Findings) -> None
     if missing:
         known = f", numbered 0 to {facts.gpus - 1}" if facts.gpus else ""
         findings.add(
-            f"{path}.gpus", Rule.INSTANCE_GPUS, f"there is no GPU {listed(missing)}: {there}{known}"
+            f"{path}.gpus",
+            RuleId.INSTANCE_GPUS,
+            f"there is no GPU {listed(missing)}: {there}{known}",
         )
     elif kind == _Group.KIND_GPU and facts.gpus == 0:
         findings.add(
             f"{path}.kind",
-            Rule.INSTANCE_NO_GPU,
+            RuleId.INSTANCE_NO_GPU,
             "KIND_GPU, and the server has no GPU: write KIND_CPU, or give the server a GPU",
         )
 
 
-def _profile(profile: str, path: str, identity: Identity, findings: Findings) -> None:
+def _profile(profile: str, path: str, identity: Identity, findings: ViolationCollector) -> None:
     if not identity.tensorrt:
         findings.add(
             path,
-            Rule.INSTANCE_PROFILE,
+            RuleId.INSTANCE_PROFILE,
             "only TensorRT models (platform tensorrt_plan) have optimization profiles: remove it",
         )
     elif (number := _NUMBER.match(profile)) is None or int(number[0]) < 0:
         findings.add(
             path,
-            Rule.INSTANCE_PROFILE,
+            RuleId.INSTANCE_PROFILE,
             f"{profile!r} is no profile: write its index as text, such as '0'",
         )
     elif not _PLAIN_NUMBER.fullmatch(profile):
         findings.add(
             path,
-            Rule.INSTANCE_PROFILE_NUMBER,
+            RuleId.INSTANCE_PROFILE_NUMBER,
             f"{profile!r} is not written as an index is: write digits alone, such as '0'",
         )
 
 
 def check_resources(
-    configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, Findings]
+    configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
 ) -> None:
     """With rate limiting a resource is global in all models or in none."""
     if not facts.rate_limiting:
@@ -98,6 +102,6 @@ def check_resources(
                 if first != globally:
                     findings[model].add(
                         path,
-                        Rule.RATE_LIMITER,
+                        RuleId.RATE_LIMITER,
                         f"resource {resource.name!r} is global in one place and per device in another ({where}): write the same",
                     )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from .backend_identity import ENSEMBLE, PYTHON_FILE, Identity, platforms
 from .server_facts import Release, ServerFacts
-from .violations import Findings, Rule, keyed, listed
+from .violations import RuleId, ViolationCollector, keyed, listed
 
 _METRICS_SINCE: Final[Release] = (24, 11)
 _FIELDS_SINCE: Final[dict[str, Release]] = {"model_metrics": _METRICS_SINCE}
@@ -16,7 +16,7 @@ _STRATEGY: Final = "TRITON_BATCH_STRATEGY_PATH"
 
 
 def check(
-    name: str, config: Any, identity: Identity, facts: ServerFacts, findings: Findings
+    name: str, config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
     """All rules of this module."""
     _name(name, config, findings)
@@ -24,7 +24,7 @@ def check(
     if config.max_batch_size < 0:
         findings.add(
             "max_batch_size",
-            Rule.MAX_BATCH_SIZE,
+            RuleId.MAX_BATCH_SIZE,
             f"{config.max_batch_size} is negative: write 0 for a model that does not batch, or a size of at least 1",
         )
     _versions(name, config, facts, findings)
@@ -38,28 +38,30 @@ def check(
         _strategy(name, config, facts, findings)
 
 
-def _name(name: str, config: Any, findings: Findings) -> None:
+def _name(name: str, config: Any, findings: ViolationCollector) -> None:
     if not name.strip() or name.strip() in (".", "..") or "/" in name:
         findings.add(
             "name",
-            Rule.MODEL_NAME,
+            RuleId.MODEL_NAME,
             f"{name!r} cannot name a model: it must not be blank, '.' or '..' and must not contain '/'",
         )
     if config.name and config.name != name:
         findings.add(
             "name",
-            Rule.DIRECTORY_NAME,
+            RuleId.DIRECTORY_NAME,
             f"the config says {config.name!r}, its folder is {name!r}: both must be the same",
         )
 
 
-def _backend(config: Any, identity: Identity, facts: ServerFacts, findings: Findings) -> None:
+def _backend(
+    config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
+) -> None:
     backend, platform = identity.backend, identity.platform
     if platform == ENSEMBLE:
         if backend:
             findings.add(
                 "backend",
-                Rule.BACKEND,
+                RuleId.BACKEND,
                 f"an ensemble has no backend, this one says {backend!r}: remove it, or remove platform 'ensemble'",
             )
         return
@@ -67,7 +69,7 @@ def _backend(config: Any, identity: Identity, facts: ServerFacts, findings: Find
         given = f"platform {platform!r} does not say which" if platform else "none is given"
         findings.add(
             "backend",
-            Rule.BACKEND,
+            RuleId.BACKEND,
             f"a model needs a backend, and {given}: write backend, such as 'python' or 'onnxruntime'",
         )
         return
@@ -76,18 +78,18 @@ def _backend(config: Any, identity: Identity, facts: ServerFacts, findings: Find
         shown = f"not {platform!r}" if platform else "and none is given"
         findings.add(
             "platform",
-            Rule.BACKEND_PLATFORM,
+            RuleId.BACKEND_PLATFORM,
             f"backend {backend!r} goes with platform {' or '.join(map(repr, allowed))}, {shown}",
         )
     _library(config, backend, facts, findings)
 
 
-def _library(config: Any, backend: str, facts: ServerFacts, findings: Findings) -> None:
+def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationCollector) -> None:
     runtime = config.runtime
     if runtime and runtime != posixpath.basename(runtime):
         findings.add(
             "runtime",
-            Rule.RUNTIME,
+            RuleId.RUNTIME,
             f"{runtime!r} is a path: write the name of a library in the folder of backend {backend!r}, or leave it out",
         )
         return
@@ -105,18 +107,18 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: Findings) 
         if runtime and files:
             findings.add(
                 "runtime",
-                Rule.RUNTIME,
+                RuleId.RUNTIME,
                 f"the server's backend {backend!r} has no {runtime!r}: it has {listed(sorted(files))}",
             )
         else:
             findings.add(
                 "backend",
-                Rule.BACKEND_UNKNOWN,
+                RuleId.BACKEND_UNKNOWN,
                 f"the server has no backend {backend!r}: it has {listed(sorted(facts.backends))}",
             )
 
 
-def _versions(name: str, config: Any, facts: ServerFacts, findings: Findings) -> None:
+def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     policy, present = config.version_policy, facts.versions(name)
     choice = policy.WhichOneof("policy_choice") or (
         "all" if config.HasField("version_policy") else ""
@@ -124,19 +126,19 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: Findings) ->
     if choice == "latest" and policy.latest.num_versions == 0:
         findings.add(
             "version_policy.latest.num_versions",
-            Rule.VERSION_POLICY,
+            RuleId.VERSION_POLICY,
             "0 versions would be served: write at least 1",
         )
     elif choice == "specific" and not policy.specific.versions:
         findings.add(
             "version_policy.specific.versions",
-            Rule.VERSION_POLICY,
+            RuleId.VERSION_POLICY,
             "no version is named: list at least one version folder",
         )
     elif present is not None and not present:
         findings.add(
             "version_policy",
-            Rule.VERSION_POLICY,
+            RuleId.VERSION_POLICY,
             "the model has no version folder: make one named by a number, such as '1'",
         )
     elif (
@@ -144,7 +146,7 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: Findings) ->
     ):
         findings.add(
             "version_policy.specific.versions",
-            Rule.VERSION_POLICY,
+            RuleId.VERSION_POLICY,
             f"none of {listed(policy.specific.versions)} is there: the model's version folders are {listed(sorted(present))}",
         )
 
@@ -169,15 +171,15 @@ def served(name: str, config: Any, facts: ServerFacts) -> frozenset[int] | None:
     return present
 
 
-def _fields(config: Any, facts: ServerFacts, findings: Findings) -> None:
+def _fields(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     for field, since in _FIELDS_SINCE.items():
         if config.HasField(field) and facts.release < since:
-            findings.add(field, Rule.FIELD_VERSION, _too_old(field, facts.release, since))
+            findings.add(field, RuleId.FIELD_VERSION, _too_old(field, facts.release, since))
     if config.ensemble_scheduling.max_inflight_requests and facts.release < _IN_FLIGHT_SINCE:
         path = "ensemble_scheduling.max_inflight_requests"
         findings.add(
             path,
-            Rule.FIELD_VERSION,
+            RuleId.FIELD_VERSION,
             _too_old("max_inflight_requests", facts.release, _IN_FLIGHT_SINCE),
         )
 
@@ -190,41 +192,41 @@ def _release(release: Release) -> str:
     return f"{release[0]}.{release[1]:02}"
 
 
-def _cache(config: Any, findings: Findings) -> None:
+def _cache(config: Any, findings: ViolationCollector) -> None:
     if not config.response_cache.enable:
         return
     if config.HasField("sequence_batching"):
         findings.add(
             "response_cache.enable",
-            Rule.RESPONSE_CACHE,
+            RuleId.RESPONSE_CACHE,
             "the response cache does not go with sequence_batching: write one of the two",
         )
     if config.model_transaction_policy.decoupled:
         findings.add(
             "response_cache.enable",
-            Rule.RESPONSE_CACHE,
+            RuleId.RESPONSE_CACHE,
             "the response cache does not go with a decoupled model: write one of the two",
         )
 
 
-def _metrics(config: Any, findings: Findings) -> None:
+def _metrics(config: Any, findings: ViolationCollector) -> None:
     for index, control in enumerate(config.model_metrics.metric_control):
         path = f"model_metrics.metric_control[{index}]"
         if not control.metric_identifier.family:
             findings.add(
                 f"{path}.metric_identifier.family",
-                Rule.METRICS,
+                RuleId.METRICS,
                 "the metric has no family: write its name, such as 'nv_inference_first_response_histogram_ms'",
             )
         if not control.histogram_options.buckets:
             findings.add(
                 f"{path}.histogram_options.buckets",
-                Rule.METRICS,
+                RuleId.METRICS,
                 "no bucket is given: list at least one upper bound",
             )
 
 
-def _labels(name: str, config: Any, facts: ServerFacts, findings: Findings) -> None:
+def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     files = facts.files.get(name)
     for index, output in enumerate(config.output):
         if not output.label_filename:
@@ -236,36 +238,36 @@ def _labels(name: str, config: Any, facts: ServerFacts, findings: Findings) -> N
         if target.startswith(".."):
             findings.add(
                 path,
-                Rule.LABELS_FOLDER,
+                RuleId.LABELS_FOLDER,
                 f"{output.label_filename!r} lies outside of the model's folder: put the file into it",
             )
         elif files is not None and target not in files:
             findings.add(
                 path,
-                Rule.LABELS,
+                RuleId.LABELS,
                 f"there is no file {output.label_filename!r} in the model's folder: add it, or leave label_filename out",
             )
 
 
-def _agents(config: Any, facts: ServerFacts, findings: Findings) -> None:
+def _agents(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     for index, agent in enumerate(config.model_repository_agents.agents):
         if facts.agents is not None and agent.name not in facts.agents:
             path = f"model_repository_agents.agents[{index}].name"
             findings.add(
                 path,
-                Rule.REPOSITORY_AGENT,
+                RuleId.REPOSITORY_AGENT,
                 f"the server has no repository agent {agent.name!r}: it has {listed(sorted(facts.agents))}",
             )
 
 
-def _strategy(name: str, config: Any, facts: ServerFacts, findings: Findings) -> None:
+def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     if _STRATEGY not in config.parameters:
         return
     path, target = keyed("parameters", _STRATEGY), config.parameters[_STRATEGY].string_value
     if config.HasField("sequence_batching"):
         findings.add(
             path,
-            Rule.BATCH_STRATEGY,
+            RuleId.BATCH_STRATEGY,
             "a custom batching strategy does not go with sequence_batching: write one of the two",
         )
         return
@@ -278,18 +280,18 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: Findings) ->
     if within == ".." or within.startswith("../"):
         findings.add(
             path,
-            Rule.BATCH_STRATEGY_FOLDER,
+            RuleId.BATCH_STRATEGY_FOLDER,
             f"{target!r} lies outside of the model's folder {folder!r}: put the library into it and write its whole path",
         )
     elif (files := facts.files.get(name)) is not None and within not in files:
         findings.add(
             path,
-            Rule.BATCH_STRATEGY,
+            RuleId.BATCH_STRATEGY,
             f"there is no file {within!r} in the model's folder: add the library, or correct the path",
         )
 
 
-def _enums(message: Any, path: str, findings: Findings) -> None:
+def _enums(message: Any, path: str, findings: ViolationCollector) -> None:
     """Numbers of enum fields that have no name."""
     for field, value in message.ListFields():
         at = f"{path}.{field.name}" if path else field.name
@@ -302,7 +304,7 @@ def _enums(message: Any, path: str, findings: Findings) -> None:
                     known = listed(entry.name for entry in field.enum_type.values)
                     findings.add(
                         spot,
-                        Rule.ENUM_VALUE,
+                        RuleId.ENUM_VALUE,
                         f"{number} is no {field.enum_type.name}: write one of {known}",
                     )
         elif map_field:

@@ -11,7 +11,7 @@ from . import batching
 from .server_facts import ServerFacts
 from .stricter_rules import MAX_SLOTS
 from .tensors import VARIABLE, type_name
-from .violations import Findings, Rule, shape
+from .violations import RuleId, ViolationCollector, shape
 
 _Control: Final = pb.ModelSequenceBatching.Control
 _PAIRS: Final = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -39,7 +39,7 @@ _BYTES: Final = {
 }
 
 
-def check(config: Any, facts: ServerFacts, findings: Findings) -> None:
+def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     """All rules of this module."""
     if not config.HasField("sequence_batching"):
         return
@@ -66,14 +66,14 @@ def check(config: Any, facts: ServerFacts, findings: Findings) -> None:
         )
         findings.add(
             spot,
-            Rule.SEQUENCE_SLOTS,
+            RuleId.SEQUENCE_SLOTS,
             f"{slots} sequences at a time are too many: write at most {MAX_SLOTS}",
         )
     if sequence.HasField("direct") and not 0 <= sequence.direct.minimum_slot_utilization <= 1:
         value = sequence.direct.minimum_slot_utilization
         findings.add(
             f"{path}.direct.minimum_slot_utilization",
-            Rule.SLOT_UTILIZATION,
+            RuleId.SLOT_UTILIZATION,
             f"{value:g} is no share of the slots: write 0 to 1",
         )
     _states(sequence, path, facts, findings)
@@ -84,7 +84,7 @@ def item_bytes(data_type: int) -> int:
     return _BYTES.get(data_type, 0)
 
 
-def _controls(sequence: Any, path: str, findings: Findings) -> None:
+def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
     names: dict[str, int] = {}
     kinds: dict[int, str] = {}
     for index, tensor in enumerate(sequence.control_input):
@@ -92,13 +92,13 @@ def _controls(sequence: Any, path: str, findings: Findings) -> None:
         if not tensor.name:
             findings.add(
                 f"{spot}.name",
-                Rule.SEQUENCE_CONTROL,
+                RuleId.SEQUENCE_CONTROL,
                 "the control tensor has no name: write the model's input that gets the signal",
             )
         elif (first := names.setdefault(tensor.name, index)) != index:
             findings.add(
                 f"{spot}.name",
-                Rule.SEQUENCE_CONTROL_TWICE,
+                RuleId.SEQUENCE_CONTROL_TWICE,
                 f"control_input[{first}] is named {tensor.name!r} already: each control has a tensor of its own",
             )
         for place, control in enumerate(tensor.control):
@@ -109,7 +109,7 @@ def _controls(sequence: Any, path: str, findings: Findings) -> None:
             if control.kind in kinds:
                 findings.add(
                     f"{where}.kind",
-                    Rule.SEQUENCE_CONTROL_TWICE,
+                    RuleId.SEQUENCE_CONTROL_TWICE,
                     f"{kind} goes to {kinds[control.kind]!r} already: write each kind once",
                 )
             kinds.setdefault(control.kind, tensor.name)
@@ -119,40 +119,40 @@ def _controls(sequence: Any, path: str, findings: Findings) -> None:
                 _signal(control, where, kind, findings)
 
 
-def _signal(control: Any, path: str, kind: str, findings: Findings) -> None:
+def _signal(control: Any, path: str, kind: str, findings: ViolationCollector) -> None:
     given = [field for field in _PAIRS if getattr(control, field)]
     if len(given) != 1:
         shown = " and ".join(given) or "none"
         findings.add(
             path,
-            Rule.SEQUENCE_CONTROL,
+            RuleId.SEQUENCE_CONTROL,
             f"{kind} needs one of {', '.join(_PAIRS)}, and {shown} is given: write exactly one",
         )
     elif (count := len(getattr(control, given[0]))) != 2:
         findings.add(
             f"{path}.{given[0]}",
-            Rule.SEQUENCE_CONTROL,
+            RuleId.SEQUENCE_CONTROL,
             f"{kind} needs two values, for false and for true, {count} are given",
         )
 
 
-def _correlation_id(control: Any, path: str, findings: Findings) -> None:
+def _correlation_id(control: Any, path: str, findings: ViolationCollector) -> None:
     given = [field for field in _PAIRS if getattr(control, field)]
     for field in given:
         findings.add(
             f"{path}.{field}",
-            Rule.CORRELATION_ID,
+            RuleId.CORRELATION_ID,
             "a correlation id is no signal that is false or true: remove it and write data_type",
         )
     if control.data_type not in _CORRELATION_ID_TYPES:
         findings.add(
             f"{path}.data_type",
-            Rule.CORRELATION_ID,
+            RuleId.CORRELATION_ID,
             f"{type_name(control.data_type)} cannot carry a correlation id: write TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
         )
 
 
-def _states(sequence: Any, path: str, facts: ServerFacts, findings: Findings) -> None:
+def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCollector) -> None:
     outputs: dict[str, int] = {}
     initialised: dict[str, int] = {}
     for index, state in enumerate(sequence.state):
@@ -161,7 +161,7 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: Findings) ->
         if state.output_name and (first := outputs.setdefault(state.output_name, index)) != index:
             findings.add(
                 f"{spot}.output_name",
-                Rule.STATE_TWICE,
+                RuleId.STATE_TWICE,
                 f"state[{first}] has output {state.output_name!r} already: names of states must differ",
             )
         if not state.initial_state:
@@ -169,61 +169,65 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: Findings) ->
         if len(state.initial_state) > 1:
             findings.add(
                 f"{spot}.initial_state",
-                Rule.INITIAL_STATE,
+                RuleId.INITIAL_STATE,
                 f"a state has one initial value, {len(state.initial_state)} are given",
             )
             continue
         if (first := initialised.setdefault(state.input_name, index)) != index:
             findings.add(
                 f"{spot}.input_name",
-                Rule.INITIAL_STATE,
+                RuleId.INITIAL_STATE,
                 f"state[{first}] gives an initial value for {state.input_name!r} already",
             )
         _initial(state, state.initial_state[0], f"{spot}.initial_state[0]", facts, findings)
 
 
-def _state_tensor(state: Any, path: str, findings: Findings) -> None:
+def _state_tensor(state: Any, path: str, findings: ViolationCollector) -> None:
     for field in ("input_name", "output_name"):
         if not getattr(state, field):
             findings.add(
                 f"{path}.{field}",
-                Rule.STATE_TENSOR,
+                RuleId.STATE_TENSOR,
                 "the state's tensor has no name: write the one that the model uses",
             )
     if state.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
-            Rule.STATE_TENSOR,
+            RuleId.STATE_TENSOR,
             "the state has no data type: write one, such as TYPE_FP32",
         )
     if not state.dims:
         findings.add(
             f"{path}.dims",
-            Rule.STATE_TENSOR,
+            RuleId.STATE_TENSOR,
             "the state has no dims: write its shape without the batch dimension",
         )
     for index, dim in enumerate(state.dims):
         if dim < 1 and dim != VARIABLE:
             findings.add(
                 f"{path}.dims[{index}]",
-                Rule.STATE_TENSOR,
+                RuleId.STATE_TENSOR,
                 f"{dim} is no size: write at least 1, or -1 for a variable one",
             )
 
 
-def _initial(state: Any, initial: Any, path: str, facts: ServerFacts, findings: Findings) -> None:
+def _initial(
+    state: Any, initial: Any, path: str, facts: ServerFacts, findings: ViolationCollector
+) -> None:
     if not initial.name:
-        findings.add(f"{path}.name", Rule.INITIAL_STATE, "the initial value has no name: write one")
+        findings.add(
+            f"{path}.name", RuleId.INITIAL_STATE, "the initial value has no name: write one"
+        )
     if initial.data_type != state.data_type:
         findings.add(
             f"{path}.data_type",
-            Rule.INITIAL_STATE,
+            RuleId.INITIAL_STATE,
             f"{type_name(initial.data_type)}, and the state is {type_name(state.data_type)}: write the state's type",
         )
     if len(initial.dims) != len(state.dims):
         findings.add(
             f"{path}.dims",
-            Rule.INITIAL_STATE,
+            RuleId.INITIAL_STATE,
             f"{shape(initial.dims)}, and the state has dims {shape(state.dims)}: write as many",
         )
     else:
@@ -231,33 +235,33 @@ def _initial(state: Any, initial: Any, path: str, facts: ServerFacts, findings: 
             if dim == VARIABLE:
                 findings.add(
                     f"{path}.dims[{index}]",
-                    Rule.INITIAL_STATE,
+                    RuleId.INITIAL_STATE,
                     "an initial value has no variable size: write a number",
                 )
             elif dim < 1:
                 findings.add(
                     f"{path}.dims[{index}]",
-                    Rule.STATE_TENSOR,
+                    RuleId.STATE_TENSOR,
                     f"{dim} is no size: write at least 1",
                 )
             elif wanted not in (VARIABLE, dim):
                 findings.add(
                     f"{path}.dims[{index}]",
-                    Rule.INITIAL_STATE,
+                    RuleId.INITIAL_STATE,
                     f"{dim}, and the state has {wanted} there: write {wanted}",
                 )
     source = initial.WhichOneof("state_data")
     if source is None:
         findings.add(
             path,
-            Rule.INITIAL_STATE,
+            RuleId.INITIAL_STATE,
             "the initial value says nothing of its data: write zero_data or data_file",
         )
     elif source == "data_file":
         _data_file(initial, path, facts, findings)
 
 
-def _data_file(initial: Any, path: str, facts: ServerFacts, findings: Findings) -> None:
+def _data_file(initial: Any, path: str, facts: ServerFacts, findings: ViolationCollector) -> None:
     files = facts.files.get(findings.model)
     if files is None:
         return
@@ -269,12 +273,12 @@ def _data_file(initial: Any, path: str, facts: ServerFacts, findings: Findings) 
     if target not in files:
         findings.add(
             f"{path}.data_file",
-            Rule.INITIAL_STATE,
+            RuleId.INITIAL_STATE,
             f"there is no file {target!r} in the model's folder: add it, or write zero_data",
         )
     elif initial.dims and files[target] < wanted:
         findings.add(
             f"{path}.data_file",
-            Rule.INITIAL_STATE,
+            RuleId.INITIAL_STATE,
             f"{target!r} has {files[target]} bytes, dims {shape(initial.dims)} need {wanted}",
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .violations import Rule
+from .violations import RuleId
 
 MAX_ELEMENTS: Final = 2**31
 """Most elements that one tensor of fixed shape may have: 2 GiB of bytes is what one gRPC message carries."""
@@ -34,55 +34,55 @@ class Limit:
     deadly: bool = False
 
 
-LIMITS: Final[Mapping[Rule, Limit]] = {
-    Rule.TENSOR_NAME_TWICE: Limit(
+LIMITS: Final[Mapping[RuleId, Limit]] = {
+    RuleId.TENSOR_NAME_TWICE: Limit(
         "Triton keeps the first of two tensors of one name and drops the other silently."
     ),
-    Rule.ENUM_VALUE: Limit(
+    RuleId.ENUM_VALUE: Limit(
         "A number that is no value of the enum is kept by Triton as it is and means nothing to any backend."
     ),
-    Rule.DIMS_SIZE: Limit(
+    RuleId.DIMS_SIZE: Limit(
         "More elements than a request can carry; releases before 26.03 overflow, later ones refuse what exceeds 64 bits."
     ),
-    Rule.BATCH_STRATEGY_FOLDER: Limit(
+    RuleId.BATCH_STRATEGY_FOLDER: Limit(
         "Triton refuses a library outside of the model's folder from 26.06 on; the model would not survive an upgrade."
     ),
-    Rule.LABELS_FOLDER: Limit(
+    RuleId.LABELS_FOLDER: Limit(
         "Triton refuses a label file outside of the model's folder from 26.02 on; the model would not survive an upgrade."
     ),
-    Rule.SEQUENCE_SLOTS: Limit(
+    RuleId.SEQUENCE_SLOTS: Limit(
         "Triton makes a queue for every sequence slot at load and runs out of memory.", deadly=True
     ),
-    Rule.STATE_TWICE: Limit(
+    RuleId.STATE_TWICE: Limit(
         "Triton keeps the first of two states of one output and drops the other silently."
     ),
-    Rule.STATE_TENSOR: Limit(
+    RuleId.STATE_TENSOR: Limit(
         "Triton checks a state's names, type and dims at the first request only, and fails every sequence then.",
         deadly=True,
     ),
-    Rule.INSTANCE_PROFILE_NUMBER: Limit(
+    RuleId.INSTANCE_PROFILE_NUMBER: Limit(
         "Triton takes the digits that a profile begins with and ignores the rest; a number beyond 32 bits ends the server.",
         deadly=True,
     ),
-    Rule.INSTANCE_COUNT: Limit(
+    RuleId.INSTANCE_COUNT: Limit(
         "Each instance is a thread or a process: the server runs out of them.", deadly=True
     ),
-    Rule.WARMUP_REQUIRED: Limit(
+    RuleId.WARMUP_REQUIRED: Limit(
         "Triton counts the warm-up's inputs and does not look which are there; the backend fails on the missing one."
     ),
-    Rule.WARMUP_SIZE: Limit(
+    RuleId.WARMUP_SIZE: Limit(
         "Triton makes all requests of a warm-up sample at once and runs out of memory or time.",
         deadly=True,
     ),
-    Rule.TENSOR_INPUT_WRITTEN: Limit(
+    RuleId.TENSOR_INPUT_WRITTEN: Limit(
         "A step that writes an input of the ensemble races with the client's own value."
     ),
-    Rule.STEP_SHAPE_BETWEEN: Limit(
+    RuleId.STEP_SHAPE_BETWEEN: Limit(
         "Triton compares each use of a tensor with the first one only; where that has -1, a writer and a reader that never fit pass, and every request fails."
     ),
 }
 
-FATAL: Final = frozenset({Rule.INITIAL_STATE})
+FATAL: Final = frozenset({RuleId.INITIAL_STATE})
 """Rules of Triton's own where the server does not refuse but ends itself (2.51.0: the scheduler is destroyed before its threads were made)."""
 
 DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}

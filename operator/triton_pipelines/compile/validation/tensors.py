@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from .backend_identity import Identity
 from .stricter_rules import MAX_ELEMENTS
-from .violations import Findings, Rule, listed, shape
+from .violations import RuleId, ViolationCollector, listed, shape
 
 VARIABLE: Final = -1
 _IMAGE_RANK: Final = 3
@@ -18,7 +18,7 @@ _IMAGE_FORMATS: Final = (pb.ModelInput.FORMAT_NHWC, pb.ModelInput.FORMAT_NCHW)
 _BATCH_TYPES: Final = (pb.TYPE_INT32, pb.TYPE_FP32)
 
 
-def check(config: Any, identity: Identity, findings: Findings) -> None:
+def check(config: Any, identity: Identity, findings: ViolationCollector) -> None:
     """All rules of this module."""
     for side, tensors in (("input", config.input), ("output", config.output)):
         seen: dict[str, int] = {}
@@ -28,7 +28,7 @@ def check(config: Any, identity: Identity, findings: Findings) -> None:
             if tensor.name and (first := seen.setdefault(tensor.name, index)) != index:
                 findings.add(
                     f"{path}.name",
-                    Rule.TENSOR_NAME_TWICE,
+                    RuleId.TENSOR_NAME_TWICE,
                     f"{side}[{first}] is named {tensor.name!r} already: names of one side must differ",
                 )
     for index, tensor in enumerate(config.input):
@@ -36,7 +36,7 @@ def check(config: Any, identity: Identity, findings: Findings) -> None:
             name = pb.ModelInput.Format.Name(tensor.format)
             findings.add(
                 f"input[{index}].format",
-                Rule.FORMAT,
+                RuleId.FORMAT,
                 f"{name} needs 3 dims, {tensor.name!r} has {len(tensor.dims)}: write 3 dims, or leave format out",
             )
     _batch_io(config, findings)
@@ -51,37 +51,37 @@ def type_name(data_type: int) -> str:
 
 
 def _tensor(
-    tensor: Any, path: str, max_batch_size: int, identity: Identity, findings: Findings
+    tensor: Any, path: str, max_batch_size: int, identity: Identity, findings: ViolationCollector
 ) -> None:
     if not tensor.name:
         findings.add(
             f"{path}.name",
-            Rule.TENSOR_NAME,
+            RuleId.TENSOR_NAME,
             "the tensor has no name: write the one that the model uses",
         )
     shown = repr(tensor.name) if tensor.name else "the tensor"
     if tensor.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
-            Rule.DATA_TYPE,
+            RuleId.DATA_TYPE,
             f"{shown} has no data type: write one, such as TYPE_FP32",
         )
     if not tensor.dims:
         findings.add(
             f"{path}.dims",
-            Rule.DIMS,
+            RuleId.DIMS,
             f"{shown} has no dims: write its shape without the batch dimension, [1] for one value",
         )
-    valid = _sizes(tensor.dims, f"{path}.dims", Rule.DIMS, shown, findings)
+    valid = _sizes(tensor.dims, f"{path}.dims", RuleId.DIMS, shown, findings)
     if tensor.HasField("reshape"):
         valid = (
-            _sizes(tensor.reshape.shape, f"{path}.reshape.shape", Rule.RESHAPE, shown, findings)
+            _sizes(tensor.reshape.shape, f"{path}.reshape.shape", RuleId.RESHAPE, shown, findings)
             and valid
         )
         if not tensor.reshape.shape and max_batch_size == 0:
             findings.add(
                 f"{path}.reshape",
-                Rule.RESHAPE,
+                RuleId.RESHAPE,
                 f"{shown}: an empty shape is for models that batch, and max_batch_size is 0: write a shape",
             )
         elif valid and tensor.dims:
@@ -89,25 +89,27 @@ def _tensor(
     if tensor.is_shape_tensor and not identity.tensorrt:
         findings.add(
             f"{path}.is_shape_tensor",
-            Rule.SHAPE_TENSOR,
+            RuleId.SHAPE_TENSOR,
             f"{shown}: only TensorRT models (platform tensorrt_plan) have shape tensors: remove it",
         )
     if tensor.is_non_linear_format_io:
         if not identity.tensorrt:
             findings.add(
                 f"{path}.is_non_linear_format_io",
-                Rule.NON_LINEAR_FORMAT,
+                RuleId.NON_LINEAR_FORMAT,
                 f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats: remove it",
             )
         elif len(tensor.dims) != _IMAGE_RANK:
             findings.add(
                 f"{path}.is_non_linear_format_io",
-                Rule.NON_LINEAR_FORMAT,
+                RuleId.NON_LINEAR_FORMAT,
                 f"{shown}: a non-linear format needs 3 dims, {len(tensor.dims)} are given",
             )
 
 
-def _sizes(dims: Sequence[int], path: str, rule: Rule, shown: str, findings: Findings) -> bool:
+def _sizes(
+    dims: Sequence[int], path: str, rule: RuleId, shown: str, findings: ViolationCollector
+) -> bool:
     wrong = [index for index, dim in enumerate(dims) if dim < 1 and dim != VARIABLE]
     for index in wrong:
         findings.add(
@@ -118,14 +120,14 @@ def _sizes(dims: Sequence[int], path: str, rule: Rule, shown: str, findings: Fin
     if not wrong and math.prod(abs(dim) for dim in dims) > MAX_ELEMENTS:
         findings.add(
             path,
-            Rule.DIMS_SIZE,
+            RuleId.DIMS_SIZE,
             f"{shown}: {shape(dims)} has more than {MAX_ELEMENTS} elements: write smaller dims",
         )
         return False
     return not wrong
 
 
-def _reshape(tensor: Any, path: str, shown: str, findings: Findings) -> None:
+def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -> None:
     dims, target = list(tensor.dims), list(tensor.reshape.shape)
     sizes, wanted = _runs(dims), _runs(target)
     if not target and sizes == [1]:
@@ -133,13 +135,13 @@ def _reshape(tensor: Any, path: str, shown: str, findings: Findings) -> None:
     if len(sizes) != len(wanted):
         findings.add(
             f"{path}.reshape.shape",
-            Rule.RESHAPE,
+            RuleId.RESHAPE,
             f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, dims {shape(dims)} have {len(sizes) - 1}: write as many",
         )
     elif sizes != wanted or not target:
         findings.add(
             f"{path}.reshape.shape",
-            Rule.RESHAPE,
+            RuleId.RESHAPE,
             f"{shown}: {shape(target)} does not hold as many elements as dims {shape(dims)}: the products before, between and after each -1 must be equal",
         )
 
@@ -155,38 +157,40 @@ def _runs(dims: Sequence[int]) -> list[int]:
     return runs
 
 
-def _batch_io(config: Any, findings: Findings) -> None:
+def _batch_io(config: Any, findings: ViolationCollector) -> None:
     inputs, outputs = (
         [tensor.name for tensor in config.input],
         [tensor.name for tensor in config.output],
     )
     for index, batch in enumerate(config.batch_input):
         path = f"batch_input[{index}]"
-        _sources(batch, path, Rule.BATCH_INPUT, inputs, findings)
+        _sources(batch, path, RuleId.BATCH_INPUT, inputs, findings)
         if batch.data_type not in _BATCH_TYPES:
             findings.add(
                 f"{path}.data_type",
-                Rule.BATCH_INPUT,
+                RuleId.BATCH_INPUT,
                 f"{type_name(batch.data_type)} is not possible here: write TYPE_INT32 or TYPE_FP32",
             )
     for index, batch in enumerate(config.batch_output):
         path = f"batch_output[{index}]"
-        _sources(batch, path, Rule.BATCH_OUTPUT, inputs, findings)
+        _sources(batch, path, RuleId.BATCH_OUTPUT, inputs, findings)
         for place, target in enumerate(batch.target_name):
             spot = f"{path}.target_name[{place}]"
             if target not in outputs:
                 findings.add(
                     spot,
-                    Rule.BATCH_OUTPUT,
+                    RuleId.BATCH_OUTPUT,
                     f"the model has no output {target!r}: it has {listed(outputs)}",
                 )
             elif target in batch.target_name[:place]:
                 findings.add(
-                    spot, Rule.BATCH_OUTPUT, f"output {target!r} is named twice: name it once"
+                    spot, RuleId.BATCH_OUTPUT, f"output {target!r} is named twice: name it once"
                 )
 
 
-def _sources(batch: Any, path: str, rule: Rule, inputs: Sequence[str], findings: Findings) -> None:
+def _sources(
+    batch: Any, path: str, rule: RuleId, inputs: Sequence[str], findings: ViolationCollector
+) -> None:
     if len(batch.source_input) != 1:
         findings.add(
             f"{path}.source_input",

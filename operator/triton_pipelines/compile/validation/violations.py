@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Rule(StrEnum):
+class RuleId(StrEnum):
     """Ids of rules, grouped as the modules that judge them. Those of ``limits.LIMITS`` are this project's own, the others Triton's."""
 
     # models.py
@@ -98,7 +98,7 @@ class Violation:
 
     model: str
     field: str
-    rule: Rule
+    rule: RuleId
     message: str
 
     def __str__(self) -> str:
@@ -109,14 +109,14 @@ class Violation:
         )
 
 
-class Findings:
+class ViolationCollector:
     """Collects the violations of one model."""
 
     def __init__(self, model: str) -> None:
         self.model = model
         self.found: list[Violation] = []
 
-    def add(self, field: str, rule: Rule, message: str) -> None:
+    def add(self, field: str, rule: RuleId, message: str) -> None:
         """Note one violation."""
         self.found.append(Violation(self.model, field, rule, message))
 

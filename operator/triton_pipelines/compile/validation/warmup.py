@@ -12,12 +12,12 @@ from .sequences import item_bytes
 from .server_facts import Release, ServerFacts
 from .stricter_rules import MAX_ELEMENTS, MAX_WARMUP_REQUESTS
 from .tensors import VARIABLE, type_name
-from .violations import Findings, Rule, keyed, listed, shape
+from .violations import RuleId, ViolationCollector, keyed, listed, shape
 
 _CORRELATION_CHECKED_SINCE: Final[Release] = (25, 1)
 
 
-def check(config: Any, facts: ServerFacts, findings: Findings) -> None:
+def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     """All rules of this module. An ensemble has no warm-up, which ``flow`` judges."""
     if config.HasField("ensemble_scheduling"):
         return
@@ -34,7 +34,7 @@ def check(config: Any, facts: ServerFacts, findings: Findings) -> None:
         if sample.batch_size * max(sample.count, 1) > MAX_WARMUP_REQUESTS:
             findings.add(
                 f"{path}.batch_size",
-                Rule.WARMUP_SIZE,
+                RuleId.WARMUP_SIZE,
                 f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many: write at most {MAX_WARMUP_REQUESTS} in all",
             )
         for name in sorted(sample.inputs):
@@ -45,13 +45,13 @@ def check(config: Any, facts: ServerFacts, findings: Findings) -> None:
         if facts.release >= _CORRELATION_CHECKED_SINCE and _string_correlation_id(config):
             findings.add(
                 path,
-                Rule.WARMUP,
+                RuleId.WARMUP,
                 "a warm-up request has a number as its correlation id, and the model wants TYPE_STRING: leave the warm-up out",
             )
 
 
 def _required(
-    sample: Any, path: str, config: Any, tensors: dict[str, Any], findings: Findings
+    sample: Any, path: str, config: Any, tensors: dict[str, Any], findings: ViolationCollector
 ) -> None:
     required = [name for name, tensor in tensors.items() if not tensor.optional]
     missing = [name for name in required if name not in sample.inputs]
@@ -59,9 +59,9 @@ def _required(
         return
     given = sum(name in tensors for name in sample.inputs)
     rule = (
-        Rule.WARMUP
+        RuleId.WARMUP
         if given < sum(not tensor.optional for tensor in config.input)
-        else Rule.WARMUP_REQUIRED
+        else RuleId.WARMUP_REQUIRED
     )
     findings.add(f"{path}.inputs", rule, f"input {listed(missing)} of the model is missing: add it")
 
@@ -72,13 +72,13 @@ def _input(
     path: str,
     tensors: dict[str, Any],
     facts: ServerFacts,
-    findings: Findings,
+    findings: ViolationCollector,
 ) -> None:
     source = given.WhichOneof("input_data_type")
     if source is None:
         findings.add(
             path,
-            Rule.WARMUP,
+            RuleId.WARMUP,
             f"{name!r} says nothing of its data: write zero_data, random_data or input_data_file",
         )
     tensor, valid = tensors.get(name), True
@@ -87,33 +87,33 @@ def _input(
             valid = False
             findings.add(
                 f"{path}.dims[{index}]",
-                Rule.WARMUP,
+                RuleId.WARMUP,
                 f"{name!r}: a warm-up has no variable size: write a number",
             )
         elif dim < 1:
             valid = False
             findings.add(
                 f"{path}.dims[{index}]",
-                Rule.WARMUP_SIZE,
+                RuleId.WARMUP_SIZE,
                 f"{name!r}: {dim} is no size: write at least 1",
             )
     if math.prod(max(dim, 1) for dim in given.dims) > MAX_ELEMENTS:
         findings.add(
             f"{path}.dims",
-            Rule.WARMUP_SIZE,
+            RuleId.WARMUP_SIZE,
             f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements: write smaller dims",
         )
     if given.data_type == pb.TYPE_INVALID and tensor is None:
         findings.add(
             f"{path}.data_type",
-            Rule.WARMUP_SIZE,
+            RuleId.WARMUP_SIZE,
             f"{name!r} has no data type: write one, such as TYPE_FP32",
         )
     if tensor is not None:
         if given.data_type != tensor.data_type:
             findings.add(
                 f"{path}.data_type",
-                Rule.WARMUP,
+                RuleId.WARMUP,
                 f"{name!r}: {type_name(given.data_type)}, and the model wants {type_name(tensor.data_type)}",
             )
         fits = len(given.dims) == len(tensor.dims) and all(
@@ -122,14 +122,16 @@ def _input(
         if valid and not fits:
             findings.add(
                 f"{path}.dims",
-                Rule.WARMUP,
+                RuleId.WARMUP,
                 f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)}: write one that does, without the batch",
             )
     if source == "input_data_file":
         _file(name, given, path, facts, findings)
 
 
-def _file(name: str, given: Any, path: str, facts: ServerFacts, findings: Findings) -> None:
+def _file(
+    name: str, given: Any, path: str, facts: ServerFacts, findings: ViolationCollector
+) -> None:
     files = facts.files.get(findings.model)
     if files is None:
         return
@@ -138,13 +140,13 @@ def _file(name: str, given: Any, path: str, facts: ServerFacts, findings: Findin
     if target not in files:
         findings.add(
             f"{path}.input_data_file",
-            Rule.WARMUP,
+            RuleId.WARMUP,
             f"{name!r}: there is no file {target!r} in the model's folder: add it, or write zero_data",
         )
     elif files[target] < wanted:
         findings.add(
             f"{path}.input_data_file",
-            Rule.WARMUP,
+            RuleId.WARMUP,
             f"{name!r}: {target!r} has {files[target]} bytes, {shape(given.dims)} needs {wanted}",
         )
 

@@ -33,8 +33,11 @@ def live_counts(graph: Graph, observed: Observed) -> dict[str, int]:
     for step in graph.models:
         if step.instances.scaled:
             result[step.name] = max(
-                step.instances.low,
-                min(step.instances.high, recorded.get(step.name, step.instances.count)),
+                step.instances.counts.min,
+                min(
+                    step.instances.counts.max,
+                    recorded.get(step.name, step.instances.counts.initial),
+                ),
             )
     return result
 

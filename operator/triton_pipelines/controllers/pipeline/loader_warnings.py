@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.loadreport import INFORMATIVE, Reason
+from triton_pipelines.api.loadreport import INFORMATIVE, LoadReason
 
 from .snapshot import Observed
 
 # Most published tokenizers come with truncation or padding of their own; that the resource decides is the contract, and no doubt.
-TOLD: Final = INFORMATIVE - {Reason.TOKENIZER_SETTINGS_IGNORED}
+TOLD: Final = INFORMATIVE - {LoadReason.TOKENIZER_SETTINGS_IGNORED}
 
 
 def remarks(observed: Observed, revision: str) -> list[Finding]:

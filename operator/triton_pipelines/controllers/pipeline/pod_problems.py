@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
+from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import INFORMATIVE
 from triton_pipelines.compile.render.pod import GPU_PRODUCT_LABEL
 
@@ -38,7 +38,7 @@ class Problem:
     @property
     def final(self) -> bool:
         """Whether waiting is no use."""
-        return KIND_OF[self.reason] is Kind.STALLED
+        return KIND_OF[self.reason] is ReasonKind.STALLED
 
 
 def of_pod(
@@ -247,7 +247,7 @@ def _starting(pod: Pod) -> Problem:
 
 
 # Which problem speaks for the pipeline when pods have several: the one that only the user can mend first.
-_ORDER = (Kind.STALLED, Kind.TRANSIENT, Kind.WAITING, Kind.FINE)
+_ORDER = (ReasonKind.STALLED, ReasonKind.TRANSIENT, ReasonKind.WAITING, ReasonKind.FINE)
 _LEAST = (Reason.LOADING, Reason.PROGRESSING)
 
 

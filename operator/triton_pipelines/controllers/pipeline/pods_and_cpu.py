@@ -37,7 +37,7 @@ def bounds_of(pipeline: InferencePipeline, graph: Graph) -> Bounds:
 def _most(graph: Graph) -> int:
     """CPU of the most instances of all scaled steps, as far as it is granted to Python processes."""
     return sum(
-        millis(step.resources.cpu) * step.instances.high
+        millis(step.resources.cpu) * step.instances.counts.max
         for step in scaled_steps(graph)
         if step.python
     )

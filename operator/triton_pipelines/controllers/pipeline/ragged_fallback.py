@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.loadreport import INFORMATIVE, Finding, Reason
+from triton_pipelines.api.loadreport import INFORMATIVE, LoadFinding, LoadReason
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph, PaddingChoice
 from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_key
@@ -29,7 +29,7 @@ REQUEST_MAX = 40
 
 
 # Revision of a pod, and what its loader found.
-Reports = tuple[tuple[str, tuple[Finding, ...]], ...]
+Reports = tuple[tuple[str, tuple[LoadFinding, ...]], ...]
 
 
 def recorded(observed: Observed) -> dict[str, str]:
@@ -48,7 +48,7 @@ def ragged_unsupported(observed: Observed) -> Reports:
             if report is not None and not report.ok
             else ()
         )
-        if failures and all(item.reason is Reason.RAGGED_UNSUPPORTED for item in failures):
+        if failures and all(item.reason is LoadReason.RAGGED_UNSUPPORTED for item in failures):
             told.append((pod.revision, failures))
     return tuple(told)
 

@@ -68,14 +68,14 @@ def live_parts(
     steps = _steps(pipeline, graph, observed, wanted, counts, astray)
     status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, observed)}
     if (tokenizer := graph.tokenizer) is not None:
-        count = counts.get(tokenizer.name, tokenizer.instances.count)
+        count = counts.get(tokenizer.name, tokenizer.instances.counts.initial)
         now_there = next(
             (item["instances"] for item in steps if item["name"] == tokenizer.name), count
         )
         status["tokenizer"] = {
             "instances": now_there,
             "desiredInstances": count,
-            "summary": f"{count}/{tokenizer.instances.high}",
+            "summary": f"{count}/{tokenizer.instances.counts.max}",
         }
     return status
 
@@ -163,7 +163,7 @@ def _steps(
             for model in versions
             if model.state != "READY" and model.reason not in ("", "unloaded")
         )
-        count = counts.get(step.name, step.instances.count)
+        count = counts.get(step.name, step.instances.counts.initial)
         entry: dict[str, Any] = {
             "name": step.name,
             "modelName": step.model_name,

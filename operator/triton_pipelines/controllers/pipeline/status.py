@@ -13,8 +13,8 @@ from triton_pipelines.api.conditions import (
     MESSAGE_MAX,
     Condition,
     ConditionType,
-    Kind,
     Reason,
+    ReasonKind,
     merge,
 )
 from triton_pipelines.api.server import InferenceHealth
@@ -74,7 +74,7 @@ def stalled(
 
     ``Stalled`` where only the user can help (``final``, by default as the reason says), ``Reconciling`` where there is something to wait for.
     """
-    final = KIND_OF[reason] is Kind.STALLED if final is None else final
+    final = KIND_OF[reason] is ReasonKind.STALLED if final is None else final
     message = findings if isinstance(findings, str) else _listed(findings)
     available = _available([pod for pod in observed.pods if pod.serving], observed)
     conditions = [
@@ -438,9 +438,9 @@ def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
     )
 
 
-def kind_of(status: Mapping[str, Any]) -> Kind:
+def kind_of(status: Mapping[str, Any]) -> ReasonKind:
     """What the Ready condition's reason asks of the controller."""
     for item in status.get("conditions") or ():
         if item.get("type") == ConditionType.READY:
             return KIND_OF[Reason(item["reason"])]
-    return Kind.WAITING
+    return ReasonKind.WAITING

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from triton_pipelines.api.conditions import KIND_OF, ConditionType, Kind, Reason
+from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
 from triton_pipelines.api.scaling import ScalingMode
 
 
@@ -53,7 +53,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
             after, ConditionType.READY
         ).get("reason"):
             continue
-        warning = KIND_OF[reason] is not Kind.FINE
+        warning = KIND_OF[reason] is not ReasonKind.FINE
         events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
     return events + _scaled(before, after) + _doubts(before, after)
 

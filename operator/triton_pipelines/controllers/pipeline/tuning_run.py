@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.conditions import KIND_OF, Kind, Reason
+from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.render.tuning_objects import (
@@ -157,7 +157,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
         return Tuned(run, message=said)
     else:
         ready = stage.ready()
-        if ready.status is not True and KIND_OF[ready.reason] is Kind.STALLED:
+        if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
             return Tuned(
                 run.failed(
                     f"revision {stage.wanted} does not serve ({ready.reason.value}): {ready.message}; mend that, then {AGAIN}",

@@ -1,167 +1,343 @@
-"""Throughput-latency curves as SVG, written by hand: no plotting library is needed for two axes. Pure."""
+"""Throughput-latency charts as SVG, drawn with matplotlib. Pure.
+
+matplotlib is imported only when a chart is drawn: it is an optional dependency (the extra `plots`),
+and importing it takes longer than most commands of the CLI.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-_WIDTH: Final = 760
-_HEIGHT: Final = 420
-_LEFT: Final = 70
-_TOP: Final = 60
-_COLOURS: Final = (
-    "#1f77b4",
-    "#d62728",
-    "#2ca02c",
-    "#ff7f0e",
-    "#9467bd",
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS: Final = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
     "#8c564b",
-    "#17becf",
     "#7f7f7f",
 )
-_ROW: Final = 16
+"""Eight that colour-blind readers can tell apart (Okabe and Ito, with brown for yellow), then grey."""
+GREY: Final = "#666666"
+_MARKERS: Final = "osD^vPXph"
+_WIDTH_INCHES: Final = 9.0
+_HEIGHT_INCHES: Final = 4.6
+_LEGEND_ROW_INCHES: Final = 0.2
+_TITLE_COLUMNS: Final = 85
+_NOTE_COLUMNS: Final = 120
+_STYLE: Final[dict[str, Any]] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "legend.handlelength": 3.0,
+    # The same chart gives the same bytes on every run, so that checked-in plots can be compared.
+    "svg.hashsalt": "triton-pipelines",
+    "svg.fonttype": "none",
+}
+
+
+class PlotError(Exception):
+    """A plot cannot be drawn here; the message says what to install."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One load's throughput (per second), latency (milliseconds) and label; ``low`` and ``high``: spread of the latency over runs."""
+    """Throughput and latency under one load."""
 
     throughput: float
+    """Per second, in the unit of the chart."""
     latency_ms: float
+    """NaN: not drawn. Infinite: drawn at the top edge, as clipped."""
     label: str = ""
     low: float = math.nan
+    """Lower end of the whisker, in milliseconds."""
     high: float = math.nan
+    """Upper end of the whisker, in milliseconds."""
+    hollow: bool = False
+    """Drawn as an outline; `Chart.hollow` says what that means."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named curve; points in the order of the load. ``marks_only``: no line between them. ``dashed`` tells medians from tails."""
+    """A named curve; points in the order of the load."""
 
     name: str
     points: Sequence[Point]
     marks_only: bool = False
+    """Whether no line connects the points."""
+    line_only: bool = False
+    """Whether the points have no markers."""
     dashed: bool = False
+    group: str = ""
+    """Series of one group share a colour; by default each has its own."""
 
 
-def curve(
-    title: str,
-    series: Sequence[Series],
+@dataclass(frozen=True)
+class Limit:
+    """A horizontal line, such as an SLO."""
+
+    name: str
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Latency (logarithmic) over throughput."""
+
+    title: str
+    series: Sequence[Series]
+    unit: str = "requests/s"
+    """Of the throughput."""
+    throughput: str = "throughput"
+    latency: str = "p99 latency"
+    note: str = ""
+    """Below the title: workload, machine, what was simulated."""
+    limits: Sequence[Limit] = ()
+    whiskers: str = "whiskers: lowest and highest of the runs"
+    """Legend of the whiskers, shown where a point has them."""
+    hollow: str = ""
+    """Legend of hollow points, shown where there are any."""
+    most_latency_ms: float = math.inf
+    """Points above are clipped to the top edge, and the legend says so."""
+
+
+def check_available() -> None:
+    """Check that matplotlib is installed, without importing it.
+
+    Raises:
+        PlotError: It is not.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PlotError(
+            "matplotlib is not installed; run `pip install matplotlib`, or install triton-pipelines with its extra `plots`"
+        )
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Set matplotlib's parameters for a plot, whatever the user's matplotlibrc says.
+
+    Raises:
+        PlotError: matplotlib is not installed.
+    """
+    check_available()
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        parameters: Any = matplotlib.rcParams
+        parameters.update(_STYLE)
+        yield
+
+
+def new_figure(width_inches: float, height_inches: float) -> Figure:
+    """Return an empty figure. It belongs to no window system: no display is needed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def set_titles(figure: Figure, title: str, note: str = "") -> None:
+    """Write a wrapped title over a figure, and a smaller wrapped note below it."""
+    lines = textwrap.wrap(title, _TITLE_COLUMNS)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    if note:
+        wrapped = "\n".join(textwrap.wrap(note, _NOTE_COLUMNS))
+        figure.axes[0].set_title(wrapped, loc="left", fontsize=8, color=GREY)
+
+
+def to_svg(figure: Figure) -> str:
+    """Return a figure as an SVG document, without a date and without a prolog."""
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    document = out.getvalue().decode()
+    lines = document[document.index("<svg") :].splitlines()
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def svg(chart: Chart) -> str:
+    """Return a chart as an SVG document.
+
+    Raises:
+        PlotError: matplotlib is not installed.
+    """
+    with style():
+        return to_svg(draw(chart))
+
+
+def draw(chart: Chart) -> Figure:
+    """Return a chart as a figure; needs :func:`style` around it."""
+    from matplotlib.lines import Line2D
+
+    rows = len(chart.series) + len(chart.limits) + 3
+    figure = new_figure(_WIDTH_INCHES, _HEIGHT_INCHES + _LEGEND_ROW_INCHES * rows)
+    axes = figure.subplots()
+    _axes(axes, chart)
+    top = axes.get_ylim()[1]
+    groups = list(dict.fromkeys(series.group or series.name for series in chart.series))
+    handles: list[Any] = []
+    labels: list[tuple[float, float]] = []
+    whiskers = hollow = clipped = False
+    for number, series in enumerate(chart.series):
+        place = groups.index(series.group or series.name)
+        colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
+        points = [point for point in series.points if point.latency_ms > 0]
+        line: dict[str, Any] = {
+            "color": colour,
+            "linestyle": "none" if series.marks_only else "--" if series.dashed else "-",
+            "linewidth": 1.4,
+            "marker": "none" if series.line_only else marker,
+            "markersize": 5.5,
+        }
+        name = series.name if points else f"{series.name} (no point: nothing was answered)"
+        handles.append(Line2D([], [], label=name, **line))
+        x = [point.throughput for point in points]
+        y = [min(point.latency_ms, top) for point in points]
+        axes.plot(x, y, **(line | {"marker": "none"}))
+        for point, height in zip(points, y, strict=True):
+            if math.isfinite(point.low) and math.isfinite(point.high) and point.low > 0:
+                ends = [point.low, min(point.high, top)]
+                at = [point.throughput, point.throughput]
+                axes.plot(at, ends, color=colour, marker="_", markersize=6, linewidth=1)
+                whiskers = True
+            if point.label:
+                _label(
+                    axes,
+                    point.label,
+                    (point.throughput, height),
+                    colour,
+                    labels,
+                    left=not series.marks_only,
+                )
+            if series.line_only:
+                continue
+            beyond = point.latency_ms >= top
+            axes.plot(
+                [point.throughput],
+                [height],
+                color=colour,
+                marker="^" if beyond else marker,
+                markersize=8 if beyond else 5.5,
+                markerfacecolor="white" if point.hollow else colour,
+                clip_on=False,
+                gid=f"point-{number}",
+            )
+            hollow, clipped = hollow or point.hollow, clipped or beyond
+    for limit, dashes in zip(chart.limits, ("--", ":", "-."), strict=False):
+        drawn = {"color": "black", "linestyle": dashes, "linewidth": 1.2}
+        axes.axhline(limit.latency_ms, **drawn)  # type: ignore[arg-type]
+        label = f"{limit.name}: {limit.latency_ms:g} ms"
+        handles.append(Line2D([], [], label=label, **drawn))  # type: ignore[arg-type]
+    if whiskers:
+        handles.append(_mark("|", chart.whiskers, size=10))
+    if hollow and chart.hollow:
+        handles.append(_mark("o", chart.hollow, filled=False))
+    if clipped:
+        handles.append(_mark("^", f"triangle at the top edge: {top:g} ms or more, clipped"))
+    set_titles(figure, chart.title, chart.note)
+    columns = 1 if max(len(str(handle.get_label())) for handle in handles) > 45 else 2
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns)
+    return figure
+
+
+def _label(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    colour: str,
+    taken: list[tuple[float, float]],
     *,
-    unit: str = "requests/s",
-    note: str = "",
-    wall_ms: float | None = None,
-) -> str:
-    """A page with latency (logarithmic) over throughput.
+    left: bool,
+) -> None:
+    """Write a label beside a point: above it or, where another label would be in the way, below.
 
     Args:
-        title: heading.
-        series: the curves; points without a finite latency are left out.
-        unit: of the throughput.
-        note: stands below the heading: workload, machine, stand-ins.
-        wall_ms: the latency goal, drawn as a line.
+        axes: The axes, with their limits set.
+        text: The label.
+        at: The point.
+        colour: Of the label.
+        taken: Places of the labels so far, in shares of the axes; this one is added.
+        left: On the left side, where a rising curve leaves room.
     """
-    shown = [
-        (
-            item,
-            [
-                point
-                for point in item.points
-                if math.isfinite(point.latency_ms) and point.latency_ms > 0
-            ],
-        )
-        for item in series
+    x, y = axes.transLimits.transform(axes.transScale.transform(at))
+    places = {offset: (float(x), float(y) + offset / 290) for offset in (4, -11)}
+    free = [
+        offset
+        for offset, (right, up) in places.items()
+        if not any(abs(right - other) < 0.06 and abs(up - height) < 0.03 for other, height in taken)
     ]
-    found = [point for _, points in shown for point in points]
-    most = _nice(max((point.throughput for point in found), default=1.0) * 1.08)
-    values = [
-        value
-        for point in found
-        for value in (point.latency_ms, point.low, point.high)
-        if math.isfinite(value) and value > 0
-    ]
-    values += [wall_ms] if wall_ms else []
-    low, high = (
-        math.floor(math.log10(min(values, default=1.0) * 0.9)),
-        math.ceil(math.log10(max(values, default=10.0) * 1.1)),
-    )
-
-    def x(throughput: float) -> float:
-        return _LEFT + _WIDTH * throughput / most
-
-    def y(latency: float) -> float:
-        return _TOP + _HEIGHT * (1 - (math.log10(latency) - low) / max(high - low, 1))
-
-    parts = [text(_LEFT, 20, title, size=15), text(_LEFT, 38, note, size=11, colour="#555")]
-    parts.append(
-        f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#999"/>'
-    )
-    for decade in range(low, high + 1):
-        for step in (1, 2, 5) if decade < high else (1,):
-            value = step * 10.0**decade
-            parts.append(
-                f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#eee"/>'
-            )
-            parts.append(text(_LEFT - 6, y(value) + 4, f"{value:g}", anchor="end"))
-    for part in range(5):
-        parts.append(
-            text(x(most * part / 4), _TOP + _HEIGHT + 16, f"{most * part / 4:g}", anchor="middle")
-        )
-    parts.append(text(_LEFT + _WIDTH / 2, _TOP + _HEIGHT + 34, unit, anchor="middle"))
-    parts.append(text(_LEFT - 60, _TOP - 6, "latency, ms (log)"))
-    if wall_ms:
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_LEFT + _WIDTH}" y1="{y(wall_ms):.1f}" y2="{y(wall_ms):.1f}" stroke="#000" stroke-dasharray="6 4"/>'
-        )
-        parts.append(text(_LEFT + _WIDTH - 4, y(wall_ms) - 4, f"goal {wall_ms:g} ms", anchor="end"))
-    top = _TOP + _HEIGHT + 56
-    for number, (item, points) in enumerate(shown):
-        colour = _COLOURS[number % len(_COLOURS)]
-        places = [(x(point.throughput), y(point.latency_ms)) for point in points]
-        if not item.marks_only:
-            joined = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-            dash = ' stroke-dasharray="5 4"' if item.dashed else ""
-            parts.append(
-                f'<polyline fill="none" stroke="{colour}" stroke-width="1.6"{dash} points="{joined}"/>'
-            )
-        for point, (a, b) in zip(points, places, strict=True):
-            if math.isfinite(point.low) and math.isfinite(point.high) and point.low > 0:
-                parts.append(
-                    f'<line x1="{a:.1f}" x2="{a:.1f}" y1="{y(point.low):.1f}" y2="{y(point.high):.1f}" stroke="{colour}"/>'
-                )
-            hint = f"{item.name} {point.label}: {point.throughput:.5g} {unit}, {point.latency_ms:.4g} ms"
-            parts.append(
-                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{colour}"><title>{escape(hint)}</title></circle>'
-            )
-            if point.label:
-                parts.append(text(a + 5, b - 5, point.label, size=9, colour=colour))
-        parts.append(
-            f'<circle cx="{_LEFT + 6}" cy="{top + _ROW * number - 4}" r="4" fill="{colour}"/>'
-        )
-        parts.append(text(_LEFT + 16, top + _ROW * number, item.name))
-    return page("\n".join(parts), _LEFT + _WIDTH + 20, top + _ROW * len(shown) + 8)
-
-
-def page(body: str, width: float, height: float) -> str:
-    """A whole SVG document of elements."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif">\n'
-        f'<rect width="100%" height="100%" fill="#fff"/>\n{body}\n</svg>\n'
+    offset = free[0] if free else -11
+    taken.append(places[offset])
+    axes.annotate(
+        text,
+        at,
+        xytext=(-6 if left else 7, offset),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        fontsize=7.5,
+        color=colour,
     )
 
 
-def text(
-    x: float, y: float, content: str, *, size: int = 11, colour: str = "#000", anchor: str = "start"
-) -> str:
-    """A text element; the content is escaped."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}">{escape(content)}</text>'
+def _axes(axes: Axes, chart: Chart) -> None:
+    """Scale and label the axes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    points = [point for series in chart.series for point in series.points]
+    values = [value for one in points for value in (one.latency_ms, one.low, one.high)]
+    values += [limit.latency_ms for limit in chart.limits]
+    shown = [value for value in values if 0 < value < math.inf] or [1.0]
+    axes.set_yscale("log")
+    beyond = any(value >= chart.most_latency_ms for value in values)
+    highest = chart.most_latency_ms if beyond else round_up(max(shown) * 1.15)
+    axes.set_ylim(min(shown) * 0.8, highest)
+    low, high = axes.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high / low > 8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(0, 1.08 * max([point.throughput for point in points], default=1.0) or 1.0)
+    axes.set_xlabel(f"{chart.throughput} ({chart.unit})")
+    axes.set_ylabel(f"{chart.latency} (ms, log scale)")
 
 
-def _nice(value: float) -> float:
-    """The next number of two digits (of 1, 1.2, 1.5, 2, … times a power of ten) for the end of an axis."""
-    power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
-    return next(
-        step * power for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if step * power >= value
+def round_up(value: float) -> float:
+    """Return the next number of at most two digits, for the end of an axis."""
+    power = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / power - 1e-9) * power
+
+
+def _mark(marker: str, label: str, *, size: float = 5.5, filled: bool = True) -> Any:
+    """Return a grey entry of the legend that explains a mark."""
+    from matplotlib.lines import Line2D
+
+    return Line2D(
+        [],
+        [],
+        label=label,
+        color=GREY,
+        linestyle="none",
+        marker=marker,
+        markersize=size,
+        markerfacecolor=GREY if filled else "white",
     )

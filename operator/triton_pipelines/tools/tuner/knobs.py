@@ -60,8 +60,8 @@ def knobs_of(graph: Graph) -> Knobs:
     return Knobs(
         model.max_batch_size,
         delay,
-        model.instances.count,
-        tokenizer.instances.count if tokenizer is not None else 0,
+        model.instances.counts.initial,
+        tokenizer.instances.counts.initial if tokenizer is not None else 0,
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 from triton_pipelines.api.base import Severity
-from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph, Implementation
@@ -32,12 +31,8 @@ Rebuild = Callable[[InferencePipeline], Graph]
 
 def longest_of(graph: Graph) -> int:
     """Tokens of the longest row that the project's tokenizer makes; 0: another makes them."""
-    tokenizer = graph.tokenizer
-    return (
-        int(tokenizer.parameters.get(f"{RUNTIME_PARAMETER_PREFIX}max_length", "0"))
-        if tokenizer is not None
-        else 0
-    )
+    settings = graph.tokenizer.tokenizer if graph.tokenizer is not None else None
+    return settings.max_length if settings is not None else 0
 
 
 def shape_of(graph: Graph, longest: int) -> Shape:

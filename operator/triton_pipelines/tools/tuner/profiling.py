@@ -301,7 +301,7 @@ def _stage(step: Step, cost: Cost, tokenizer: Step | None) -> Stage:
         cost=replace(cost, spread=0.0) if own or step.name == TOKENIZER else cost,
         batch=max(1, step.max_batch_size) if step.batching is not None else 1,
         delay=delay / 1e6,
-        instances=step.instances.count,
+        instances=step.instances.counts.initial,
         equal=equal_shapes(step),
     )
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from triton_pipelines.api.tensors import DataType
+from triton_pipelines.api.tensors import DataType, TokenTensor
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.example_request import example_of, why_unasked
-from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
+from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.tools.loadgen.texts import Lengths
 from triton_pipelines.tools.loadgen.texts import texts as made_up
 from triton_pipelines.triton.client import TritonClient
@@ -142,21 +141,21 @@ async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:
 
 async def _tokens(client: TritonClient, tokenizer: Step, texts: Sequence[str]) -> list[int]:
     """Tokens of each text as the tokenizer on the server counts them, padding left out; words where it does not say."""
-    if tokenizer.implementation is not Implementation.TOKENIZER:
+    if tokenizer.tokenizer is None:
         return [len(text.split()) for text in texts]
-    kinds: dict[str, str] = json.loads(tokenizer.parameters["tritonpipe.outputs"])
+    kinds = tokenizer.tokenizer.outputs
     chosen = next(
         (
             name
-            for kind in ("Lengths", "AttentionMask", "InputIds")
+            for kind in (TokenTensor.LENGTHS, TokenTensor.ATTENTION_MASK, TokenTensor.INPUT_IDS)
             for name, own in kinds.items()
-            if own == kind
+            if own is kind
         ),
         None,
     )
     if chosen is None:
         return [len(text.split()) for text in texts]
-    counted = kinds[chosen] != "Lengths"
+    counted = kinds[chosen] is not TokenTensor.LENGTHS
     inputs = [one.tensor.name for one in tokenizer.inputs]
     limit = asyncio.Semaphore(16)
 

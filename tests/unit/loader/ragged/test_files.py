@@ -488,11 +488,11 @@ def test_a_large_model_is_held_once(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     onnx.save(model, str(path))
     script = (
-        "import sys, pathlib\nfrom triton_pipelines.loader import onnxstore\n"
+        "import sys, pathlib\nfrom triton_pipelines.loader import onnx_store\n"
         # Anonymous memory: pages of the mapped file are the kernel's to take back.
         "def held(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
         "path = pathlib.Path(sys.argv[1]); before = held()\n"
-        "model = onnxstore.load(path); loaded = held(); onnxstore.save(model, path.with_suffix('.out'))\n"
+        "model = onnx_store.load(path); loaded = held(); onnx_store.save(model, path.with_suffix('.out'))\n"
         "print((loaded - before) >> 10, (held() - before) >> 10)\n"
     )
     done = subprocess.run(

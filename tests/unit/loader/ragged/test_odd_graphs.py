@@ -32,20 +32,20 @@ from tests.support.raggedgraphs import (
 from triton_pipelines.api.loadplan import (
     FetchKind,
     LoadPlan,
+    LoadReason,
     LoadReport,
     PlanCheck,
     PlanFetch,
     PlanTensor,
     PlanTokens,
-    Reason,
 )
 from triton_pipelines.loader import LoadOptions, run
-from triton_pipelines.loader.ragged import Adaptable, eligibility
+from triton_pipelines.loader.ragged import Adaptable, examine
 from triton_pipelines.loader.ragged.input_limits import positions, table_size
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 URI = "pvc://models/model.onnx"
-DECLARED = {Reason.MODEL_MISMATCH, Reason.RAGGED_UNSUPPORTED}
+DECLARED = {LoadReason.MODEL_MISMATCH, LoadReason.RAGGED_UNSUPPORTED}
 NOT_FORESEEN = "not understood"
 
 
@@ -280,7 +280,7 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     monkeypatch.setattr("triton_pipelines.loader.model_checks.adapt_file", adapt_file)
     code, report, _ = load(make(ENCODER))
     (finding,) = report.findings
-    assert (code, finding.reason) == (2, Reason.RAGGED_UNSUPPORTED)
+    assert (code, finding.reason) == (2, LoadReason.RAGGED_UNSUPPORTED)
     assert finding.message == (
         f"{URI} cannot take requests of different length in one batch: the graph is built in a way that is not understood "
         "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
@@ -318,7 +318,7 @@ def test_a_constant_of_a_branch_hides_no_table_of_the_graph() -> None:
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
     assert table_size(model.graph, "input_ids") == VOCABULARY
-    found = eligibility(model, ENCODER.plan())
+    found = examine(model, ENCODER.plan())
     assert isinstance(found, Adaptable)
     assert found.sizes["input_ids"] == VOCABULARY
     assert positions(model.graph) == POSITIONS
@@ -328,7 +328,7 @@ def test_values_that_a_loop_hands_out_are_guarded(load: Loads) -> None:
     model = make(ENCODER)
     oddgraphs.loop_that_indexes(model)
     plan = ENCODER.plan()
-    assert "which values input input_ids may have does not show" in str(eligibility(model, plan))
-    known = eligibility(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
+    assert "which values input input_ids may have does not show" in str(examine(model, plan))
+    known = examine(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
     assert isinstance(known, Adaptable)
     assert known.sizes["input_ids"] == VOCABULARY

@@ -11,7 +11,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, eligibility
+from triton_pipelines.loader.ragged import Adaptable, adapt, examine
 from triton_pipelines.loader.ragged.input_padding import GUARD
 
 Row = Mapping[str, Any]
@@ -21,7 +21,7 @@ GOOD = (5, 1, 12)
 
 def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
     model = make(encoder)
-    found = eligibility(model, encoder.plan(**plan))
+    found = examine(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
     return StandInBackend(adapt(model, found), config_of(*encoder.declared))
 
@@ -128,7 +128,7 @@ def test_the_plan_says_what_the_graph_does_not_show() -> None:
     """Positions counted from the mask: the longest row and, for a table behind other operators, the vocabulary come from the plan."""
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
     model = make(encoder)
-    assert isinstance(found := eligibility(model, encoder.plan()), Adaptable)
+    assert isinstance(found := examine(model, encoder.plan()), Adaptable)
     assert (found.max_length, dict(found.sizes)) == (
         None,
         {"input_ids": VOCABULARY, "attention_mask": 2},

@@ -11,7 +11,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from tests.support.differential import Repository, breaks
 from tests.support.differential.good import add_model, good
-from triton_pipelines.compile.validation import LIMITS, Rule, ServerFacts, Violation, judge
+from triton_pipelines.compile.validation import (
+    LIMITS,
+    RuleId,
+    ServerFacts,
+    Violation,
+    validate_repository,
+)
 
 ROOT = "/models"
 ALL = (*breaks.REFUSED, *breaks.LIMITED, *breaks.FATAL, *breaks.DEADLY)
@@ -42,7 +48,7 @@ def said(repository: Repository, **facts: Any) -> list[Violation]:
         "agents": frozenset[str](),
         "root": ROOT,
     }
-    return judge(placed.configs, ServerFacts(**{**known, **facts}))
+    return validate_repository(placed.configs, ServerFacts(**{**known, **facts}))
 
 
 def model(text: str) -> Any:
@@ -52,7 +58,7 @@ def model(text: str) -> Any:
     return text_format.Merge(text, config)
 
 
-def rules(text: str, **facts: Any) -> list[Rule]:
+def rules(text: str, **facts: Any) -> list[RuleId]:
     """Rules that model "m" with ``text`` breaks."""
     return [violation.rule for violation in said(Repository({"m": model(text)}), **facts)]
 
@@ -98,7 +104,7 @@ def _follow(path: str) -> None:
 def test_unknown_files_gpus_and_backends_refuse_nothing() -> None:
     repository = good()
     assert (
-        judge(
+        validate_repository(
             {name: config for name, config in repository.configs.items() if name != "model"}
             | {"model": model("")}
         )
@@ -106,42 +112,44 @@ def test_unknown_files_gpus_and_backends_refuse_nothing() -> None:
     )  # e needs its tensors
     for name in ("e", "outer"):
         del repository.configs[name]
-    assert judge(repository.configs) == []
-    assert judge({"m": model("instance_group { kind: KIND_GPU gpus: [ 0, 7 ] }")}) == []
+    assert validate_repository(repository.configs) == []
+    assert (
+        validate_repository({"m": model("instance_group { kind: KIND_GPU gpus: [ 0, 7 ] }")}) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "gpus", "expected"),
     [
-        ("kind: KIND_GPU", 0, [Rule.INSTANCE_NO_GPU]),
+        ("kind: KIND_GPU", 0, [RuleId.INSTANCE_NO_GPU]),
         ("kind: KIND_GPU", 1, []),
         ("kind: KIND_GPU gpus: [ 0, 1 ]", 2, []),
-        ("kind: KIND_GPU gpus: 2", 2, [Rule.INSTANCE_GPUS]),
-        ("kind: KIND_AUTO gpus: 1", 1, [Rule.INSTANCE_GPUS]),
+        ("kind: KIND_GPU gpus: 2", 2, [RuleId.INSTANCE_GPUS]),
+        ("kind: KIND_AUTO gpus: 1", 1, [RuleId.INSTANCE_GPUS]),
         ("kind: KIND_AUTO gpus: 0", 1, []),
-        ("kind: KIND_CPU gpus: 0", 4, [Rule.INSTANCE_GPUS]),
+        ("kind: KIND_CPU gpus: 0", 4, [RuleId.INSTANCE_GPUS]),
     ],
 )
-def test_gpus(text: str, gpus: int, expected: list[Rule]) -> None:
+def test_gpus(text: str, gpus: int, expected: list[RuleId]) -> None:
     assert rules(f"instance_group {{ {text} }}", gpus=gpus) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "release", "expected"),
     [
-        ("model_metrics { }", (24, 10), [Rule.FIELD_VERSION]),
+        ("model_metrics { }", (24, 10), [RuleId.FIELD_VERSION]),
         ("model_metrics { }", (24, 11), []),
         (
             "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: 1 } } }",
             (24, 11),
             [],
         ),
-        ("model_metrics { metric_control { } }", (24, 11), [Rule.METRICS, Rule.METRICS]),
+        ("model_metrics { metric_control { } }", (24, 11), [RuleId.METRICS, RuleId.METRICS]),
         ("platform: 'torch_aoti' backend: 'pytorch'", (26, 3), []),
-        ("platform: 'torch_aoti' backend: 'pytorch'", (26, 2), [Rule.BACKEND_PLATFORM]),
+        ("platform: 'torch_aoti' backend: 'pytorch'", (26, 2), [RuleId.BACKEND_PLATFORM]),
     ],
 )
-def test_rules_of_a_release(text: str, release: tuple[int, int], expected: list[Rule]) -> None:
+def test_rules_of_a_release(text: str, release: tuple[int, int], expected: list[RuleId]) -> None:
     assert rules(text, release=release) == expected
 
 
@@ -149,7 +157,7 @@ def test_in_flight_limit_needs_its_release() -> None:
     repository = good()
     repository.configs["e"].ensemble_scheduling.max_inflight_requests = 2
     assert [violation.rule for violation in said(repository, release=(25, 10))] == [
-        Rule.FIELD_VERSION
+        RuleId.FIELD_VERSION
     ]
     assert said(repository, release=(25, 11)) == []
 
@@ -160,7 +168,7 @@ def test_warm_up_of_text_correlation_ids_is_refused_from_25_01_on() -> None:
         model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }
     """
     assert rules(text, release=(24, 12)) == []
-    assert rules(text, release=(25, 1)) == [Rule.WARMUP]
+    assert rules(text, release=(25, 1)) == [RuleId.WARMUP]
 
 
 @pytest.mark.parametrize(
@@ -170,34 +178,39 @@ def test_warm_up_of_text_correlation_ids_is_refused_from_25_01_on() -> None:
         ("default_model_filename: 'model.plan'", {"1/": 0}, []),
         ("", {"1/model.onnx": 1}, []),
         ("", {"1/model.py": 1}, []),
-        ("", {"1/model.bin": 1}, [Rule.BACKEND]),
+        ("", {"1/model.bin": 1}, [RuleId.BACKEND]),
         ("backend: 'tensorflow'", {"1/model.graphdef": 1}, []),
-        ("backend: 'tensorflow'", {"1/": 0}, [Rule.BACKEND_PLATFORM]),
+        ("backend: 'tensorflow'", {"1/": 0}, [RuleId.BACKEND_PLATFORM]),
         (
             "platform: 'pytorch_libtorch' default_model_filename: 'model.onnx'",
             {"1/": 0},
-            [Rule.BACKEND_PLATFORM],
+            [RuleId.BACKEND_PLATFORM],
         ),
     ],
 )
 def test_a_backend_is_inferred_as_triton_infers_it(
-    text: str, files: dict[str, int], expected: list[Rule]
+    text: str, files: dict[str, int], expected: list[RuleId]
 ) -> None:
     config = text_format.Parse(f'name: "m" {text}', pb.ModelConfig())
     assert [
-        violation.rule for violation in judge({"m": config}, ServerFacts(files={"m": files}))
+        violation.rule
+        for violation in validate_repository({"m": config}, ServerFacts(files={"m": files}))
     ] == expected
 
 
 def test_a_model_may_carry_the_backend_in_its_name() -> None:
-    assert judge({"m.null": pb.ModelConfig()}, ServerFacts(files={"m.null": {"1/": 0}})) == []
+    assert (
+        validate_repository({"m.null": pb.ModelConfig()}, ServerFacts(files={"m.null": {"1/": 0}}))
+        == []
+    )
 
 
 def test_a_blank_or_nested_name_is_refused() -> None:
     for name in (" ", "..", "a/b"):
-        assert [violation.rule for violation in judge({name: pb.ModelConfig(backend="null")})] == [
-            Rule.MODEL_NAME
-        ]
+        assert [
+            violation.rule
+            for violation in validate_repository({name: pb.ModelConfig(backend="null")})
+        ] == [RuleId.MODEL_NAME]
 
 
 def test_ensembles_that_contain_each_other_are_both_refused() -> None:
@@ -208,10 +221,10 @@ def test_ensembles_that_contain_each_other_are_both_refused() -> None:
         add_model(name, f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}')(
             repository
         )
-    found = judge(repository.configs)
+    found = validate_repository(repository.configs)
     assert [(violation.model, violation.rule) for violation in found] == [
-        ("a", Rule.ENSEMBLE_CYCLE),
-        ("b", Rule.ENSEMBLE_CYCLE),
+        ("a", RuleId.ENSEMBLE_CYCLE),
+        ("b", RuleId.ENSEMBLE_CYCLE),
     ]
 
 

@@ -1,0 +1,160 @@
+"""Tests of the terminology check: what is read, what is rejected, and that the repository passes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hack import terminology
+from hack.terminology import Rules, read_rules
+
+RULES = read_rules(
+    {
+        "terms": [
+            {"term": "narrow place", "write": "bottleneck"},
+            {"term": "beside", "write": "next to"},
+            {"term": "look", "pattern": r"\b(?:a|the) look\b", "write": "probe"},
+        ],
+        "covered": ["."],
+        "generated": ["generated/"],
+        "allowed": [{"file": "old.md", "term": "beside", "reason": "quotes a message"}],
+    }
+)
+
+
+def found(tmp_path: Path, name: str, text: str, rules: Rules = RULES) -> list[tuple[int, str]]:
+    """Line and text of the findings in a file."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return [
+        (finding.line, finding.found)
+        for finding in terminology.check_files([path], rules, tmp_path)
+    ]
+
+
+def test_markdown_prose_is_checked(tmp_path: Path) -> None:
+    text = "Fine.\nThe GPU is the Narrow place, beside it\nlook here, a look there\n"
+    assert found(tmp_path, "page.md", text) == [
+        (2, "Narrow place"),
+        (2, "beside"),
+        (3, "a look"),
+    ]
+
+
+def test_code_spans_links_and_addresses_are_not_prose(tmp_path: Path) -> None:
+    text = "`beside`, ``beside``, [name](beside.md#beside), https://example.com/beside\n"
+    assert found(tmp_path, "page.md", text) == []
+
+
+def test_output_blocks_are_read_when_the_rules_say_so(tmp_path: Path) -> None:
+    text = "```text\nbeside\n```\nbeside\n```yaml\nname: x  # beside\n```\n"
+    without = read_rules(
+        {
+            "terms": [{"term": "beside", "write": "next to"}],
+            "covered": ["."],
+            "output_blocks": False,
+        }
+    )
+    assert [line for line, _ in found(tmp_path, "page.md", text)] == [2, 4, 6]
+    assert [line for line, _ in found(tmp_path, "page.md", text, without)] == [4, 6]
+
+
+def test_only_comments_of_samples_are_checked(tmp_path: Path) -> None:
+    text = "name: beside # it stands beside the model\n# beside\nuri: 'x#beside'\n"
+    assert [line for line, _ in found(tmp_path, "sample.yaml", text)] == [1, 2]
+
+
+def test_python_literals_and_docstrings_are_checked_but_no_names_and_keys(tmp_path: Path) -> None:
+    text = (
+        '"""Module.\n\nStored beside the model.\n"""\n'
+        "beside = {'beside': 1}\n"
+        "message = f'{beside} is the narrow place'\n"
+    )
+    assert found(tmp_path, "module.py", text) == [(3, "beside"), (6, "narrow place")]
+
+
+def test_an_exception_holds_for_its_file_alone(tmp_path: Path) -> None:
+    assert found(tmp_path, "old.md", "beside") == []
+    assert found(tmp_path, "new.md", "beside") == [(1, "beside")]
+
+
+def test_generated_files_are_left_out(tmp_path: Path) -> None:
+    assert found(tmp_path, "generated/page.md", "beside") == []
+
+
+def test_an_exception_that_is_not_used_is_reported(tmp_path: Path) -> None:
+    assert terminology.unused_exceptions(RULES, tmp_path) == [
+        "old.md: the exception for 'beside' is not used; remove it"
+    ]
+
+
+@pytest.mark.parametrize("change", [{"term": "unknown"}, {"reason": ""}], ids=str)
+def test_an_exception_needs_a_known_term_and_a_reason(change: dict[str, str]) -> None:
+    item = {"file": "old.md", "term": "beside", "reason": "quotes a message"} | change
+    with pytest.raises(ValueError, match=r"exception for old\.md"):
+        read_rules(
+            {
+                "terms": [{"term": "beside", "write": "next to"}],
+                "covered": [],
+                "allowed": [item],
+            }
+        )
+
+
+def test_a_term_that_is_listed_twice_is_rejected() -> None:
+    term = {"term": "beside", "write": "next to"}
+    with pytest.raises(ValueError, match="listed twice: beside"):
+        read_rules({"terms": [term, term], "covered": []})
+
+
+def test_a_covered_place_without_files_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gone names no file"):
+        terminology.files_below(["gone"], tmp_path)
+
+
+# One right and one rejected use of every kind of word with legitimate uses.
+@pytest.mark.parametrize(
+    ("rejected", "right"),
+    [
+        ("the next pass writes it", "pass the option, one pass over the data"),
+        ("the pods are asked", "the size that is asked for"),
+        ("your own tokenizer", "in its own namespace"),
+        ("which is taken back", "it comes back, back to the old spec"),
+        ("the server goes on serving", "the lamp goes on and off"),
+        ("it stands in the queue", "a stub stands for the model"),
+        ("results lie in out/", "a lie"),
+        ("the promise is kept", "what the API promises"),
+        ("ProcessDied", "BackendProcessDied"),
+        ("beyond the wall", "wall clock, the wall clock"),
+        ("every such layout is no JSON", "there is no JSON, it is no longer needed"),
+        ("the judge refuses it", "judge for yourself"),
+        ("all but for one", "but for other settings"),
+    ],
+)
+def test_words_with_right_uses_are_matched_narrowly(rejected: str, right: str) -> None:
+    rules = terminology.load_rules()
+    assert list(terminology.check_texts("page.md", [(1, rejected)], rules))
+    assert not list(terminology.check_texts("page.md", [(1, right)], rules))
+
+
+def test_every_term_matches_itself_or_has_its_own_expression() -> None:
+    for term in terminology.load_rules().terms:
+        default = rf"\b{re.escape(term.name)}\b"
+        assert term.pattern.pattern != default or term.pattern.search(term.name)
+
+
+def test_the_repository_uses_the_projects_words(capsys: pytest.CaptureFixture[str]) -> None:
+    code = terminology.main([])
+    assert code == 0, capsys.readouterr().out
+
+
+def test_the_command_fails_on_a_bad_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "page.md"
+    bad.write_text("The GPU is the narrow place.\n", encoding="utf-8")
+    assert terminology.main([str(bad)], tmp_path) == 1
+    assert "page.md:1: 'narrow place': write bottleneck" in capsys.readouterr().out
