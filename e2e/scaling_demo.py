@@ -2,7 +2,7 @@
 
 First with one tokenizer, then with autoscaling, then without Prometheus.
 
-The tokenization is real work for the CPU. The GPU step is a declared stand-in that waits as long as
+The tokenization is real work for the CPU. The GPU step is simulated: it waits as long as
 a fast GPU would compute. Clients, cluster and pods
 share this machine's cores: the load is 16 clients with requests made beforehand, and it asks for
 about a quarter more than one tokenizer carries.
@@ -40,11 +40,12 @@ GROWN_SECONDS = 45
 STEADY_SECONDS = 12
 DARK_SECONDS = 12
 BEYOND = 0.62
-"""Of what the wanted count would carry if each instance carried as much as the first alone: 1.24
-times the first with two of them.
+"""Load as a share of what the desired count could sustain if instances scaled linearly.
+
+With two instances it is 1.24 times what the first one sustains.
 """
 MOST = 3
-"""Instances at most that the load is made for; the stand-in GPU step carries no more."""
+"""Largest instance count the load is sized for; the simulated GPU step sustains no more."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
 
 def _changes(most: int) -> dict[str, Any]:
     """One instance at first, as many as there are cores at most; requests so small that the pod
-    fits beside others, its CPU limit as the product sets it.
+    fits next to others, its CPU limit as the product sets it.
     """
     return {
         "spec": {
@@ -187,7 +188,7 @@ def _last_change(pipeline: Pipeline) -> str:
 
 @dataclass
 class _Watch:
-    """Looks at the pod each second, beside the load."""
+    """Samples the pod each second, in addition to the load."""
 
     pipeline: Pipeline
     endpoint: Endpoint

@@ -135,7 +135,7 @@ def bench(
         typer.Option(min=0, max=3600, metavar="SECONDS", help="Time under load before measuring."),
     ] = 1.0,
     runs: Annotated[
-        int, typer.Option(min=1, max=100, help="Runs of each load; the loads take turns.")
+        int, typer.Option(min=1, max=100, help="Runs of each load; runs of all loads alternate.")
     ] = 3,
     baseline: Annotated[
         bool,

@@ -307,7 +307,7 @@ def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
 
 def plot(points: Sequence[Measured]) -> str:
     """Plot p99 (logarithmic) over rows/s in characters: c closed loop, o open loop."""
-    found = [
+    points_shown = [
         (
             item.median("rows_per_s"),
             item.median("p99_s") * 1000,
@@ -315,16 +315,18 @@ def plot(points: Sequence[Measured]) -> str:
         )
         for item in points
     ]
-    found = [point for point in found if math.isfinite(point[1]) and point[1] > 0 and point[0] > 0]
-    if not found:
+    points_shown = [
+        point for point in points_shown if math.isfinite(point[1]) and point[1] > 0 and point[0] > 0
+    ]
+    if not points_shown:
         return ""
-    most = max(point[0] for point in found)
+    most = max(point[0] for point in points_shown)
     low, high = (
-        math.log10(min(point[1] for point in found)),
-        math.log10(max(point[1] for point in found)),
+        math.log10(min(point[1] for point in points_shown)),
+        math.log10(max(point[1] for point in points_shown)),
     )
     grid = [[" "] * _PLOT_COLUMNS for _ in range(_PLOT_LINES)]
-    for rate, latency, mark in found:
+    for rate, latency, mark in points_shown:
         line = (
             round((_PLOT_LINES - 1) * (1 - (math.log10(latency) - low) / (high - low)))
             if high > low

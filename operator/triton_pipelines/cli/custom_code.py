@@ -40,16 +40,16 @@ def _of(code: str) -> Iterator[str]:
         return
     except (ValueError, RecursionError, MemoryError):
         return  # a NUL, or nested too deeply for this process: the server reports it
-    found = _defined(module)
-    if found is None:
+    definition = _defined(module)
+    if definition is None:
         yield f"class {CLASS} is missing; Triton looks for it"
     elif (
-        isinstance(found, ast.ClassDef)
-        and not found.bases
-        and not any(_binds(part, "execute") for part in ast.walk(found))
+        isinstance(definition, ast.ClassDef)
+        and not definition.bases
+        and not any(_binds(part, "execute") for part in ast.walk(definition))
     ):
         yield (
-            f"line {found.lineno}: {CLASS} has no method execute, which Triton calls for each batch"
+            f"line {definition.lineno}: {CLASS} has no method execute, which Triton calls for each batch"
         )
 
 

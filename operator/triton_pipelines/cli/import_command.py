@@ -87,8 +87,8 @@ def import_repository(
         )
     filled = {}
     for value in values or ():
-        name, found, text = value.partition("=")
-        if not found or not name:
+        name, separator, text = value.partition("=")
+        if not separator or not name:
             raise CommandError(f"--set: {value!r} is not NAME=VALUE", EXIT_USAGE)
         filled[name] = text
     prefix = source_uri or PLACEHOLDER

@@ -379,7 +379,7 @@ def _from_hub(
     """
     if tokenizer is not None:
         raise CommandError(
-            "--tokenizer goes with --onnx; a repository has its own tokenizer", EXIT_USAGE
+            "--tokenizer goes with --onnx; a repository already has a tokenizer", EXIT_USAGE
         )
     rules_map = parse_source_map(rules)
     token = _text(token_file, "--token-file").strip() if token_file is not None else None

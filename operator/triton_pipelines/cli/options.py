@@ -59,13 +59,13 @@ def operator_options(
     Raises:
         CommandError: names every option that is wrong.
     """
-    given = {} if file is None else _from_file(file)
-    given.update({name: value for name, value in flags.items() if value})
+    values = {} if file is None else _from_file(file)
+    values.update({name: value for name, value in flags.items() if value})
     try:
-        config = load_config(given, environ={})
+        config = load_config(values, environ={})
         if server_image:
             config = load_config(
-                {**given, "images": {**config.images, DEFAULT_IMAGE: server_image}}, environ={}
+                {**values, "images": {**config.images, DEFAULT_IMAGE: server_image}}, environ={}
             )
     except ConfigError as error:
         raise CommandError(
@@ -84,11 +84,11 @@ def _from_file(file: Path) -> dict[str, Any]:
             " such as `source_map: [hf://=https://mirror/]`",
             EXIT_USAGE,
         )
-    given = {str(name).replace("-", "_"): value for name, value in documents[0].items()}
-    if unknown := sorted(given.keys() - OperatorConfig.model_fields.keys()):
+    values = {str(name).replace("-", "_"): value for name, value in documents[0].items()}
+    if unknown := sorted(values.keys() - OperatorConfig.model_fields.keys()):
         raise CommandError(
             f"{display_name(file)}: {', '.join(unknown)}: not an option of the operator"
             " (see `tritonpipe operator --help`)",
             EXIT_USAGE,
         )
-    return given
+    return values

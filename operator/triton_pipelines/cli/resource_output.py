@@ -72,7 +72,7 @@ def check_absent(output: Path | None) -> None:
 
 
 def write_resource(
-    made: ResourceDraft, output: Path | None, hints: Sequence[str]
+    draft: ResourceDraft, output: Path | None, hints: Sequence[str]
 ) -> CheckedResource:
     """Check the resource, write it, and print findings and hints on standard error.
 
@@ -81,9 +81,9 @@ def write_resource(
         typer.Exit: the resource is invalid.
     """
     check_absent(output)
-    text = made.text()
+    text = draft.text()
     checked = check_resource(
-        str(output) if output is not None else made.name, made.document, Options()
+        str(output) if output is not None else draft.name, draft.document, Options()
     )
     if output is None:
         typer.echo(text, nl=False)

@@ -62,8 +62,8 @@ def explain(
     """
 
     async def once(query: StatusQuery) -> None:
-        async for (found,) in poll_pipelines(query, watch=False):
-            typer.echo("\n".join(explanation(found)))
+        async for (pipeline,) in poll_pipelines(query, watch=False):
+            typer.echo("\n".join(explanation(pipeline)))
 
     asyncio.run(once(_query(name, namespace, context, kubeconfig)))
 
@@ -111,19 +111,21 @@ async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
     if watch and not as_json and page.is_terminal:
         history = ScalingHistory()
         with Live(console=page, auto_refresh=False) as live:
-            async for (found,) in poll_pipelines(query, watch=True):
-                history.add(found, time.time())
+            async for (pipeline,) in poll_pipelines(query, watch=True):
+                history.add(pipeline, time.time())
                 live.update(
-                    Group(*summary_lines(found), *history.plot(min(PLOT_COLUMNS, page.width - 32))),
+                    Group(
+                        *summary_lines(pipeline), *history.plot(min(PLOT_COLUMNS, page.width - 32))
+                    ),
                     refresh=True,
                 )
         return
     shown = ""
-    async for (found,) in poll_pipelines(query, watch=watch):
+    async for (pipeline,) in poll_pipelines(query, watch=watch):
         text = (
-            json.dumps(json_document(found), ensure_ascii=False) + "\n"
+            json.dumps(json_document(pipeline), ensure_ascii=False) + "\n"
             if as_json
-            else _format(found, page)
+            else _format(pipeline, page)
         )
         if text != shown:
             typer.echo(("" if as_json or not shown else "\n") + text, nl=False)

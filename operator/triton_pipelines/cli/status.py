@@ -101,31 +101,31 @@ class StatusQuery:
 
 async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
     shown = ""
-    async for found in poll_pipelines(query, watch=watch):
-        text = _format(query, found, as_json=as_json)
+    async for pipelines in poll_pipelines(query, watch=watch):
+        text = _format(query, pipelines, as_json=as_json)
         if text != shown:
             typer.echo(("" if as_json or not shown else "\n") + text, nl=False)
             shown = text
 
 
-def _format(query: StatusQuery, found: list[dict[str, Any]], *, as_json: bool) -> str:
+def _format(query: StatusQuery, pipelines: list[dict[str, Any]], *, as_json: bool) -> str:
     if as_json:
-        states = [item.get("status") or {} for item in found]
+        states = [item.get("status") or {} for item in pipelines]
         document = (
             states[0]
             if query.name is not None
             else [
                 {"metadata": _identity(item), "status": state}
-                for item, state in zip(found, states, strict=True)
+                for item, state in zip(pipelines, states, strict=True)
             ]
         )
         return json.dumps(document, ensure_ascii=False) + "\n"
     page = console()
     with page.capture() as text:
         if query.name is not None:
-            print_status(found[0], page)
-        elif found:
-            _print_list(found, page, everywhere=query.namespace is None)
+            print_status(pipelines[0], page)
+        elif pipelines:
+            _print_list(pipelines, page, everywhere=query.namespace is None)
         else:
             place = f"namespace {query.namespace}" if query.namespace else "any namespace"
             page.print(f"no pipelines found in {place}")
@@ -136,9 +136,9 @@ def _identity(pipeline: dict[str, Any]) -> dict[str, Any]:
     return {key: pipeline["metadata"][key] for key in ("namespace", "name")}
 
 
-def _print_list(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -> None:
+def _print_list(pipelines: list[dict[str, Any]], page: Console, *, everywhere: bool) -> None:
     rows = []
-    for item in found:
+    for item in pipelines:
         state, metadata = item.get("status") or {}, item["metadata"]
         ready: dict[str, Any] = next(
             (one for one in state.get("conditions") or () if one["type"] == "Ready"), {}
@@ -237,8 +237,10 @@ async def poll_pipelines(query: StatusQuery, *, watch: bool) -> AsyncIterator[li
 async def _read(client: Client, query: StatusQuery) -> list[dict[str, Any]]:
     if query.name is not None:
         return [await client.get(INFERENCE_PIPELINES, query.namespace, query.name)]
-    found = (await client.list(INFERENCE_PIPELINES, query.namespace)).items
-    return sorted(found, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
+    pipelines = (await client.list(INFERENCE_PIPELINES, query.namespace)).items
+    return sorted(
+        pipelines, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"])
+    )
 
 
 def print_status(pipeline: dict[str, Any], output: Console) -> None:

@@ -549,7 +549,7 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
             2,
             "has no file nosuch.onnx; its ONNX files: onnx/model.onnx, onnx/model_quantized.onnx",
         ),
-        (repository(), ("--tokenizer=x",), 2, "a repository has its own tokenizer"),
+        (repository(), ("--tokenizer=x",), 2, "a repository already has a tokenizer"),
         (None, (), 2, "the hub has no public repository org/name"),
     ],
 )

@@ -164,13 +164,13 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
         return
     for model in without:
         model.config.dynamic_batching.CopyFrom(meant.dynamic_batching)
-        kept = [
+        sizes = [
             size
             for size in meant.dynamic_batching.preferred_batch_size
             if size <= model.config.max_batch_size
         ]
         del model.config.dynamic_batching.preferred_batch_size[:]
-        model.config.dynamic_batching.preferred_batch_size.extend(kept)
+        model.config.dynamic_batching.preferred_batch_size.extend(sizes)
     report.changed(
         where,
         f"{why}. The settings were moved to steps without batching:"

@@ -143,10 +143,10 @@ class FileSources:
         """Return ``batchStrategy``; ``None`` if the model has no batching library."""
         if STRATEGY_PARAMETER in model.config.parameters:
             value = model.config.parameters[STRATEGY_PARAMETER].string_value
-            _, found, inside = value.partition(f"/{model.name}/")
-            if found and "/" not in inside and (model.folder / inside).is_file():
+            _, separator, inside = value.partition(f"/{model.name}/")
+            if separator and "/" not in inside and (model.folder / inside).is_file():
                 return {"source": self.one(model, inside)}
-            if found:
+            if separator:
                 return {"path": inside}
         place = next(
             (
@@ -180,13 +180,13 @@ class FileSources:
                 " deployed; set labels in postprocess instead",
                 f"{path}.outputs",
             )
-        if left := [
+        if unknown_files := [
             name
             for name in model.other_files
             if name.split("/")[0] not in known and name not in labels
         ]:
-            listed = ", ".join(left[:_SHOWN]) + (
-                f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+            listed = ", ".join(unknown_files[:_SHOWN]) + (
+                f" and {len(unknown_files) - _SHOWN} more" if len(unknown_files) > _SHOWN else ""
             )
             self.report.lost(
                 model.name,

@@ -243,7 +243,7 @@ def _classes(
     plan.postprocess["type"] = kind
     plan.about_fields["type"] = comment
     own = model_facts.classes(files)
-    given = labels or own
+    class_names = labels or own
     if labels and count != len(labels):
         count_text = "an open number of" if count == -1 else str(count)
         plan.problem = (
@@ -255,18 +255,18 @@ def _classes(
         plan.about_fields["labels"] = "From --labels, in the model's order."
     elif count == 1 and kind == "Sigmoid" and not per_token:
         plan.about_fields["type"] += " A single score per row needs no labels."
-    elif given and len(given) != count:
+    elif class_names and len(class_names) != count:
         plan.about_postprocess.append(
-            f"LOOK: {model_facts.CONFIG} names {len(given)} classes, but the graph has {count};"
+            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes, but the graph has {count};"
             " labels are left out."
         )
-    elif given and model_facts.generic(given):
+    elif class_names and model_facts.generic(class_names):
         plan.about_postprocess.append(
-            f"LOOK: {model_facts.CONFIG} only has generic class names ({given[0]}, …)."
+            f"LOOK: {model_facts.CONFIG} only has generic class names ({class_names[0]}, …)."
             " With labels: […] clients also get LABEL and SCORE."
         )
-    elif given:
-        plan.postprocess["labels"] = list(given)
+    elif class_names:
+        plan.postprocess["labels"] = list(class_names)
         plan.about_fields["labels"] = (
             f"From id2label of {model_facts.CONFIG}, in the model's order."
         )

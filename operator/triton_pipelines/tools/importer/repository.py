@@ -195,12 +195,12 @@ def _files(folder: Path) -> tuple[str, ...]:
 
 
 def _config_file(
-    path: Path, wanted: str | None, notes: list[ImportNote]
+    path: Path, config_name: str | None, notes: list[ImportNote]
 ) -> tuple[Path | None, str]:
     """Return the config that Triton uses and its name for messages."""
     plain = path / CONFIG
     named = sorted((path / CONFIGS).glob("*.pbtxt")) if (path / CONFIGS).is_dir() else []
-    chosen = next((file for file in named if file.stem == wanted), None)
+    chosen = next((file for file in named if file.stem == config_name), None)
     if chosen is None and plain.is_file():
         if named:
             others = ", ".join(file.name for file in named)

@@ -353,7 +353,7 @@ def _parameters(config: Any, fields: Fields) -> dict[str, str]:
     written = {ENVIRONMENT_PARAMETER} if "environment" in fields.get("python", {}) else set()
     if "batchStrategy" in fields:
         written.add(STRATEGY_PARAMETER)
-    kept = {
+    parameters = {
         key: value.string_value
         for key, value in sorted(config.parameters.items())
         if not key.startswith(RUNTIME_PARAMETER_PREFIX)
@@ -361,4 +361,4 @@ def _parameters(config: Any, fields: Fields) -> dict[str, str]:
         and len(key) <= _MAX_KEY
         and len(value.string_value) <= _MAX_VALUE
     }
-    return dict(list(kept.items())[:_MAX_PARAMETERS])
+    return dict(list(parameters.items())[:_MAX_PARAMETERS])

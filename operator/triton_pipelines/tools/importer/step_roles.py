@@ -38,14 +38,18 @@ class StepCall:
 def calls_of(ensemble: RepositoryModel, models: Sequence[RepositoryModel]) -> list[StepCall]:
     """Return the steps of an ensemble with their wiring; tensors without a producer stay open."""
     steps = ensemble.config.ensemble_scheduling.step
-    made: dict[str, tuple[int | None, str]] = {
+    producers: dict[str, tuple[int | None, str]] = {
         tensor.name: (None, tensor.name) for tensor in ensemble.config.input
     }
     for index, step in enumerate(steps):
-        made |= {tensor: (index, output) for output, tensor in step.output_map.items()}
+        producers |= {tensor: (index, output) for output, tensor in step.output_map.items()}
     calls = []
     for step, model in zip(steps, models, strict=True):
-        reads = {name: made[tensor] for name, tensor in step.input_map.items() if tensor in made}
+        reads = {
+            name: producers[tensor]
+            for name, tensor in step.input_map.items()
+            if tensor in producers
+        }
         calls.append(StepCall(model, step.model_version, reads, dict(step.output_map)))
     return calls
 
@@ -281,22 +285,22 @@ def _rendered_order(calls: Sequence[StepCall], slots: Mapping[str, int | None]) 
     chosen = [slots.get(slot) for slot in SLOTS]
     first = [index for index in chosen[:2] if index is not None]
     last = [index for index in chosen[2:] if index is not None]
-    left = [*first, *(index for index in range(len(calls)) if index not in chosen), *last]
+    remaining = [*first, *(index for index in range(len(calls)) if index not in chosen), *last]
     done: set[int] = set()
     order: list[int] = []
-    while left:
+    while remaining:
         ready = next(
             (
                 index
-                for index in left
+                for index in remaining
                 if all(
                     producer is None or producer in done
                     for producer, _ in calls[index].reads.values()
                 )
             ),
-            left[0],
+            remaining[0],
         )
-        left.remove(ready)
+        remaining.remove(ready)
         order.append(ready)
         done.add(ready)
     return order

@@ -110,13 +110,13 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
 
 def _cut(text: str, fields: set[str]) -> tuple[str, str]:
     """Return the text without the blocks of some fields, and these blocks."""
-    kept, cut, last = "", "", 0
+    remaining, cut, last = "", "", 0
     for field, start, end in _blocks(text):
         if field in fields:
-            kept += text[last:start] + "\n" * text.count("\n", start, end)
+            remaining += text[last:start] + "\n" * text.count("\n", start, end)
             cut += text[start:end] + "\n"
             last = end
-    return kept + text[last:], cut
+    return remaining + text[last:], cut
 
 
 def _parse(text: str, name: str, notes: list[ImportNote]) -> Any:

@@ -46,10 +46,10 @@ class ResourceDraft:
 
     def comment(self, path: str, *texts: str) -> None:
         """Add comments above the field at a path such as ``spec.model.outputs[0]``."""
-        told = self.comments.setdefault(path, [])
+        texts_here = self.comments.setdefault(path, [])
         for text in texts:
-            if text not in told:
-                told.append(text)
+            if text not in texts_here:
+                texts_here.append(text)
 
     def text(self) -> str:
         """Return the YAML."""
