@@ -1,1 +1,3 @@
-"""Benchmarks: figures against goals, each a side-by-side comparison on one machine in one run, with its spread."""
+"""Benchmarks: figures against goals, each a side-by-side comparison on one machine in one run, with
+its spread.
+"""

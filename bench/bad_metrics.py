@@ -1,7 +1,9 @@
-"""C6: metrics that are missing, stale, partial or implausible lower no count, while the load falls and good metrics would lower it.
+"""C6: metrics that are missing, stale, partial or implausible lower no count, while the load falls
+and good metrics would lower it.
 
-Simulated: the law is the operator's own, and what it sees of its two pods is spoilt for five minutes of little load after much. That the
-collector turns what a Prometheus or a pod says into such failures is shown by tests against real ones (tests/integration/metrics).
+Simulated: the law is the operator's own, and what it sees of its two pods is spoilt for five
+minutes of little load after much. That the collector turns what a Prometheus or a pod says into
+such failures is shown by tests against real ones (tests/integration/metrics).
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ Spoil = Callable[[Sample, float], Sample | Failure]
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad metrics. `spoil` gets a good sample and how long (seconds) it has been bad."""
+    """One kind of bad metrics.
+
+    `spoil` gets a good sample and how long (seconds) it has been bad.
+    """
 
     name: str
     kind: str
@@ -163,7 +168,10 @@ FAULTS = (
 
 
 class Spoilt(Managed):
-    """The operator's law, with what it sees spoilt for a while. `falls`: times (seconds) at which it asked for less meanwhile."""
+    """The operator's law, with what it sees spoilt for a while.
+
+    `falls`: times (seconds) at which it asked for less meanwhile.
+    """
 
     def __init__(self, fault: Fault | None) -> None:
         super().__init__(replace(WORLD, pods=PODS))
@@ -187,7 +195,9 @@ class Spoilt(Managed):
 
 
 def falling(seed: int) -> traces.Rates:
-    """High, then falling over five minutes from 400 s on: good metrics lower the count in the time in which others are spoilt."""
+    """High, then falling over five minutes from 400 s on: good metrics lower the count in the time
+    in which others are spoilt.
+    """
     del seed
     return [700.0 - min(1.0, max(0.0, (t - 400) / 300)) * 600.0 for t in range(SECONDS)]
 

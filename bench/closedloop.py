@@ -1,7 +1,9 @@
-"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and actuator, with load on the pipeline.
+"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and
+actuator, with load on the pipeline.
 
-One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is asked for, is a real one that scrapes it. The
-operator's caches are filled by hand, and recorded counts go back into them at once: that is what an API server would do in milliseconds.
+One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is
+asked for, is a real one that scrapes it. The operator's caches are filled by hand, and recorded
+counts go back into them at once: that is what an API server would do in milliseconds.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Colle
 from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
-from triton_pipelines.controllers.pipeline.effective_spec import Going
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.prober import ask
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod
@@ -67,7 +69,9 @@ DIRECT, PROMETHEUS = "direct", "Prometheus"
 SOURCES = (PROMETHEUS, DIRECT)
 SCRAPE_SECONDS = 5.0
 STABILIZATION_SECONDS = 30
-"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour; the product's default is 180."""
+"""Of the benchmarks, so that a run with its way down takes minutes and not a quarter of an hour;
+the product's default is 180.
+"""
 STAND_INS = (
     "Triton runs on the loopback interface instead of in a pod",
     "the benchmark fills the operator's caches; there is no API server",
@@ -136,7 +140,10 @@ class Place:
         return self._client
 
     async def during(self, seconds: float, rate: float) -> Sequence[Second]:
-        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second. Whole seconds."""
+        """Load at `rate` requests/s for so long; what was measured meanwhile, second by second.
+
+        Whole seconds.
+        """
         first, began = len(self.seconds), time.monotonic()
         self.load.rate(rate)
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -202,7 +209,8 @@ async def place(
 
     Args:
         workload: what is served.
-        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay as they are made.
+        source: where its loop reads from (`DIRECT`, `PROMETHEUS`); `None`: no loop, its counts stay
+            as they are made.
         seed: of the load's times.
         rival: runs in place of the operator's loop, until it is cancelled.
     """
@@ -248,7 +256,7 @@ async def place(
             )
             if source is not None:
                 made.scaler = await _scaler(
-                    stack, store, Going(UID, pipeline, graph), triton, source
+                    stack, store, EffectiveSpec(UID, pipeline, graph), triton, source
                 )
                 running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
@@ -260,7 +268,11 @@ async def place(
 
 
 async def _scaler(
-    stack: contextlib.AsyncExitStack, store: Store, going: Going, triton: LocalTriton, source: str
+    stack: contextlib.AsyncExitStack,
+    store: Store,
+    going: EffectiveSpec,
+    triton: LocalTriton,
+    source: str,
 ) -> Autoscaler:
     collectors: dict[str, Collector] = {"": await stack.enter_async_context(DirectReader())}
     if source == PROMETHEUS:

@@ -1,7 +1,10 @@
-"""C7: CPU of one collection from a real Prometheus and of all decisions that follow, for 1 000 pipelines.
+"""C7.
 
-Each pipeline is one pod whose page is that of an ensemble of three steps, 5 s between scrapes. Pages come from a process of its own, and so
-does Prometheus: what is measured is the CPU of this process alone, which is what the operator would spend.
+CPU of one collection from a real Prometheus and of all decisions that follow, for 1 000 pipelines.
+
+Each pipeline is one pod whose page is that of an ensemble of three steps, 5 s between scrapes.
+Pages come from a process of its own, and so does Prometheus: what is measured is the CPU of this
+process alone, which is what the operator would spend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""C5, C8 and the simulated C1–C3: the product's control law against rival laws, fixed counts and foresight, in the simulator.
+"""C5, C8 and the simulated C1–C3: the product's control law against rival laws, fixed counts and
+foresight, in the simulator.
 
-The law is the operator's own code; what is simulated is Triton, its load and its scrapes. The same traces and seeds for all laws.
-Constants of the law were chosen on the five traces of ``CHOSEN``; those of ``HELD_OUT`` were never used for that.
+The law is the operator's own code; what is simulated is Triton, its load and its scrapes. The same
+traces and seeds for all laws. Constants of the law were chosen on the five traces of ``CHOSEN``;
+those of ``HELD_OUT`` were never used for that.
 """
 
 from __future__ import annotations
@@ -127,7 +129,9 @@ def _table(results: Results) -> str:
 def _against(
     results: Results, names: Iterable[str], ours: str, rivals: Sequence[str], points: float
 ) -> dict[str, dict[str, Any]]:
-    """Per trace: whether ours is late less often than every rival, runs no more than the best of them, and compares with the fixed cap."""
+    """Per trace: whether ours is late less often than every rival, runs no more than the best of
+    them, and compares with the fixed cap.
+    """
     found = {}
     for name in names:
         late = _late(results, name, ours)

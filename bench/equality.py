@@ -1,6 +1,8 @@
-"""S6: how far an answer in company is from the one alone, on a real Triton with the sample's real model, in every way of padding.
+"""S6: how far an answer in company is from the one alone, on a real Triton with the sample's real
+model, in every way of padding.
 
-Each ensemble gets the same texts in client batches of several sizes, 64 requests at once; the truth is the plain ensemble, one text at a time.
+Each ensemble gets the same texts in client batches of several sizes, 64 requests at once; the truth
+is the plain ensemble, one text at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 from bench.padding import PADS
 from bench.results import thresholds, write
 from bench.variants import LENGTHS, Variant, described, served
-from triton_pipelines.tools.loadgen.texts import texts
+from triton_pipelines.tools.loadgen import generate_texts
 from triton_pipelines.triton.client import TritonClient
 
 ROWS = int(os.environ.get("ROWS", "192"))
@@ -37,7 +39,7 @@ VARIANTS = (
 
 def run() -> None:
     """Measure, print and write S6; 2 minutes."""
-    rows = texts(LENGTHS.sample(ROWS, 7), 7)
+    rows = generate_texts(LENGTHS.sample(ROWS, 7), 7)
     with served(VARIANTS) as server:
         differences = asyncio.run(_differences(server.grpc_address, rows))
     worst = max(differences.values())

@@ -1,7 +1,9 @@
-"""O5: how much later the first right answer comes through the operator than from the same objects applied by hand.
+"""O5: how much later the first right answer comes through the operator than from the same objects
+applied by hand.
 
-Both ways use the sample ``sentiment``, the same images, the same node; runs are interleaved. What is compared is therefore the
-operator alone: watching, rendering, applying. Triton's boot and the load of the model are in both.
+Both ways use the sample ``sentiment``, the same images, the same node; runs are interleaved. What
+is compared is therefore the operator alone: watching, rendering, applying. Triton's boot and the
+load of the model are in both.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from e2e.suite.reach import Reach
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.render import render
-from triton_pipelines.controllers.pipeline.plan import first_objects
+from triton_pipelines.controllers.pipeline.first_objects import first_objects
 
 RUNS = 7
 SPACE = "bench"
@@ -38,7 +40,10 @@ POLL_SECONDS = 0.05
 
 
 def run() -> None:
-    """Measure, print and write the result. Brings up a cluster of its own and removes it unless ``KEEP=1``."""
+    """Measure, print and write the result.
+
+    Brings up a cluster of its own and removes it unless ``KEEP=1``.
+    """
     cluster = Cluster("bench")
     cluster.up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
     try:
@@ -112,7 +117,9 @@ def _objects(document: Object, options: Options) -> list[Object]:
 
 
 def _time(kube: Kube, reach: Reach, name: str, objects: list[Object]) -> float:
-    """Seconds from the apply to the first right answer; everything is removed again before it returns."""
+    """Seconds from the apply to the first right answer; everything is removed again before it
+    returns.
+    """
     text = yaml.safe_dump_all(objects)
     began = time.monotonic()
     kube.kubectl("apply", "--server-side", f"--namespace={SPACE}", "--filename=-", input=text)

@@ -1,6 +1,8 @@
-"""C4: counts go up and down in place under a steady load; requests that fail, and how much longer than usual the longest one takes.
+"""C4: counts go up and down in place under a steady load; requests that fail, and how much longer
+than usual the longest one takes.
 
-The load is an open loop at no more than 70 % of what one instance carries, so that every count carries it: what a client feels is the change alone.
+The load is an open loop at no more than 70 % of what one instance carries, so that every count
+carries it: what a client feels is the change alone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ COUNTS = (2, 3, 1)
 """In turn, from 1."""
 ROUNDS = 3
 AFTER_SECONDS = 3.0
-"""After a change its effects are looked for so long: a removed instance ends its batch, a new one takes its first."""
+"""After a change its effects are looked for so long: a removed instance ends its batch, a new one
+takes its first.
+"""
 REST_SECONDS = 4.0
 MOST_MILLISECONDS = 100.0
 
@@ -64,7 +68,10 @@ class Found:
 
 
 def run() -> None:
-    """Measure, print and write C4; five minutes. With `WORKLOADS=documents` in the environment: those alone, and nothing is written."""
+    """Measure, print and write C4; five minutes.
+
+    With `WORKLOADS=documents` in the environment: those alone, and nothing is written.
+    """
     chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(
         WORKLOADS
     )
@@ -133,7 +140,9 @@ async def _measure(workload: Workload) -> Found:
 
 
 def beyond(answers: Sequence[Answer], change: Change, steady: float) -> float:
-    """Seconds by which the longest request that was under way in a change, or began soon after it, exceeded `steady`; 0: none did."""
+    """Seconds by which the longest request that was under way in a change, or began soon after it,
+    exceeded `steady`; 0: none did.
+    """
     met = [
         one.seconds
         for one in answers

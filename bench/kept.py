@@ -1,7 +1,9 @@
-"""Runs of the simulator, kept: law, world, trace and seed decide a run wholly, so one that was made need not be made again.
+"""Runs of the simulator, kept: law, world, trace and seed decide a run wholly, so one that was made
+need not be made again.
 
-They lie in the cache folder below a hash of everything that decides them, the operator's own law included: a changed line of it makes new runs, and a
-benchmark that was broken off goes on where it was.
+They lie in the cache folder below a hash of everything that decides them, the operator's own law
+included: a changed line of it makes new runs, and a benchmark that was broken off goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _SHOWN_EVERY = 25
 
 
 def measures(jobs: Sequence[Job], file: Path | None = None) -> Iterator[tuple[Job, Measures]]:
-    """Every job's measures, in the order of the jobs; those not known yet are played, as many at a time as there are cores.
+    """Every job's measures, in the order of the jobs; those not known yet are played, as many at a
+    time as there are cores.
 
     Args:
         jobs: what is wanted.
@@ -80,7 +83,9 @@ def _read(file: Path) -> dict[Job, Measures]:
 
 
 def _inputs() -> str:
-    """Hash of the modules that decide a run, and of numpy's version: its generators make the traces."""
+    """Hash of the modules that decide a run, and of numpy's version: its generators make the
+    traces.
+    """
     modules = sorted(name for name in sys.modules if name.startswith(_DECIDING))
     return digest(
         [

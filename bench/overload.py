@@ -1,7 +1,10 @@
-"""Overload: goodput under three times the capacity, with the queues limited by time, by length, and not at all.
+"""Overload: goodput under three times the capacity, with the queues limited by time, by length, and
+not at all.
 
-The capacity is what a closed loop gets. The overload is an open loop, Poisson: clients do not wait for one another. Goodput counts answers that came
-within the clients' deadline. The step is a stand-in that takes 200 ms for a batch of up to 8, so that two cores carry three times its capacity with ease.
+The capacity is what a closed loop gets. The overload is an open loop, Poisson: clients do not wait
+for one another. Goodput counts answers that came within the clients' deadline. The step is a
+stand-in that takes 200 ms for a batch of up to 8, so that two cores carry three times its capacity
+with ease.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 from bench import plots
 from bench.results import thresholds, write
 from bench.variants import Variant, described, measured, served, workload
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarise
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarize
 from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -68,7 +71,7 @@ def run() -> None:
     ) as server:
         for number in range(ROUNDS):
             spec = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
-            capacities.append(summarise(measured(server, CAPACITY, spec, texts)).requests_per_s)
+            capacities.append(summarize(measured(server, CAPACITY, spec, texts)).requests_per_s)
             for name in LIMITS:
                 over = LoadSpec(
                     rate=FACTOR * capacities[-1],
@@ -90,7 +93,7 @@ def run() -> None:
 
 def figures(result: LoadResult, capacity: float, model: str) -> dict[str, Any]:
     """Goodput and what became of the rest."""
-    summary, late = summarise(result), result.latencies
+    summary, late = summarize(result), result.latencies
     good = float(np.count_nonzero(late <= DEADLINE_SECONDS)) / result.duration_s
     refused = result.measured() & (result.error >= 0)
     waited = (result.end - result.due)[refused]

@@ -1,7 +1,9 @@
-"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request to itself, on one real Triton.
+"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request
+to itself, on one real Triton.
 
-64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own, and ratios are taken within a round. The step is the
-stand-in GPU of :mod:`bench.standin_gpu`; beside it, the sample's real model on CPU, where padding costs more than a run.
+64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own,
+and ratios are taken within a round. The step is the stand-in GPU of :mod:`bench.standin_gpu`;
+beside it, the sample's real model on CPU, where padding costs more than a run.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from bench import plots
 from bench.results import thresholds, write
 from bench.variants import STAND_IN, Variant, described, load, served, workload
-from triton_pipelines.tools.loadgen import LoadSpec, Summary
+from triton_pipelines.tools.loadgen import LoadSpec, LoadSummary
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 
 CLIENTS = 64
@@ -23,7 +25,9 @@ ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SECONDS = float(os.environ.get("SECONDS", "4"))
 WARM_SECONDS = 1.0
 CPU_CLIENTS, CPU_FACTOR = 16, 3.0
-"""A CPU step answers whole batches, some a second: fewer clients and a longer time, so that one batch more or less does not count."""
+"""A CPU step answers whole batches, some a second: fewer clients and a longer time, so that one
+batch more or less does not count.
+"""
 PADS = {"pad_inputs": '{"input_ids": 0, "attention_mask": 0}'}
 PLAIN, SORTED, PACKED, CPU_PLAIN, CPU_AUTO = "plain", "auto", "packed", "cpu-plain", "cpu-auto"
 VARIANTS = (
@@ -48,12 +52,12 @@ MEANINGS = {
     CPU_PLAIN: "real model on CPU, requests of equal shape share an execution",
     CPU_AUTO: "real model on CPU, sorted and split by the measured cost of an execution",
 }
-Rounds = Mapping[str, Sequence[Summary]]
+Rounds = Mapping[str, Sequence[LoadSummary]]
 
 
 def run() -> None:
     """Measure, print and write S1 and S2 with their parts; 6 minutes."""
-    found: dict[str, list[Summary]] = {variant.name: [] for variant in VARIANTS}
+    found: dict[str, list[LoadSummary]] = {variant.name: [] for variant in VARIANTS}
     texts, order = workload(), random.Random(1)
     gpu = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
     cpu = LoadSpec(concurrency=CPU_CLIENTS, duration_s=SECONDS * CPU_FACTOR, warmup_s=WARM_SECONDS)
@@ -123,7 +127,7 @@ def _write(found: Rounds) -> None:
     result("S2-bucketed", SORTED, "bucketed", 5.0)
 
 
-def _row(name: str, summaries: Sequence[Summary]) -> dict[str, Any]:
+def _row(name: str, summaries: Sequence[LoadSummary]) -> dict[str, Any]:
     def median(values: Sequence[float]) -> list[float]:
         return [round(statistics.median(values), 2), round(min(values), 2), round(max(values), 2)]
 

@@ -4,12 +4,11 @@
 
 A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends it. Blocks:
 
-- ``results``: goal, value, whether it is met, and why not;
-- ``runs`` (of a step response), ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton),
-  ``changes`` (counts changed in place), ``faults`` (bad metrics);
-- ``ways`` (architectures side by side), ``ratios`` (to perf_analyzer), ``paddings``, ``stage``, ``limits`` (of queues);
-- ``setup``: workload, what was simulated or replaced, machine and command;
-- ``plots``: plots by name, those that exist.
+- ``results``: goal, value, whether it is met, and why not; - ``runs`` (of a step response),
+``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
+changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
+perf_analyzer), ``paddings``, ``stage``, ``limits`` (of queues); - ``setup``: workload, what was
+simulated or replaced, machine and command; - ``plots``: plots by name, those that exist.
 """
 
 from __future__ import annotations
@@ -247,7 +246,9 @@ def ratios(found: Result) -> str:
 
 
 def setup(found: Result) -> str:
-    """Return the workload, what was simulated or replaced, and where and when the result was measured."""
+    """Return the workload, what was simulated or replaced, and where and when the result was
+    measured.
+    """
     simulated = "\n".join(_wrapped(f"- {one}") for one in found["stand_ins"]) or "- nothing"
     place = f"Measured on {found['machine']}, with `{found['command']}`, on {found['date']} at commit {found['commit']}."
     workload = _wrapped(f"Workload: {found['workload']}.")

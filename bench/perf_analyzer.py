@@ -1,7 +1,9 @@
-"""``tritonpipe bench``'s engine beside NVIDIA's perf_analyzer: the same pipeline, texts and numbers of clients, in turn.
+"""``tritonpipe bench``'s engine beside NVIDIA's perf_analyzer: the same pipeline, texts and numbers
+of clients, in turn.
 
-perf_analyzer comes from its package on PyPI. It needs glibc 2.38; on an older system it runs on the C library of Debian 13, unpacked beside it in the cache
-(nothing of the system is changed): ``ld-linux --library-path … perf_analyzer``.
+perf_analyzer comes from its package on PyPI. It needs glibc 2.38; on an older system it runs on the
+C library of Debian 13, unpacked beside it in the cache (nothing of the system is changed):
+``ld-linux --library-path … perf_analyzer``.
 """
 
 from __future__ import annotations
@@ -27,8 +29,16 @@ from bench.results import thresholds, write
 from e2e.local.cache import cache_root, digest, locked
 from tests.support import pipelines
 from tests.support.triton import triton_server
-from triton_pipelines.tools.loadgen import LoadSpec, Protocol, Summary, Target, blocking, summarise
-from triton_pipelines.tools.loadgen.texts import Lengths, texts
+from triton_pipelines.tools.loadgen import (
+    InferenceProtocol,
+    LoadSpec,
+    LoadSummary,
+    LoadTarget,
+    TextLengths,
+    generate_texts,
+    run_blocking,
+    summarize,
+)
 
 VERSION = "2.60.0"
 WHEEL_SHA256 = "23ef56b107ae9233e5cf09fbdf508dd9b936a52f1bae2f63f53c8117087b3f25"
@@ -105,7 +115,9 @@ def _program(folder: Path) -> None:
 
 
 def _libraries(folder: Path) -> None:
-    """Debian's packages of a newer release, with apt's own checks of signatures, in folders of their own."""
+    """Debian's packages of a newer release, with apt's own checks of signatures, in folders of
+    their own.
+    """
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise ToolError(
@@ -164,7 +176,7 @@ class Figures:
     p99_s: float
 
     @classmethod
-    def of(cls, summary: Summary) -> Figures:
+    def of(cls, summary: LoadSummary) -> Figures:
         """Ours."""
         return cls(summary.requests_per_s, summary.p50_s, summary.p99_s)
 
@@ -172,7 +184,7 @@ class Figures:
 def asked(
     tool: Tool,
     address: str,
-    protocol: Protocol,
+    protocol: InferenceProtocol,
     model: str,
     data: Path,
     clients: int,
@@ -213,13 +225,15 @@ def asked(
 
 def compared(
     tool: Tool, clients: Sequence[int], rounds: int, seconds: float
-) -> list[tuple[Protocol, int, Figures, Figures]]:
-    """Pairs of ours and perf_analyzer's: rounds over both protocols and all numbers of clients; who begins alternates."""
+) -> list[tuple[InferenceProtocol, int, Figures, Figures]]:
+    """Pairs of ours and perf_analyzer's: rounds over both protocols and all numbers of clients; who
+    begins alternates.
+    """
     result = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pipelines.write_pipeline(folder / "models")
-        words = texts(Lengths(16, 0.5, 32).sample(256))
+        words = generate_texts(TextLengths(16, 0.5, 32).sample(256))
         data = folder / "data.json"
         data.write_text(
             json.dumps({"data": [{"TEXT": [text]} for text in words]}), encoding="utf-8"
@@ -227,9 +241,13 @@ def compared(
         requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in words]
         with triton_server(folder / "models", [pipelines.ENSEMBLE]) as server:
             for number in range(rounds):
-                for protocol in Protocol:
-                    url = server.http_url if protocol is Protocol.HTTP else server.grpc_address
-                    target = Target(url, pipelines.ENSEMBLE, requests, protocol)
+                for protocol in InferenceProtocol:
+                    url = (
+                        server.http_url
+                        if protocol is InferenceProtocol.HTTP
+                        else server.grpc_address
+                    )
+                    target = LoadTarget(url, pipelines.ENSEMBLE, requests, protocol)
                     for count in clients:
                         spec = LoadSpec(concurrency=count, duration_s=seconds)
                         plain = url.removeprefix("http://")
@@ -237,7 +255,7 @@ def compared(
                             theirs = asked(
                                 tool, plain, protocol, pipelines.ENSEMBLE, data, count, seconds
                             )
-                        ours = Figures.of(summarise(blocking(target, spec)))
+                        ours = Figures.of(summarize(run_blocking(target, spec)))
                         if not number % 2:
                             theirs = asked(
                                 tool, plain, protocol, pipelines.ENSEMBLE, data, count, seconds
@@ -250,7 +268,7 @@ def run() -> None:
     """Measure, print and write the result."""
     pairs = compared(obtain(), CLIENTS, ROUNDS, SECONDS)
     detail = {}
-    for protocol in Protocol:
+    for protocol in InferenceProtocol:
         for count in CLIENTS:
             rows = [
                 (ours, theirs)

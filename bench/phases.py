@@ -13,7 +13,9 @@ from e2e.load.bins import Second
 from e2e.load.workloads import Workload
 
 WARM_SECONDS = 15.0
-"""Before the measurement, at the first rate: a process that has just started knows no service times."""
+"""Before the measurement, at the first rate: a process that has just started knows no service
+times.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ async def play(
     source: str,
     rival: Callable[[Place], Coroutine[Any, Any, None]] | None = None,
 ) -> Played:
-    """Serve the workload, warm it up at the first rate, put the phases on it. ``source`` and ``rival`` as for :func:`bench.closedloop.place`."""
+    """Serve the workload, warm it up at the first rate, put the phases on it.
+
+    ``source`` and ``rival`` as for :func:`bench.closedloop.place`.
+    """
     async with place(workload, source, rival=rival) as made:
         await made.during(WARM_SECONDS, phases[0].rate)
         first, began = len(made.seconds), time.monotonic()

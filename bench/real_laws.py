@@ -1,7 +1,9 @@
-"""C5 on a real Triton: the managed count against the best rival of the simulator, on two shortened traces, read from a real Prometheus every 5 s.
+"""C5 on a real Triton: the managed count against the best rival of the simulator, on two shortened
+traces, read from a real Prometheus every 5 s.
 
-The rival decides from the same samples, once per scrape, and its counts are changed in place as the operator's are. It is told the step's service time,
-which it could not measure, and it has no proof of a change to wait for.
+The rival decides from the same samples, once per scrape, and its counts are changed in place as the
+operator's are. It is told the step's service time, which it could not measure, and it has no proof
+of a change to wait for.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ CORES = 8.0
 MOST = 8
 TRACES: dict[str, Sequence[Phase]] = {
     "step": (Phase(20, 1.0), Phase(70, 5.0), Phase(50, 1.0)),
-    # Two bursts of other heights with a gap that is shorter than the stabilization, then one after a longer gap.
+    # Two bursts of other heights with a gap that is shorter than the stabilization, then one after
+    # a longer gap.
     "burst": tuple(
         Phase(seconds, rate)
         for seconds, rate in (

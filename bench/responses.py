@@ -1,4 +1,6 @@
-"""What a step of the load up and down again came to: time to recover, violations, instances against foresight, changes of direction. Pure."""
+"""What a step of the load up and down again came to: time to recover, violations, instances against
+foresight, changes of direction. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ WINDOW = 5
 HELD = 30
 """Seconds that p99 has to stay inside the SLO to count as recovered."""
 FORESIGHT_LOAD = 0.8
-"""Busy share of the instances that somebody with foresight would run, as in the simulator's oracle."""
+"""Busy share of the instances that somebody with foresight would run, as in the simulator's oracle.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,12 @@ class Response:
 
     Attributes:
         recovery: seconds from the step up until p99 was inside the SLO to stay; `None`: never.
-        late: requests that were late or failed: of all, and of those that were due between the step and the recovery.
+        late: requests that were late or failed: of all, and of those that were due between the step
+            and the recovery.
         late_until: the latter.
         violations: share of all requests that were late or failed.
-        steady: the same share of the requests that were due at other times than between the step and the recovery.
+        steady: the same share of the requests that were due at other times than between the step
+            and the recovery.
         cost: instance-seconds against those of foresight.
         reversals: changes of direction of the count.
         failed: requests without an answer.
@@ -57,9 +62,11 @@ class Response:
     verdicts: tuple[str, ...]
 
     def over(self, phases: Sequence[Phase]) -> float:
-        """Share of late requests in a run of other lengths: what the growth cost as measured, and the steady share of the rest.
+        """Share of late requests in a run of other lengths: what the growth cost as measured, and
+        the steady share of the rest.
 
-        The requests that are late until a growth is in force do not become more while the load stays; their share of a short run says how short it was.
+        The requests that are late until a growth is in force do not become more while the load
+        stays; their share of a short run says how short it was.
         """
         total = sum(phase.seconds * phase.rate for phase in phases)
         return min(1.0, self.late_until / total + self.steady)
@@ -110,7 +117,8 @@ def responded(
 
 
 def recovered(answers: Sequence[Answer], begin: float, end: float, slo: float) -> float | None:
-    """Seconds after `begin` from which p99 over each window of the next `HELD` seconds (or up to `end`) is inside the SLO; `None`: never.
+    """Seconds after `begin` from which p99 over each window of the next `HELD` seconds (or up to
+    `end`) is inside the SLO; `None`: never.
 
     Requests count where they were due: an answer that is late is late from then on.
     """

@@ -1,11 +1,14 @@
-"""The architectures that S3 compares with: a tokenizer service of its own before the model in Triton, done well and done plainly.
+"""The architectures that S3 compares with: a tokenizer service of its own before the model in
+Triton, done well and done plainly.
 
-``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER`` serves ``POST /`` with ``{"text": "…"}`` on a free port of loopback, prints the
-port, and answers ``{"logits": […]}``.
+``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER`` serves ``POST /`` with
+``{"text": "…"}`` on a free port of loopback, prints the port, and answers ``{"logits": […]}``.
 
-*batched* is what a careful team builds: one asyncio process, kept connections, requests gathered into micro-batches, tokenized together in a
-thread without the interpreter's lock, padded to the longest of the batch, sent to Triton as one binary gRPC request; several batches under way.
-*plain* is what is written first: a thread for each connection, a request tokenized alone, sent to Triton as JSON over kept HTTP.
+*batched* is what a careful team builds: one asyncio process, kept connections, requests gathered
+into micro-batches, tokenized together in a thread without the interpreter's lock, padded to the
+longest of the batch, sent to Triton as one binary gRPC request; several batches under way. *plain*
+is what is written first: a thread for each connection, a request tokenized alone, sent to Triton as
+JSON over kept HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from tokenizers import Tokenizer
 
 MOST_ROWS = 64
 UNDER_WAY = 3
-"""Micro-batches at once: one tokenized, one in the model, one on its way. More made them smaller, and throughput worse."""
+"""Micro-batches at once: one tokenized, one in the model, one on its way. More made them smaller,
+and throughput worse.
+"""
 ADDRESS = "127.0.0.1"
 
 
@@ -100,7 +105,8 @@ def plain(http: str, model: str, file: str) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # Without it every answer waits for the delayed acknowledgement of its head: 40 ms that are nobody's architecture.
+        # Without it every answer waits for the delayed acknowledgement of its head: 40 ms that are
+        # nobody's architecture.
         disable_nagle_algorithm = True
         wbufsize = -1
 

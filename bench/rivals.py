@@ -1,7 +1,10 @@
-"""S3: the ensemble against the architectures that it replaces, on the same model in the same Triton, with the same padding.
+"""S3: the ensemble against the architectures that it replaces, on the same model in the same
+Triton, with the same padding.
 
-Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a tokenizer service with micro-batching before it, and one
-that handles a request at a time. The same clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down favours none.
+Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a
+tokenizer service with micro-batching before it, and one that handles a request at a time. The same
+clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down
+favours none.
 """
 
 from __future__ import annotations
@@ -31,10 +34,17 @@ from e2e.suite.pipelines import merged, sample
 from tests.support.nullbackend import NAME, distribution
 from tests.support.standins import on_stand_ins
 from triton_pipelines.loader.uris import SourceMap
-from triton_pipelines.tools.loadgen import LoadSpec, Summary, Target, blocking, summarise
+from triton_pipelines.tools.loadgen import (
+    LoadSpec,
+    LoadSummary,
+    LoadTarget,
+    SweepResult,
+    TextLengths,
+    generate_texts,
+    run_blocking,
+    summarize,
+)
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
-from triton_pipelines.tools.loadgen.sweep import Measured
-from triton_pipelines.tools.loadgen.texts import Lengths, texts
 
 RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
 CLIENTS = 64
@@ -42,15 +52,18 @@ MODEL, INNER = "rivals", "model"
 """The ensemble, and its model step, which the services ask."""
 CURVE = (8, 16, 32)
 """Further numbers of clients for the plot, a run each."""
-LENGTHS = Lengths(32, 0.6, 512)
+LENGTHS = TextLengths(32, 0.6, 512)
 TEXTS = 1024
 DELAY_US = 1000
-"""How long the tokenizer waits for company: an execution for each request would cost more than it waits."""
+"""How long the tokenizer waits for company: an execution for each request would cost more than it
+waits.
+"""
 WELL, PLAINLY, OURS = "service, micro-batches, gRPC", "service, one at a time, HTTP", "ensemble"
 KINDS = {WELL: "batched", PLAINLY: "plain"}
 START_SECONDS = 60
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
-# In C, as the backends that it stands in for: one in Python would add its own work to every request of the ensemble, and to every batch of the service alone.
+# In C, as the backends that it stands in for: one in Python would add its own work to every request
+# of the ensemble, and to every batch of the service alone.
 STAND_IN = (
     f"simulated GPU step: a C backend that waits {LAUNCH_US / 1000:g} ms plus {TOKEN_US:g} µs per token, including padding to the longest row of the batch, "
     "and returns zeros"
@@ -58,9 +71,12 @@ STAND_IN = (
 
 
 def document() -> dict[str, Any]:
-    """The ensemble: the tokenizer of the sample `sentiment` and the stand-in, as `padding: Auto` has a model on a GPU.
+    """The ensemble: the tokenizer of the sample `sentiment` and the stand-in, as `padding.
 
-    Requests of any length share a run of the model, which pads them to the longest of them, as the service pads its batches.
+    Auto` has a model on a GPU.
+
+    Requests of any length share a run of the model, which pads them to the longest of them, as the
+    service pads its batches.
     """
     model = {
         "platform": None,
@@ -71,7 +87,8 @@ def document() -> dict[str, Any]:
         "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}],
         "maxBatchSize": CLIENTS,
     }
-    # As the service gathers what comes while its batches are under way, the tokenizer waits a moment for company.
+    # As the service gathers what comes while its batches are under way, the tokenizer waits a
+    # moment for company.
     tokenizer = {
         "padding": "Ragged",
         "maxLength": LENGTHS.cap,
@@ -82,7 +99,7 @@ def document() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
+def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
     """What is asked, by its name; each answers the same to the same texts, or this raises."""
     files = tree.build()
     with contextlib.ExitStack() as stack:
@@ -93,9 +110,9 @@ def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
         server, _ = stack.enter_context(
             on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served")
         )
-        sent = [text.encode() for text in texts(LENGTHS.sample(TEXTS))]
+        sent = [text.encode() for text in generate_texts(LENGTHS.sample(TEXTS))]
         found = {
-            OURS: Target(
+            OURS: LoadTarget(
                 server.http_url,
                 MODEL,
                 [{"TEXT": np.array([[text]], dtype=np.object_)} for text in sent],
@@ -111,7 +128,9 @@ def targets(wanted: list[str]) -> Iterator[dict[str, Target]]:
             )
             port = stack.enter_context(service(*words))
             bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
-            found[rival] = Target(f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies)
+            found[rival] = LoadTarget(
+                f"http://127.0.0.1:{port}", rival, (), path="/", bodies=bodies
+            )
         refuse_different(found, [text.decode() for text in sent[:16]])
         yield found
 
@@ -139,7 +158,7 @@ def service(*words: str) -> Iterator[int]:
             process.wait(START_SECONDS)
 
 
-def refuse_different(found: Mapping[str, Target], words: list[str]) -> None:
+def refuse_different(found: Mapping[str, LoadTarget], words: list[str]) -> None:
     """Compare answers before anything is timed."""
     with httpx.Client(trust_env=False, timeout=60) as client:
         ours = found[OURS]
@@ -172,37 +191,41 @@ def refuse_different(found: Mapping[str, Target], words: list[str]) -> None:
 class Found:
     """A way over all its runs; ``costs``: CPU seconds of all servers for a request, by run."""
 
-    load: Measured
+    load: SweepResult
     costs: tuple[float, ...]
 
 
 def measured(
-    found: Mapping[str, Target], clients: int, runs: int, seconds: float
+    found: Mapping[str, LoadTarget], clients: int, runs: int, seconds: float
 ) -> dict[str, Found]:
     """All ways at a number of clients, in rounds."""
     spec = LoadSpec(
         concurrency=clients, duration_s=seconds, warmup_s=min(1.0, seconds / 2), timeout_s=60
     )
-    summaries: dict[str, list[Summary]] = {name: [] for name in found}
+    summaries: dict[str, list[LoadSummary]] = {name: [] for name in found}
     costs: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(runs):
         for name, target in found.items():
             before = cpu_seconds()
-            result = blocking(target, spec)
+            result = run_blocking(target, spec)
             costs[name].append((cpu_seconds() - before) / max(1, len(result.due)))
-            summaries[name].append(summarise(result))
+            summaries[name].append(summarize(result))
     return {
-        name: Found(Measured(spec, tuple(summaries[name])), tuple(costs[name])) for name in found
+        name: Found(SweepResult(spec, tuple(summaries[name])), tuple(costs[name])) for name in found
     }
 
 
 def cpu_seconds() -> float:
-    """CPU of all processes that this one started and those started: Triton, its python stubs, the services. Clients are this process itself."""
+    """CPU of all processes that this one started and those started.
+
+    Triton, its python stubs, the services. Clients are this process itself.
+    """
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # Behind the name, which may hold anything: state, parent, …, ticks in user and kernel mode.
+            # Behind the name, which may hold anything: state, parent, …, ticks in user and kernel
+            # mode.
             fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             pid = int(stat.parent.name)
             parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])

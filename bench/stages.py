@@ -1,9 +1,12 @@
-"""S4 and S5: what Triton adds to tokenizing, and what an ensemble adds to a tokenizer; one real Triton, one tokenizer instance.
+"""S4 and S5: what Triton adds to tokenizing, and what an ensemble adds to a tokenizer; one real
+Triton, one tokenizer instance.
 
-S4 compares Triton's own compute time for each request (input, compute and output of a batch, shared out over its requests) with the tokenizers library
-called in a loop, by one thread, on the same texts in batches of the same size, a pair of int64 arrays made for each. Rounds are interleaved. Triton's
-threads and the load generator keep the other core busy while the server is measured: the library is measured alone, which counts, and beside a busy
-core, which tells how much of the ratio is the machine's.
+S4 compares Triton's own compute time for each request (input, compute and output of a batch, shared
+out over its requests) with the tokenizers library called in a loop, by one thread, on the same
+texts in batches of the same size, a pair of int64 arrays made for each. Rounds are interleaved.
+Triton's threads and the load generator keep the other core busy while the server is measured: the
+library is measured alone, which counts, and beside a busy core, which tells how much of the ratio
+is the machine's.
 """
 
 from __future__ import annotations
@@ -34,11 +37,15 @@ NO_OP = Variant(NAME, parameters={"launch_us": "0", "token_us": "0"})
 
 
 NEW_TEXTS = 8192
-"""Some 56 000 words, of which the step learns a few thousand before it finds that none of them pays."""
+"""Some 56 000 words, of which the step learns a few thousand before it finds that none of them
+pays.
+"""
 
 
 def new_words(texts: Sequence[str], count: int = NEW_TEXTS, seed: int = 1) -> list[str]:
-    """As many texts of about the same lengths in which no word comes twice: words of `texts` in threes, joined by hyphens, in ever new combinations."""
+    """As many texts of about the same lengths in which no word comes twice: words of `texts` in
+    threes, joined by hyphens, in ever new combinations.
+    """
     drawn = random.Random(seed)
     triples = list(
         itertools.product(sorted({word for text in texts for word in text.split()}), repeat=3)
@@ -135,8 +142,11 @@ def _figures(values: Sequence[float]) -> list[float]:
 
 
 def _raw(file: str, texts: Sequence[str], batch: int, processes: int) -> float:
-    """Microseconds of CPU-bound work for each text in a process of one thread, with ``processes`` of them at the same time."""
-    # As in the pipeline's pods; read when the library is first used, so it needs a process of its own.
+    """Microseconds of CPU-bound work for each text in a process of one thread, with ``processes``
+    of them at the same time.
+    """
+    # As in the pipeline's pods; read when the library is first used, so it needs a process of its
+    # own.
     os.environ.update({"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"})
     context = multiprocessing.get_context("spawn")
     pipes, children = [], []

@@ -1,7 +1,8 @@
-"""C1 to C3: how scaling answers a load that steps up fivefold and down again, on a real Triton with real load; read from Prometheus and directly.
+"""C1 to C3: how scaling answers a load that steps up fivefold and down again, on a real Triton with
+real load; read from Prometheus and directly.
 
-One run of each workload and source makes all three results. The load is an open loop, Poisson, with fixed seeds; its rates are such that the count it
-needs is at most 70 % busy on two cores.
+One run of each workload and source makes all three results. The load is an open loop, Poisson, with
+fixed seeds; its rates are such that the count it needs is at most 70 % busy on two cores.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class Run:
 
 
 def run() -> None:
-    """Measure all workloads, print and write C1, C2, C3; 17 minutes. With `WORKLOADS=documents` in the environment: those alone, and nothing is written."""
+    """Measure all workloads, print and write C1, C2, C3; 17 minutes.
+
+    With `WORKLOADS=documents` in the environment: those alone, and nothing is written.
+    """
     chosen = [name for name in os.environ.get("WORKLOADS", "").split(",") if name] or list(
         WORKLOADS
     )

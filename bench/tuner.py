@@ -1,11 +1,15 @@
-"""U1, U2: what the tuner predicts against what is measured, and what it chooses against brute force, on a real Triton.
+"""U1, U2: what the tuner predicts against what is measured, and what it chooses against brute
+force, on a real Triton.
 
-The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made before each point is measured, over settings and shares written down
-here, as the tuner makes them: from the profile, one calibration with the first setting, and what the lower rates of the same setting
-showed; never from the point itself. They are for the very arrivals that are then sent, so that what differs is the prediction and not the
-draw. U2: the highest rate within the wall of every setting of a grid written down here, found by measuring; then a quick tuning
-run on the same server, and the highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes
-about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say nothing and are not written.
+The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made before each point is
+measured, over settings and shares written down here, as the tuner makes them: from the profile, one
+calibration with the first setting, and what the lower rates of the same setting showed; never from
+the point itself. They are for the very arrivals that are then sent, so that what differs is the
+prediction and not the draw. U2: the highest rate within the latency budget of every setting of a
+grid written down here, found by measuring; then a quick tuning run on the same server, and the
+highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10,
+U2 6; U1 takes about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say
+nothing and are not written.
 """
 
 from __future__ import annotations
@@ -26,19 +30,26 @@ from bench.results import thresholds, write
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
-from triton_pipelines.tools.loadgen import LoadSpec
-from triton_pipelines.tools.loadgen.arrivals import due_times
-from triton_pipelines.tools.loadgen.engine import precise_loop
-from triton_pipelines.tools.loadgen.texts import Lengths
-from triton_pipelines.tools.tuner.acceptance import CARRIED_SHARE
-from triton_pipelines.tools.tuner.calibration import Executed, calibrated
-from triton_pipelines.tools.tuner.contract import Array, Knobs, Load, Settings, TuneTarget
-from triton_pipelines.tools.tuner.measured_server import Server, load_of
+from triton_pipelines.tools.loadgen import (
+    Array,
+    LoadSpec,
+    TextLengths,
+    due_times,
+    precise_event_loop,
+)
+from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions, TuningTarget, tune
+from triton_pipelines.tools.tuner.calibration import StepExecutions, calibrate
+from triton_pipelines.tools.tuner.load_measurement import (
+    CARRIED_SHARE,
+    LoadMeasurement,
+    measurement_of,
+)
+from triton_pipelines.tools.tuner.measured_server import MeasuredServer
 from triton_pipelines.tools.tuner.plot import chart
-from triton_pipelines.tools.tuner.prediction import MOST_BUSY, Pipe, simulate
-from triton_pipelines.tools.tuner.profiling import executed, profile
-from triton_pipelines.tools.tuner.run import CALIBRATION_SHARE, tune
-from triton_pipelines.tools.tuner.selection import planned
+from triton_pipelines.tools.tuner.prediction import MAX_UTILIZATION, PipelineModel, simulate
+from triton_pipelines.tools.tuner.profiling import executions_by_step, profile
+from triton_pipelines.tools.tuner.run import CALIBRATION_SHARE
+from triton_pipelines.tools.tuner.selection import predict_setting
 from triton_pipelines.tools.tuner.workload import Workload, workload
 
 PIPELINE = Path(__file__).with_name("gpu-step.yaml")
@@ -48,29 +59,35 @@ SEARCHED_SECONDS = SECONDS or 6.0
 TRIAL = 0 < SECONDS < 5
 """Whether this only tries the parts: nothing is written."""
 WARM_SECONDS = 1.0
-WALL = 0.035
-LENGTHS = Lengths(median=200, sigma=0.6, cap=512)
+LATENCY_BUDGET = 0.035
+LENGTHS = TextLengths(median=200, sigma=0.6, cap=512)
 STAND_INS = [
     "simulated GPU step: waits 2 ms plus 1.5 µs per token it would compute; its instances take turns"
 ]
-WORKLOAD = f"gpu-step, {LENGTHS} tokens, 1 row per request, Poisson arrivals; SLO 40 ms, latency budget 35 ms"
-
-# Written down before anything was measured: batch sizes on both sides of what is sensible, delays, instances.
-GRID = (
-    Knobs(2, 0, 1, 1),
-    Knobs(8, 0, 1, 1),
-    Knobs(32, 0, 1, 1),
-    Knobs(128, 0, 1, 1),
-    Knobs(8, 0, 1, 2),
-    Knobs(32, 0, 1, 2),
-    Knobs(128, 0, 1, 2),
-    Knobs(32, 2000, 1, 2),
-    Knobs(32, 8000, 1, 2),
-    Knobs(32, 0, 2, 2),
+WORKLOAD = (
+    f"gpu-step, {LENGTHS} tokens, 1 row per request, Poisson arrivals;"
+    " SLO 40 ms, latency budget 35 ms"
 )
-# Settings and shares of what each is predicted to carry within the wall.
+
+# Written down before anything was measured: batch sizes on both sides of what is sensible, delays,
+# instances.
+GRID = (
+    BatchingSetting(2, 0, 1, 1),
+    BatchingSetting(8, 0, 1, 1),
+    BatchingSetting(32, 0, 1, 1),
+    BatchingSetting(128, 0, 1, 1),
+    BatchingSetting(8, 0, 1, 2),
+    BatchingSetting(32, 0, 1, 2),
+    BatchingSetting(128, 0, 1, 2),
+    BatchingSetting(32, 2000, 1, 2),
+    BatchingSetting(32, 8000, 1, 2),
+    BatchingSetting(32, 0, 2, 2),
+)
+# Settings and shares of what each is predicted to carry within the latency budget.
 PREDICTED = tuple(
-    (knobs, share) for knobs in (GRID[0], GRID[1], GRID[5], GRID[7]) for share in (0.5, 0.8, 1.0)
+    (setting, share)
+    for setting in (GRID[0], GRID[1], GRID[5], GRID[7])
+    for share in (0.5, 0.8, 1.0)
 )
 STEP = 1.1  # between the rates of a search
 _MOST_STEPS = 6
@@ -80,17 +97,19 @@ _MOST_STEPS = 6
 class Ready:
     """A server with its workload and the calibrated prediction."""
 
-    server: Server
+    server: MeasuredServer
     work: Workload
     running: LocalPipeline
-    pipe: Pipe
+    pipe: PipelineModel
     seed: int = 0
 
-    async def measure(self, knobs: Knobs, spec: LoadSpec) -> tuple[Load, Mapping[str, Executed]]:
+    async def measure(
+        self, setting: BatchingSetting, spec: LoadSpec
+    ) -> tuple[LoadMeasurement, Mapping[str, StepExecutions]]:
         """What a load gave, and what the steps did in it."""
-        await self.server.put(knobs, self.work.requests)
+        await self.server.apply(setting, self.work.requests)
         result = await self.server.run(self.work.requests, spec)
-        return load_of(result), executed(result, self.running.graph)
+        return measurement_of(result), executions_by_step(result, self.running.graph)
 
     def load(self, rate: float, seconds: float) -> LoadSpec:
         """A load with arrivals of its own."""
@@ -98,7 +117,7 @@ class Ready:
         return LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS, seed=self.seed)
 
 
-def carried(load: Load, spec: LoadSpec) -> bool:
+def carried(load: LoadMeasurement, spec: LoadSpec) -> bool:
     """Whether all that was asked was answered, without a failure."""
     return load.failed == 0 and load.rate >= CARRIED_SHARE * spec.rate
 
@@ -112,24 +131,24 @@ def arrivals(spec: LoadSpec) -> Array:
     )
 
 
-def _target(running: LocalPipeline) -> TuneTarget:
-    return TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
+def _target(running: LocalPipeline) -> TuningTarget:
+    return TuningTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
-async def _ready(running: LocalPipeline, server: Server, seconds: float) -> Ready:
-    settings = Settings(lengths=LENGTHS, cores=float(os.cpu_count() or 1))
-    work = await workload(server.client, running.pipeline, running.graph, settings)
-    found = await profile(server, running.graph, work, GRID, WALL)
-    current = planned(found.pipe, server.current, WALL)
+async def _ready(running: LocalPipeline, server: MeasuredServer, seconds: float) -> Ready:
+    options = TuningOptions(lengths=LENGTHS, cores=float(os.cpu_count() or 1))
+    work = await workload(server.client, running.pipeline, running.graph, options)
+    found = await profile(server, running.graph, work, GRID, LATENCY_BUDGET)
+    current = predict_setting(found.pipe, server.current, LATENCY_BUDGET)
     rate = CALIBRATION_SHARE * (current.rate or current.capacity)
-    await server.put(server.current, work.requests)
+    await server.apply(server.current, work.requests)
     result = await server.run(
         work.requests, LoadSpec(rate=rate, duration_s=seconds, warmup_s=WARM_SECONDS)
     )
-    load = load_of(result)
-    pipe = calibrated(
-        found.pipe.with_knobs(server.current),
-        executed(result, running.graph),
+    load = measurement_of(result)
+    pipe = calibrate(
+        found.pipe.with_setting(server.current),
+        executions_by_step(result, running.graph),
         load.arrivals,
         load.latencies,
     )
@@ -140,7 +159,7 @@ def predictions() -> None:
     """U1: measure, print and write the result."""
     with (
         serve_locally(PIPELINE, _sources()) as running,
-        asyncio.Runner(loop_factory=precise_loop) as runner,
+        asyncio.Runner(loop_factory=precise_event_loop) as runner,
     ):
         points = runner.run(_predictions(running))
     errors = [100 * abs(predicted / measured - 1) for _, _, predicted, measured in points]
@@ -166,25 +185,25 @@ def predictions() -> None:
     )
 
 
-async def _predictions(running: LocalPipeline) -> list[tuple[Knobs, float, float, float]]:
-    async with Server(_target(running), running.pipeline, running.graph) as server:
+async def _predictions(running: LocalPipeline) -> list[tuple[BatchingSetting, float, float, float]]:
+    async with MeasuredServer(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, PREDICTED_SECONDS)
         points = []
         pipe, before = ready.pipe, PREDICTED[0][0]
-        for knobs, share in PREDICTED:
-            pipe, before = (pipe if knobs == before else ready.pipe), knobs
-            found = planned(pipe, knobs, WALL)
-            rate = share * (found.rate or MOST_BUSY * found.capacity)
+        for setting, share in PREDICTED:
+            pipe, before = (pipe if setting == before else ready.pipe), setting
+            found = predict_setting(pipe, setting, LATENCY_BUDGET)
+            rate = share * (found.rate or MAX_UTILIZATION * found.capacity)
             spec = ready.load(rate, PREDICTED_SECONDS)
-            predicted = simulate(pipe.with_knobs(knobs), arrivals(spec), 77).p99
-            load, seen = await ready.measure(knobs, spec)
-            points.append((knobs, rate, predicted, load.p99))
+            predicted = simulate(pipe.with_setting(setting), arrivals(spec), 77).p99
+            load, seen = await ready.measure(setting, spec)
+            points.append((setting, rate, predicted, load.p99))
             print(
-                f"{knobs} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms",
+                f"{setting} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms",
                 flush=True,
             )
-            pipe = calibrated(
-                pipe.with_knobs(knobs),
+            pipe = calibrate(
+                pipe.with_setting(setting),
                 seen,
                 load.arrivals,
                 load.latencies if carried(load, spec) else None,
@@ -196,37 +215,38 @@ def choice() -> None:
     """U2: measure, print and write the result and the plot."""
     with (
         serve_locally(PIPELINE, _sources()) as running,
-        asyncio.Runner(loop_factory=precise_loop) as runner,
+        asyncio.Runner(loop_factory=precise_event_loop) as runner,
     ):
         runner.run(_choice(running))
 
 
 async def _choice(running: LocalPipeline) -> None:
-    async with Server(_target(running), running.pipeline, running.graph) as server:
+    async with MeasuredServer(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, SEARCHED_SECONDS)
-        brute = {knobs: await _highest(ready, knobs) for knobs in GRID}
+        brute = {setting: await _highest(ready, setting) for setting in GRID}
     made = await tune(
         _target(running),
         running.pipeline,
         running.graph,
-        Settings(
+        TuningOptions(
             lengths=LENGTHS, cores=float(os.cpu_count() or 1), seconds=SECONDS if TRIAL else None
         ),
         lambda done, text: print(f"{done:4.0%} {text}", flush=True) if done in (0.0, 1.0) else None,
     )
-    async with Server(_target(running), running.pipeline, running.graph) as server:
+    async with MeasuredServer(_target(running), running.pipeline, running.graph) as server:
         ready.server = server
-        best = max(brute, key=lambda knobs: brute[knobs])
-        # Both again, one after the other: what was measured minutes apart differs by the machine's mood.
+        best = max(brute, key=lambda setting: brute[setting])
+        # Both again, one after the other: what was measured minutes apart differs by the machine's
+        # mood.
         again = {
-            knobs: [await _highest(ready, knobs) for _ in range(2)]
-            for knobs in dict.fromkeys((made.recommended, best))
+            setting: [await _highest(ready, setting) for _ in range(2)]
+            for setting in dict.fromkeys((made.recommended, best))
         }
     most = statistics.mean(again[best])
     regrets = [100 * (1 - rate / most) for rate in again[made.recommended]]
     measured = len(made.points)
     if not TRIAL:
-        plots.save("U2", chart(replace(made, stand_ins=("GPU step",))))
+        plots.save("U2", chart(replace(made, simulated_steps=("GPU step",))))
     _write(
         "U2",
         regrets,
@@ -240,16 +260,16 @@ async def _choice(running: LocalPipeline) -> None:
             "lateRequests": made.late_requests,
             "seconds": round(made.seconds),
             "message": made.message,
-            "grid": {str(knobs): round(rate) for knobs, rate in brute.items()},
+            "grid": {str(setting): round(rate) for setting, rate in brute.items()},
             "again": {
-                str(knobs): [round(rate) for rate in rates] for knobs, rates in again.items()
+                str(setting): [round(rate) for rate in rates] for setting, rates in again.items()
             },
         },
     )
     print(made.message)
     print(
         f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points,"
-        f" {made.failed_requests} failed, {made.late_requests} too late or turned away"
+        f" {made.failed_requests} failed, {made.late_requests} timed out or rejected"
     )
 
 
@@ -272,22 +292,24 @@ def _write(
     )
 
 
-async def _highest(ready: Ready, knobs: Knobs) -> float:
-    """Highest rate within the wall: up or down from the predicted one by tenths until the wall lies between two rates, then in proportion."""
-    rate = planned(ready.pipe, knobs, WALL).rate or 50.0
+async def _highest(ready: Ready, setting: BatchingSetting) -> float:
+    """Highest rate within the latency budget: up or down from the predicted one by tenths until the
+    latency budget lies between two rates, then in proportion.
+    """
+    rate = predict_setting(ready.pipe, setting, LATENCY_BUDGET).rate or 50.0
     kept: tuple[float, float] | None = None
     broken: tuple[float, float] | None = None
     for _ in range(_MOST_STEPS):
         spec = ready.load(rate, SEARCHED_SECONDS)
-        load, _ = await ready.measure(knobs, spec)
+        load, _ = await ready.measure(setting, spec)
         p99 = load.p99
-        print(f"{knobs} at {rate:.0f}/s: p99 {p99 * 1e3:.1f} ms", flush=True)
-        if p99 <= WALL and carried(load, spec):
+        print(f"{setting} at {rate:.0f}/s: p99 {p99 * 1e3:.1f} ms", flush=True)
+        if p99 <= LATENCY_BUDGET and carried(load, spec):
             kept = (rate, p99)
         else:
-            broken = (rate, max(p99, WALL * 1.001))
+            broken = (rate, max(p99, LATENCY_BUDGET * 1.001))
         if kept and broken:
-            share = np.log(WALL / kept[1]) / np.log(broken[1] / kept[1])
+            share = np.log(LATENCY_BUDGET / kept[1]) / np.log(broken[1] / kept[1])
             return float(kept[0] + min(1.0, share) * (broken[0] - kept[0]))
         rate = rate * STEP if kept else rate / STEP
     return kept[0] if kept else 0.0

@@ -1,4 +1,6 @@
-"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a tokenizer and a model step of its own, on one server."""
+"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a
+tokenizer and a model step of its own, on one server.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,13 @@ from triton_pipelines import runtime
 from triton_pipelines.tools.loadgen import (
     LoadResult,
     LoadSpec,
-    Summary,
-    Target,
-    blocking,
-    summarise,
+    LoadSummary,
+    LoadTarget,
+    TextLengths,
+    generate_texts,
+    run_blocking,
+    summarize,
 )
-from triton_pipelines.tools.loadgen.texts import Lengths, texts
 from triton_pipelines.triton.local_server import LocalTriton
 
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
@@ -31,7 +34,7 @@ LAUNCH_US, TOKEN_US = 2000.0, 1.5
 MAX_BATCH = 64
 MAX_LENGTH = 512
 BUCKETS = "16,32,48,64,96,128,256"
-LENGTHS = Lengths(median=32, sigma=0.6, cap=512)
+LENGTHS = TextLengths(median=32, sigma=0.6, cap=512)
 TEXTS = 512
 STAND_IN = f"simulated GPU step: waits {LAUNCH_US / 1000:g} ms per execution plus {TOKEN_US:g} µs per token it would compute, padding included"
 MODEL_FILE = tree.SENTIMENT_MODEL
@@ -45,7 +48,8 @@ class Variant:
     Attributes:
         name: of the ensemble; its models are NAME-tokenizer and NAME-model.
         padding: of the tokenizer.
-        mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX runner.
+        mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX
+            runner.
         ragged: whether requests of different length share a batch of the model step.
         parameters: further ones of the model step.
         max_batch: most rows of a batch of the model step.
@@ -61,7 +65,7 @@ class Variant:
 
 def workload(seed: int = 1) -> list[str]:
     """Texts of lognormal lengths."""
-    return texts(LENGTHS.sample(TEXTS, seed), seed)
+    return generate_texts(LENGTHS.sample(TEXTS, seed), seed)
 
 
 def described() -> str:
@@ -73,7 +77,10 @@ def described() -> str:
 def served(
     variants: Sequence[Variant], *, batching: Mapping[str, str] | None = None
 ) -> Iterator[LocalTriton]:
-    """A real Triton with all of them; ``batching``: model → its ``dynamic_batching`` block, where it is not an empty one."""
+    """A real Triton with all of them.
+
+    ``batching``: model → its ``dynamic_batching`` block, where it is not an empty one.
+    """
     with TemporaryDirectory(prefix="tritonpipe-bench-") as folder:
         repository = Path(folder)
         models = tree.build()
@@ -162,9 +169,9 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
 def measured(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadResult:
     """One load over HTTP, a text per request."""
     requests = [{"TEXT": np.array([[text.encode()]], dtype=np.object_)} for text in rows]
-    return blocking(Target(server.http_url, model, requests), spec)
+    return run_blocking(LoadTarget(server.http_url, model, requests), spec)
 
 
-def load(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> Summary:
+def load(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadSummary:
     """Its figures."""
-    return summarise(measured(server, model, spec, rows))
+    return summarize(measured(server, model, spec, rows))

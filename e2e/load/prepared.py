@@ -21,9 +21,12 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 
 from e2e.load.bins import Answer
-from triton_pipelines.tools.loadgen.grpc_client import METHOD
-from triton_pipelines.tools.loadgen.load_spec import Protocol, Target
-from triton_pipelines.tools.loadgen.payloads import payloads
+from triton_pipelines.tools.loadgen import (
+    INFER_METHOD,
+    InferenceProtocol,
+    LoadTarget,
+    encode_requests,
+)
 
 DEADLINE_SECONDS = 60.0
 READY_SECONDS = 30.0
@@ -38,7 +41,7 @@ _CHANNEL_OPTIONS = (
 def request_of(model: str, name: str, texts: Sequence[str]) -> bytes:
     """A request of one input of texts, `[rows, 1]`, as it goes over the wire."""
     rows = np.array([[text.encode()] for text in texts], dtype=np.object_)
-    (data,) = payloads(Target("", model, [{name: rows}], Protocol.GRPC))
+    (data,) = encode_requests(LoadTarget("", model, [{name: rows}], InferenceProtocol.GRPC))
     return data
 
 
@@ -144,7 +147,7 @@ class _Sender:
             grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel,
             asyncio.TaskGroup() as group,
         ):
-            self._call = channel.unary_unary(METHOD)
+            self._call = channel.unary_unary(INFER_METHOD)
             telling = group.create_task(self._tell())
             self._pipe.send("ready")
             async with asyncio.TaskGroup() as work:

@@ -152,7 +152,7 @@ FILLER = {
     "optional",
 }
 ADVICE = re.compile(
-    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|needed|forbidden|choose|excludes?|is for|are for|never)\b",
+    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is for|are for|never)\b",
     re.IGNORECASE,
 )
 SECRETS = re.compile(r"(password|token|secret|credential|privateKey|accessKey)$", re.IGNORECASE)

@@ -99,7 +99,11 @@ def text_of(name: str) -> str:
         )
     ]
     parts.append(
-        ("warnings", "".join(f"{item}\n" for item in lint(pipeline, graph, options)) or "none\n")
+        (
+            "warnings",
+            "".join(f"{item.path}: {item.code}\n" for item in lint(pipeline, graph, options))
+            or "none\n",
+        )
     )
     for path, text in revision.files.items():
         parts.append(

@@ -27,11 +27,11 @@ from triton_pipelines.controllers.autoscaler import controller as module
 from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted
+from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod, Probe
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 MODELS = ("tokenizer", "model")
 PACE = Pace(load=5.0, settle=0.05, settle_poll=0.01, verify=0.05, verify_poll=0.01)
@@ -120,10 +120,10 @@ class Loop:
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.world.options)
 
-    def resolve(self, observed: Observed) -> Wanted | list[Finding]:
+    def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
         """A pass's look at the spec, by which the scaling loop goes from then on."""
         wanted = self.resolver.resolve(observed)
-        self.resolver.gone_by(observed, wanted)
+        self.resolver.effective_spec(observed, wanted)
         return wanted
 
     def live_config_map(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         dues,
         passed=world.document["metadata"]["generation"],
     )
-    scaler.going = loop.resolver.going
+    scaler.going = loop.resolver.effective
     loop.resolve(world.observed())
     return loop
 

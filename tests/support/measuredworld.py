@@ -11,7 +11,7 @@ from tests.support import builders
 from tests.support.tuningworld import RESULT, Tuning
 from triton_pipelines.api import names
 from triton_pipelines.api.status import PaddingStatus
-from triton_pipelines.controllers.pipeline.slo_guard import Figure, Latencies
+from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
 
 SLO = {"p99Milliseconds": 85, "networkAndQueueBudgetMilliseconds": 5}
 PLAN = {"platform": "tensorrt_plan"}

@@ -69,11 +69,11 @@ WHOLE: dict[str, Any] = {
 # What no API server takes, with the path that is told and words of the message; over the resource's own env A.
 WRONG: list[tuple[Any, str, str]] = [
     ({"spec": []}, "spec", "must be a mapping with fields of Kubernetes' PodSpec"),
-    ({"specs": {}}, "specs", "is no field of Kubernetes' PodTemplateSpec; spec is"),
+    ({"specs": {}}, "specs", "is not a field of Kubernetes' PodTemplateSpec; did you mean spec?"),
     ({"spec": {"containers": {}}}, "spec.containers", "must be a list"),
     ({"spec": {"containers": ["x"]}}, "spec.containers[1]", "must be a mapping"),
-    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "is needed"),
-    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "is needed"),
+    ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[1].name", "is required"),
+    ({"spec": {"containers": [{"name": "x"}]}}, "spec.containers[x].image", "is required"),
     (
         {"spec": {"containers": [{"name": "X", "image": "x"}]}},
         "spec.containers[X].name",
@@ -82,12 +82,12 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}},
         "spec.containers[proxy]",
-        "stands twice",
+        "is used twice",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}},
         "spec.containers[proxy].imagePullPolcy",
-        "imagePullPolicy is",
+        "did you mean imagePullPolicy?",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "env": [{"name": "A", "value": 1}]}]}},
@@ -112,7 +112,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}},
         "spec.containers[proxy].ports[0].containerPort",
-        "is needed",
+        "is required",
     ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
     ({"spec": {"priority": True}}, "spec.priority", "whole number"),
@@ -130,9 +130,9 @@ WRONG: list[tuple[Any, str, str]] = [
             }
         },
         "spec.containers[proxy].volumeMounts[/x].name",
-        "'none' is no volume of the pod; it has dshm, live",
+        "'none' is not a volume of the pod; it has dshm, live",
     ),
-    ({"metadata": {"labels": {"a": "not a value"}}}, "metadata.labels[a]", "is no label value"),
+    ({"metadata": {"labels": {"a": "not a value"}}}, "metadata.labels[a]", "is not a label value"),
     ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
     (
         {

@@ -16,7 +16,7 @@ from tests.support.raggedbackend import config_of
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.graph import Tensor
-from triton_pipelines.loader.ragged import Adapted, adapt_file
+from triton_pipelines.loader.ragged import AdaptedFile, adapt_file
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = tuple(Tensor(name, DataType.INT64, (-1,)) for name in ("input_ids", "attention_mask"))
@@ -64,7 +64,7 @@ def write_ragged_pipeline(repository: Path, delay_us: int) -> None:
         max_length=pipelines.MAX_LENGTH,
     )
     done = adapt_file(version / "model.onnx", plan)
-    assert isinstance(done, Adapted), str(done)
+    assert isinstance(done, AdaptedFile), str(done)
     (version / "model.py").write_text(MODEL)
     config = config_of(INPUTS, OUTPUTS)
     config.name, config.backend = pipelines.MODEL, "python"

@@ -13,7 +13,7 @@ from typing import Any
 from tests.support import builders
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.plan import Context, plan
-from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod, Probe
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 
@@ -82,7 +82,7 @@ class Story:
             for item in seen
             if item.ready
         }
-        observed = Observed(copy.deepcopy(self.object), self.children, seen, probes)
+        observed = Snapshot(copy.deepcopy(self.object), self.children, seen, probes)
         context = Context(
             options=builders.options(), control_key=lambda uid, revision: f"{uid}{revision}"
         )

@@ -11,7 +11,7 @@ from tests.support import builders
 from tests.support.operators import ready_status
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 
 RENDERED: dict[str, Any] = {}
 SLO = {"p99Milliseconds": 100}
@@ -38,11 +38,11 @@ class Tuning(World):
     """The world with the pods of a run: they come and go as the test says."""
 
     run_pods_raw: list[Object] = field(default_factory=list)
-    untuned: str = ""
+    tuning_rejection: str = ""
 
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         pods = tuple(Pod.of(item) for item in self.run_pods_raw)
-        return replace(super().observed(), tuning_pods=pods, untuned=self.untuned)
+        return replace(super().observed(), tuning_pods=pods, tuning_rejection=self.tuning_rejection)
 
     def ours(self, kind: str) -> list[Object]:
         """Objects of runs, of a kind."""

@@ -22,21 +22,21 @@ from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.crd import stored
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport, ReportSource
 from triton_pipelines.compile.graph import Options
-from triton_pipelines.controllers.pipeline import tuned_padding
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Wanted, resolve
-from triton_pipelines.controllers.pipeline.last_good_spec import remembered_of
+from triton_pipelines.controllers.pipeline import padding_choices
+from triton_pipelines.controllers.pipeline.actions import Deletion
+from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline, resolve
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.retention import Deletion
-from triton_pipelines.controllers.pipeline.rollout import UNSCHEDULABLE_GRACE
-from triton_pipelines.controllers.pipeline.slo_guard import Latencies
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_after
+from triton_pipelines.controllers.pipeline.policies.rollout import UNSCHEDULABLE_GRACE
 from triton_pipelines.controllers.pipeline.snapshot import (
-    Memory,
     ModelState,
     Object,
-    Observed,
     Pod,
     Probe,
+    Snapshot,
 )
+from triton_pipelines.controllers.pipeline.state import PipelineState
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
@@ -98,7 +98,7 @@ class World:
     pods: list[ModelPod] = field(default_factory=list)
     nodes: tuple[Object, ...] | None = None
     log: list[Plan] = field(default_factory=list)
-    rendered: dict[str, Wanted | list[SpecFinding]] | None = None
+    rendered: dict[str, CompiledPipeline | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     kubelet: dict[str, str] = field(
@@ -147,9 +147,9 @@ class World:
         return [pod for pod in self.pods if pod.serving]
 
     @property
-    def memory(self) -> Memory:
-        """The controller's memory."""
-        return self.observed().memory()
+    def state(self) -> PipelineState:
+        """State of the policies."""
+        return self.observed().state()
 
     def condition(self, kind: str) -> Object:
         """A condition of the pipeline, or an empty one."""
@@ -164,7 +164,7 @@ class World:
             for item in self.status.get("conditions", [])
         }
 
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         """What the operator sees. Secrets are not among it."""
         pods = tuple(Pod.of(self._raw(pod)) for pod in self.pods)
         probes = {}
@@ -183,7 +183,7 @@ class World:
                 probes[f"uid-{pod.name}"] = look.after(self._looks.get(f"uid-{pod.name}"))
         document = copy.deepcopy(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
-        return Observed(
+        return Snapshot(
             document,
             self.children,
             pods,
@@ -303,28 +303,28 @@ class World:
         """A plan that is not carried out."""
         return self._planned(self.observed())
 
-    def _planned(self, observed: Observed) -> Plan:
+    def _planned(self, observed: Snapshot) -> Plan:
         context = Context(
             self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll
         )
         return plan(observed, context, self.now, self.wanted(observed))
 
-    def wanted(self, observed: Observed) -> Wanted | list[SpecFinding] | None:
+    def wanted(self, observed: Snapshot) -> CompiledPipeline | list[SpecFinding] | None:
         """What the spec comes to, from the cache; ``None`` without one: the planner finds it."""
         if self.rendered is None:
             return None
-        memory = observed.memory()
+        state = observed.state()
         image = (
-            (observed.revision_record(memory.wanted) or {}).get("serverImage")
-            if memory.generation == observed.generation
+            (observed.revision_record(state.revision.desired) or {}).get("serverImage")
+            if state.revision.generation == observed.generation
             else None
         )
         # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
         known = [
-            tuned_padding.data(tuned_padding.recorded(observed)),
-            memory.failed_revision,
-            memory.failed_spec,
-            memory.restored,
+            padding_choices.data(padding_choices.recorded(observed)),
+            state.rollout.failed_revision,
+            state.rollout.failed_spec,
+            state.rollout.restored,
         ]
         key = json.dumps(
             [self.document["spec"], repr(self.options), self.digests, image, known], sort_keys=True
@@ -337,7 +337,7 @@ class World:
         """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
         decided = self._planned(observed := self.observed())
         self._looks = dict(observed.probes)
-        self._accepted = remembered_of(observed, decided.apply)  # as the operator's process does
+        self._accepted = last_good_after(observed, decided.apply)  # as the operator's process does
         left = (
             writes
             if writes is not None

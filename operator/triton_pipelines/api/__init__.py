@@ -1,4 +1,7 @@
-"""The resource ``InferencePipeline``: models, rules, names, conditions. Lowest layer; does no I/O."""
+"""The resource ``InferencePipeline``: models, rules, names, conditions.
+
+Lowest layer; does no I/O.
+"""
 
 from .base import Finding, Severity, Switch
 from .parse import parse

@@ -1,7 +1,7 @@
 """Base of the resource's models: strict parsing, rules across fields, and findings.
 
-Each rule has two forms side by side: CEL for the API server and Python for the command line. A corpus
-of valid and invalid resources in the tests proves that both decide alike.
+Each rule has two forms side by side: CEL for the API server and Python for the command line. A
+corpus of valid and invalid resources in the tests proves that both decide alike.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Switch(StrEnum):
     DISABLED = "Disabled"
 
 
-# Names of models: any that is one folder name to Triton ("must not contain path traversal characters") and needs no quoting in a URL.
+# Names of models: any that is one folder name to Triton ("must not contain path traversal
+# characters") and needs no quoting in a URL.
 TRITON_NAME_PATTERN = r"^[A-Za-z0-9_+=@~-]+(\.[A-Za-z0-9_+=@~-]+)*$"
 TritonName = Annotated[str, Field(min_length=1, max_length=128, pattern=TRITON_NAME_PATTERN)]
 # Names of tensors: any that Triton takes (854, input.1, a/b:0); only control characters are out.
@@ -166,5 +167,6 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_N
 DATA_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)]
 LabelKey = Annotated[str, Field(max_length=317)]
-# A part of the Kubernetes API passed on as written; the API server judges it when the child object is applied.
+# A part of the Kubernetes API passed on as written; the API server judges it when the child object
+# is applied.
 Passthrough = dict[str, Any]

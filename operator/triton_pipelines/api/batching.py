@@ -1,4 +1,7 @@
-"""Triton's schedulers of one step, as a user writes them: dynamic batcher, sequence batcher, custom batching library."""
+"""Triton's schedulers of one step, as a user writes them.
+
+Dynamic batcher, sequence batcher, custom batching library.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,16 @@ class QueuePolicy(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Requests that may wait; more are refused with 503. 0: no limit.",
+            description="Requests that may wait; further requests are rejected with 503. 0: no limit.",
         ),
     ] = None
     timeout_action: Annotated[
         TimeoutAction | None,
         Field(
-            description="REJECT (the default) a request that waited too long, or DELAY it behind all others."
+            description=(
+                "REJECT (default) rejects a request that waited too long; DELAY moves it behind all"
+                " others."
+            )
         ),
     ] = None
     default_timeout_microseconds: Annotated[
@@ -51,7 +57,7 @@ class QueuePolicy(ApiModel):
         ),
     ] = None
     allow_timeout_override: Annotated[
-        Switch | None, Field(description="Enabled: a request may ask for a shorter timeout.")
+        Switch | None, Field(description="Enabled: a request may set a shorter timeout.")
     ] = None
 
     @property
@@ -64,7 +70,10 @@ class QueuePolicy(ApiModel):
 
 
 class PriorityQueuePolicy(QueuePolicy):
-    """Bounds of the queue of one priority level; what is left out is unlimited, whatever queuePolicy says."""
+    """Bounds of the queue of one priority level.
+
+    What is left out is unlimited, whatever queuePolicy says.
+    """
 
     priority: Annotated[
         int, Field(ge=1, le=MAX_PRIORITY_LEVELS, description="The level, 1 being the most urgent.")
@@ -75,16 +84,19 @@ _DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.def
 
 
 class DynamicBatching(ApiModel):
-    """Triton's dynamic batcher of one step. Left out, it is on with Triton's defaults (unless sequenceBatching is set)."""
+    """Triton's dynamic batcher of one step.
 
-    mode: Annotated[Switch, Field(description="Disabled: the step runs request by request.")] = (
+    Left out, it is on with Triton's defaults (unless sequenceBatching is set).
+    """
+
+    mode: Annotated[Switch, Field(description="Disabled: the step runs one request at a time.")] = (
         Switch.ENABLED
     )
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Sizes at which a batch is sent at once.",
+            description="Sizes at which a batch runs immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -93,19 +105,22 @@ class DynamicBatching(ApiModel):
         Field(
             ge=0,
             le=MAX_DELAY_MICROSECONDS,
-            description="Longest time that a request waits for company, in microseconds.",
+            description="Longest time that a request waits to be batched, in microseconds.",
         ),
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Enabled: answers leave in the order in which requests came."),
+        Field(description="Enabled: responses are sent in the order of the requests."),
     ] = None
     priority_levels: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Number of priorities that a request may have, 1 being the most urgent. Left out: no priorities.",
+            description=(
+                "Number of priorities that a request may have, 1 being the most urgent. Default: no"
+                " priorities."
+            ),
         ),
     ] = None
     default_priority_level: Annotated[
@@ -113,18 +128,18 @@ class DynamicBatching(ApiModel):
         Field(
             ge=1,
             le=MAX_PRIORITY_LEVELS,
-            description="Priority of a request that names none. Needed with priorityLevels.",
+            description="Priority of a request without one. Required with priorityLevels.",
         ),
     ] = None
     queue_policy: Annotated[
         QueuePolicy | None,
-        Field(description="Bounds of the queue, and of each priority's without an own policy."),
+        Field(description="Limits of the queue, and of each priority without its own policy."),
     ] = None
     priority_queue_policies: Annotated[
         tuple[PriorityQueuePolicy, ...],
         Field(
             max_length=16,
-            description="Bounds of single priorities' queues.",
+            description="Limits of the queues of single priorities.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["priority"],
@@ -135,8 +150,12 @@ class DynamicBatching(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering)"
-            " || has(self.queuePolicy) || has(self.priorityLevels) || has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
-            message="mode Disabled takes no further settings: without a batcher Triton has no queue policy; remove them or set mode to Enabled",
+            " || has(self.queuePolicy) || has(self.priorityLevels) ||"
+            " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
+            message=(
+                "mode Disabled allows no other settings, because Triton has no queue policy without a"
+                " batcher; remove them or set mode to Enabled"
+            ),
             holds=lambda b: (
                 b.mode is Switch.ENABLED
                 or not (
@@ -152,8 +171,14 @@ class DynamicBatching(ApiModel):
             field="mode",
         ),
         FieldRule(
-            cel=f"!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})",
-            message="preserveOrdering cannot go with timeoutAction DELAY and a timeout: a delayed request would break the order; use REJECT",
+            cel=(
+                "!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' &&"
+                f" has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})"
+            ),
+            message=(
+                "preserveOrdering excludes timeoutAction DELAY with a timeout, because a delayed"
+                " request would break the order; use REJECT"
+            ),
             holds=lambda b: (
                 not (
                     b.preserve_ordering is Switch.ENABLED
@@ -164,8 +189,14 @@ class DynamicBatching(ApiModel):
             field="preserveOrdering",
         ),
         FieldRule(
-            cel="!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' && has(self.priorityLevels) && self.priorityLevels > 1)",
-            message="preserveOrdering cannot go with more than one priority level: an urgent request would overtake; remove one of them",
+            cel=(
+                "!(has(self.preserveOrdering) && self.preserveOrdering == 'Enabled' &&"
+                " has(self.priorityLevels) && self.priorityLevels > 1)"
+            ),
+            message=(
+                "preserveOrdering excludes more than one priority level, because an urgent request"
+                " would overtake others; remove one of them"
+            ),
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)
             ),
@@ -173,12 +204,18 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel="has(self.priorityLevels) == has(self.defaultPriorityLevel)",
-            message="priorityLevels and defaultPriorityLevel go together: Triton needs to know the priority of a request that names none",
+            message=(
+                "priorityLevels and defaultPriorityLevel need each other, because requests may omit"
+                " their priority"
+            ),
             holds=lambda b: (b.priority_levels is None) == (b.default_priority_level is None),
             field="defaultPriorityLevel",
         ),
         FieldRule(
-            cel="!has(self.priorityLevels) || !has(self.defaultPriorityLevel) || self.defaultPriorityLevel <= self.priorityLevels",
+            cel=(
+                "!has(self.priorityLevels) || !has(self.defaultPriorityLevel) ||"
+                " self.defaultPriorityLevel <= self.priorityLevels"
+            ),
             message="defaultPriorityLevel must be at most priorityLevels",
             holds=lambda b: (
                 b.priority_levels is None
@@ -189,8 +226,12 @@ class DynamicBatching(ApiModel):
         ),
         FieldRule(
             cel="!has(self.priorityQueuePolicies) || size(self.priorityQueuePolicies) == 0"
-            " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <= self.priorityLevels)",
-            message="each priority in priorityQueuePolicies must be at most priorityLevels, which it needs",
+            " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
+            " self.priorityLevels)",
+            message=(
+                "priorityQueuePolicies needs priorityLevels, and each priority must be at most"
+                " priorityLevels"
+            ),
             holds=lambda b: all(
                 policy.priority <= (b.priority_levels or 0) for policy in b.priority_queue_policies
             ),
@@ -234,20 +275,32 @@ class SequenceControl(ApiModel):
     kind: Annotated[
         ControlKind,
         Field(
-            description="START, END: first and last request of a sequence; READY: the slot holds a request; CORRID: id of the sequence."
+            description=(
+                "START, END: first and last request of a sequence; READY: the slot holds a request;"
+                " CORRID: id of the sequence."
+            )
         ),
     ]
     data_type: Annotated[
         DataType | None,
         Field(
-            description="START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default), INT64, UINT32, INT32 or STRING."
+            description=(
+                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default),"
+                " INT64, UINT32, INT32 or STRING."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])",
-            message="dataType of START, READY and END is INT32, FP32 or BOOL; of CORRID UINT64, INT64, UINT32, INT32 or STRING",
+            cel=(
+                "!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64',"
+                " 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])"
+            ),
+            message=(
+                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64, UINT32,"
+                " INT32 or STRING for CORRID"
+            ),
             holds=lambda c: (
                 c.data_type is None
                 or c.data_type
@@ -268,7 +321,9 @@ class InitialState(StrEnum):
 class SequenceState(ApiModel):
     """A tensor that Triton keeps from one request of a sequence to the next."""
 
-    input_name: Annotated[TensorName, Field(description="Input of the model that gets the state.")]
+    input_name: Annotated[
+        TensorName, Field(description="Input of the model that receives the state.")
+    ]
     output_name: Annotated[
         TensorName, Field(description="Output of the model that is the next state.")
     ]
@@ -285,18 +340,27 @@ class SequenceState(ApiModel):
     initial: Annotated[
         InitialState | None,
         Field(
-            description="Zero: a sequence starts with zeros (the default where every dim is fixed); Undefined: the model starts it itself."
+            description=(
+                "Zero: a sequence starts with zeros (default if every dim is fixed); Undefined: the"
+                " model sets the initial state."
+            )
         ),
     ] = None
 
 
 class SequenceBatching(ApiModel):
-    """Triton's sequence batcher: all requests of a sequence go to the same instance. A step with it is never scaled live."""
+    """Triton's sequence batcher: all requests of a sequence go to the same instance.
+
+    Such a step is never scaled live.
+    """
 
     strategy: Annotated[
         SequenceStrategy,
         Field(
-            description="Direct: a sequence holds a fixed slot of a batch; Oldest: batches are formed from the oldest requests."
+            description=(
+                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed from"
+                " the oldest requests."
+            )
         ),
     ]
     max_sequence_idle_microseconds: Annotated[
@@ -304,7 +368,10 @@ class SequenceBatching(ApiModel):
         Field(
             ge=1,
             le=86_400_000_000,
-            description="A sequence without a request for so long is given up, in microseconds. Default: Triton's, 1 s.",
+            description=(
+                "Microseconds without a request after which a sequence ends. Default: that of Triton,"
+                " 1 s."
+            ),
         ),
     ] = None
     controls: Annotated[
@@ -334,14 +401,14 @@ class SequenceBatching(ApiModel):
         Field(
             ge=1,
             le=1_000_000,
-            description="Oldest: most sequences that one instance keeps at once. Needed with it.",
+            description="Oldest: most concurrent sequences of one instance. Required for Oldest.",
         ),
     ] = None
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Oldest: sizes at which a batch is sent at once.",
+            description="Oldest: sizes at which a batch runs immediately.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -350,7 +417,7 @@ class SequenceBatching(ApiModel):
         Field(
             ge=0,
             le=MAX_DELAY_MICROSECONDS,
-            description="Longest time that a request waits for company, in microseconds.",
+            description="Longest time that a request waits to be batched, in microseconds.",
         ),
     ] = None
     minimum_slot_utilization_percent: Annotated[
@@ -358,26 +425,32 @@ class SequenceBatching(ApiModel):
         Field(
             ge=0,
             le=100,
-            description="Direct: share of the slots that must be filled before the delay is cut short.",
+            description=(
+                "Direct: percentage of slots that must be filled for a batch to run before its delay"
+                " ends."
+            ),
         ),
     ] = None
     preserve_ordering: Annotated[
         Switch | None,
-        Field(description="Oldest. Enabled: answers leave in the order in which requests came."),
+        Field(description="Oldest. Enabled: responses are sent in the order of the requests."),
     ] = None
 
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message="maxCandidateSequences is needed for strategy Oldest and forbidden for Direct",
+            message="maxCandidateSequences is required for strategy Oldest and not allowed for Direct",
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),
             field="maxCandidateSequences",
         ),
         FieldRule(
-            cel="self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) || has(self.preserveOrdering))",
-            message="preferredBatchSizes and preserveOrdering go with strategy Oldest only",
+            cel=(
+                "self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) ||"
+                " has(self.preserveOrdering))"
+            ),
+            message="preferredBatchSizes and preserveOrdering need strategy Oldest",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.OLDEST
                 or not (s.preferred_batch_sizes or s.preserve_ordering)
@@ -386,7 +459,7 @@ class SequenceBatching(ApiModel):
         ),
         FieldRule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
-            message="minimumSlotUtilizationPercent goes with strategy Direct only",
+            message="minimumSlotUtilizationPercent needs strategy Direct",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None
             ),
@@ -396,12 +469,18 @@ class SequenceBatching(ApiModel):
 
 
 class BatchStrategy(ApiModel):
-    """A custom batching library: C functions that decide which requests join a batch, on top of the dynamic batcher."""
+    """A custom batching library.
+
+    C functions that decide which requests join a batch, on top of the dynamic batcher.
+    """
 
     source: Annotated[
         SourceSpec | None,
         Field(
-            description="The shared library; it becomes batchstrategy.so in the model's folder, where Triton looks for it."
+            description=(
+                "The shared library; it becomes batchstrategy.so in the model's folder, where Triton"
+                " looks for it."
+            )
         ),
     ] = None
     path: Annotated[
@@ -410,19 +489,22 @@ class BatchStrategy(ApiModel):
             min_length=1,
             max_length=256,
             pattern=LIBRARY_PATTERN,
-            description="A library that the model's source brings: its path below the model's folder, such as 1/libvolume.so.",
+            description=(
+                "A library in the model's source: its path below the model's folder, such as"
+                " 1/libvolume.so."
+            ),
         ),
     ] = None
 
     rules = (
         FieldRule(
             cel="has(self.source) != has(self.path)",
-            message="exactly one of batchStrategy.source and batchStrategy.path is needed",
+            message="exactly one of batchStrategy.source and batchStrategy.path is required",
             holds=lambda b: (b.source is None) != (b.path is None),
         ),
         FieldRule(
             cel="!has(self.path) || !self.path.contains('..')",
-            message="path must stay in the model's folder: no '..'",
+            message="path must be inside the model's folder, without '..'",
             holds=lambda b: b.path is None or ".." not in b.path,
             field="path",
         ),

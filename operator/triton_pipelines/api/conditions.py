@@ -162,7 +162,8 @@ def merge(
 ) -> list[dict[str, Any]]:
     """The conditions to write: ``lastTransitionTime`` moves only with the status value.
 
-    ``previous`` is ``status.conditions`` as observed, ``now`` an RFC 3339 time. Abnormal-true conditions that are not true are left out.
+    ``previous`` is ``status.conditions`` as observed, ``now`` an RFC 3339 time. Abnormal-true
+    conditions that are not true are left out.
     """
     before = {condition.get("type"): condition for condition in previous}
     result = []

@@ -1,10 +1,14 @@
-"""The CustomResourceDefinition, generated from the models: one source for the API server, the command line and the reference.
+"""The CustomResourceDefinition, generated from the models.
 
-``python -m triton_pipelines.api.crd`` prints it; ``crds/`` holds the printed text, and a test holds the two together.
+One source for the API server, the command line and the reference.
 
-Pydantic speaks JSON Schema 2020-12, the API server a *structural* subset of OpenAPI 3.0. This module is the bridge: references are
-inlined, ``null`` alternatives dropped (an optional field is one that may be left out), exclusive bounds and constants rewritten,
-integers given a format and bounds, and each model's rules set beside it as ``x-kubernetes-validations``.
+``python -m triton_pipelines.api.crd`` prints it; ``crds/`` holds the printed text, and a test holds
+the two together.
+
+Pydantic speaks JSON Schema 2020-12, the API server a *structural* subset of OpenAPI 3.0. This
+module is the bridge: references are inlined, ``null`` alternatives dropped (an optional field is
+one that may be left out), exclusive bounds and constants rewritten, integers given a format and
+bounds, and each model's rules set beside it as ``x-kubernetes-validations``.
 """
 
 from __future__ import annotations
@@ -26,10 +30,12 @@ INT32_MAX = 2**31 - 1
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 VALIDATIONS = "x-kubernetes-validations"
-# Own marker of the models (see server.py): the items of this list are parts of the Kubernetes API passed on as written.
+# Own marker of the models (see server.py): the items of this list are parts of the Kubernetes API
+# passed on as written.
 ITEMS_PRESERVE = "items-preserve"
 
-# What is taken over from a pydantic schema as it is; all else is either rewritten below or has no meaning for the API server.
+# What is taken over from a pydantic schema as it is; all else is either rewritten below or has no
+# meaning for the API server.
 _KEPT = (
     "description",
     "type",
@@ -77,7 +83,8 @@ class _Structural:
 
     Args:
         model: the class at the root.
-        defaults: write scalar defaults (for ``spec``); ``status`` is written by the operator and takes none.
+        defaults: write scalar defaults (for ``spec``); ``status`` is written by the operator and
+            takes none.
     """
 
     def __init__(self, model: type[ApiModel], *, defaults: bool) -> None:
@@ -112,7 +119,10 @@ class _Structural:
     def _resolve(
         self, schema: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], type[ApiModel] | None]:
-        """Follow ``$ref`` and drop ``null`` alternatives; what stands beside a reference (description, default) wins."""
+        """Follow ``$ref`` and drop ``null`` alternatives.
+
+        What stands beside a reference (description, default) wins.
+        """
         model = None
         while "$ref" in schema or "anyOf" in schema:
             beside = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf")}
@@ -133,7 +143,10 @@ class _Structural:
     def _object(
         self, schema: Mapping[str, Any], model: type[ApiModel], *, below_list: bool
     ) -> dict[str, Any]:
-        result: dict[str, Any] = {"type": "object", "description": schema["description"]}
+        result: dict[str, Any] = {
+            "type": "object",
+            "description": " ".join(schema["description"].split()),
+        }
         properties = {}
         for key, value in schema.get("properties", {}).items():
             properties[key] = self._node(value, below_list=below_list)
@@ -180,7 +193,10 @@ class _Structural:
 
 
 def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
-    """Bounds and format of an integer; the pydantic form of exclusive bounds becomes an inclusive one."""
+    """Bounds and format of an integer.
+
+    The pydantic form of exclusive bounds becomes an inclusive one.
+    """
     if "exclusiveMinimum" in schema:
         result["minimum"] = schema["exclusiveMinimum"] + 1
     if "exclusiveMaximum" in schema:
@@ -193,8 +209,8 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
     )
 
 
-# Descriptions from this length on (characters) are written out once: the whole definition has to fit the annotation in which a
-# client-side apply keeps it (262144 bytes).
+# Descriptions from this length on (characters) are written out once: the whole definition has to
+# fit the annotation in which a client-side apply keeps it (262144 bytes).
 WRITTEN_ONCE_FROM = 80
 
 
@@ -246,7 +262,7 @@ PRINTER_COLUMNS = (
     # Without it, `kubectl get -w` would not tell why a rollout waits or failed.
     _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
-    _column("Revision", ".status.revision", "Revision that the latest spec asks for.", priority=1),
+    _column("Revision", ".status.revision", "Revision of the latest spec.", priority=1),
     _column("Message", _condition("Ready", "message"), "What it is, and what to do.", priority=1),
 )
 
@@ -268,7 +284,8 @@ def root_schema() -> dict[str, Any]:
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
             "spec": write_once(structural(PipelineSpec), "spec"),
-            # Until the operator has looked, the observed generation is none: otherwise kstatus (Flux, Helm) takes a new object for current.
+            # Until the operator has looked, the observed generation is none: otherwise kstatus
+            # (Flux, Helm) takes a new object for current.
             "status": {
                 **structural(Status, defaults=False),
                 "default": {"observedGeneration": NOT_OBSERVED},
@@ -348,7 +365,10 @@ def _root_schema() -> dict[str, Any]:
 
 
 def walk(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every node of a structural schema with its path (``spec.model.inputs[].name``; ``{}`` stands for a map's values)."""
+    """Every node of a structural schema with its path (``spec.model.inputs[].name``.
+
+    ``{}`` stands for a map's values).
+    """
     yield path, schema
     for key, child in schema.get("properties", {}).items():
         yield from walk(child, f"{path}.{key}" if path else key)
@@ -374,8 +394,8 @@ def render() -> str:
         definition(), Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True
     )
     return (
-        "# Generated by `python -m triton_pipelines.api.crd` from the models in operator/triton_pipelines/api. Do not edit.\n"
-        + text
+        "# Generated by `python -m triton_pipelines.api.crd` from the models in"
+        " operator/triton_pipelines/api. Do not edit.\n" + text
     )
 
 

@@ -1,6 +1,7 @@
 """Where the resource's fields stand, and which one was probably meant by a name that is none.
 
-People come from Triton's ``config.pbtxt``, KServe, Seldon and Helm charts: what those call a field is known here by their names.
+People come from Triton's ``config.pbtxt``, KServe, Seldon and Helm charts: what those call a field
+is known here by their names.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Location = Sequence[int | str]
 """A place in a document, as pydantic names it."""
 
 _MOST_NAMED = 3
-# What others call a field, without case and separators, and the fields that say it: the first of them that stands below the same parent,
-# else the last, wherever it stands (none where that is empty).
+# What others call a field, without case and separators, and the fields that say it: the first of
+# them that stands below the same parent, else the last, wherever it stands (none where that is
+# empty).
 _CALLED: dict[str, tuple[str, ...]] = {
     # Triton's config.pbtxt
     "input": ("inputs",),
@@ -137,7 +139,10 @@ def model_below(annotation: object) -> type[ApiModel] | None:
 
 
 def model_at(location: Location) -> type[ApiModel] | None:
-    """The model at a place of a document; ``None`` below a mapping of the user's own, and where nothing may stand."""
+    """The model at a place of a document.
+
+    ``None`` below a mapping of the user's own, and where nothing may stand.
+    """
     model: type[ApiModel] | None = InferencePipeline
     for part in location:
         if isinstance(part, str):
@@ -175,7 +180,10 @@ def _below(model: type[ApiModel], place: Place) -> Iterator[Place]:
 
 
 def unknown_field(location: Location) -> str:
-    """What to say about a name that is no field: the field that was meant, or all that may stand there."""
+    """What to say about a name that is no field.
+
+    The field that was meant, or all that may stand there.
+    """
     parent, name = location[:-1], str(location[-1])
     model = model_at(parent)
     siblings = list(fields_of(model)) if model is not None else []
@@ -192,7 +200,7 @@ def unknown_field(location: Location) -> str:
         meant = [near] if near else []
     if meant:
         return f"is not a field here; did you mean {' or '.join(meant)}?"
-    return f"is not a field; {written(parent) or 'the document'} takes {', '.join(siblings)}"
+    return f"is not a field; {written(parent) or 'the document'} has {', '.join(siblings)}"
 
 
 def _sibling(name: str, siblings: Sequence[str]) -> list[str]:
@@ -214,7 +222,10 @@ def _called(name: str, parent: Location) -> list[str]:
 
 
 def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
-    """Places that end with these names: those that share most of the way with ``parent``, of these the shortest."""
+    """Places that end with these names.
+
+    Those that share most of the way with ``parent``, of these the shortest.
+    """
     here = tuple(part for part in parent if isinstance(part, str))
     ends = tuple(plain(part) for part in chain)
     found = [
@@ -232,7 +243,8 @@ def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
         return -shared, len(place)
 
     best = min(map(rank, found), default=(0, 0))
-    # Steps, the model and auxiliary models have their fields from one type: the first place of each is enough.
+    # Steps, the model and auxiliary models have their fields from one type: the first place of each
+    # is enough.
     first: dict[object, Place] = {}
     for place in found:
         if rank(place) == best:
@@ -266,7 +278,10 @@ def _beside(place: Place, shared: int, parent: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A step of a document that need not fit the schema: its name in ``from``, its model's name, and the outputs it declares."""
+    """A step of a document that need not fit the schema.
+
+    Its name in ``from``, its model's name, and the outputs it declares.
+    """
 
     name: str
     model_name: str

@@ -4,8 +4,10 @@ How a count travels from the resource to a running server:
 
 | Stage | Carrier | Field |
 | --- | --- | --- |
-| resource | ``spec.tokenizer.instances`` (:class:`StepCopies`) | ``count``, or ``initial``, ``min``, ``max`` |
-| compile: defaults resolved | :class:`CountBounds`, by :meth:`StepCopies.bounds` | ``initial``, ``min``, ``max`` |
+| resource | ``spec.tokenizer.instances`` (:class:`StepCopies`) | ``count``, or ``initial``,
+``min``, ``max`` |
+| compile: defaults resolved | :class:`CountBounds`, by :meth:`StepCopies.bounds` | ``initial``,
+``min``, ``max`` |
 | compile: graph | ``StepInstances.counts``, the same object | ``initial``, ``min``, ``max`` |
 | revision ConfigMap, ``plan.json`` | ``loadplan.PlanCount`` | ``initial``, ``min``, ``max`` |
 | live ConfigMap, ``counts.json`` | ``loadplan.LiveCounts`` | desired count by step |
@@ -34,7 +36,10 @@ HOST_POLICY_PATTERN = r"^[A-Za-z0-9_.-]+$"
 
 
 class InstanceKind(StrEnum):
-    """Where instances run, in Triton's terms without the prefix KIND_; Auto leaves the choice to Triton."""
+    """Where instances run, in Triton's terms without the prefix KIND_.
+
+    Auto leaves the choice to Triton.
+    """
 
     GPU = "GPU"
     CPU = "CPU"
@@ -64,14 +69,20 @@ class CountBounds:
 
 
 class StepCopies(ApiModel):
-    """Copies of a step in one pod: a fixed count, or bounds within which a CPU step may be scaled."""
+    """Instances of a step in one pod.
+
+    A fixed count, or bounds within which a CPU step may be scaled.
+    """
 
     count: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="A fixed count: per GPU for kind GPU, else in all. Excludes initial, min and max.",
+            description=(
+                "A fixed count: per GPU for kind GPU, otherwise in total. Excludes initial, min and"
+                " max."
+            ),
         ),
     ] = None
     initial: Annotated[
@@ -79,7 +90,7 @@ class StepCopies(ApiModel):
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="Count that a new pipeline starts with. Default 1, or min where that is higher.",
+            description="Initial count of a new pipeline. Default: 1, or min if that is higher.",
         ),
     ] = None
     min: Annotated[
@@ -90,13 +101,20 @@ class StepCopies(ApiModel):
         Field(
             ge=1,
             le=MAX_INSTANCES,
-            description="Highest count; CPU and memory limits are sized for it. Default 4, or initial where that is higher.",
+            description=(
+                "Highest count; CPU and memory limits are sized for it. Default: 4, or initial if that"
+                " is higher."
+            ),
         ),
     ] = None
     kind: Annotated[
         InstanceKind | None,
         Field(
-            description="GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is 0, MODEL for vllm). It asks for no GPU: server.gpu does."
+            description=(
+                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for"
+                " tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is"
+                " 0, MODEL for vllm). It does not request a GPU; server.gpu does."
+            )
         ),
     ] = None
     host_policy: Annotated[
@@ -105,7 +123,10 @@ class StepCopies(ApiModel):
             min_length=1,
             max_length=64,
             pattern=HOST_POLICY_PATTERN,
-            description="Name of a host policy (NUMA node, CPU cores) that server.args sets with --host-policy.",
+            description=(
+                "Name of a host policy (NUMA node, CPU cores) that server.args sets with"
+                " --host-policy."
+            ),
         ),
     ] = None
 
@@ -117,20 +138,32 @@ class StepCopies(ApiModel):
             field="count",
         ),
         FieldRule(
-            cel="(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial : has(self.min) ? self.min : 1)",
+            cel=(
+                "(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial : has(self.min) ?"
+                " self.min : 1)"
+            ),
             message="instances.initial must be at least instances.min",
             holds=lambda i: (i.min or 1) <= (i.initial or i.min or 1),
             field="initial",
         ),
         FieldRule(
-            cel="!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min : 1) <= self.max",
+            cel=(
+                "!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min : 1)"
+                " <= self.max"
+            ),
             message="instances.max must be at least instances.initial and instances.min",
             holds=lambda i: i.max is None or (i.initial or i.min or 1) <= i.max,
             field="max",
         ),
         FieldRule(
-            cel="!(has(self.initial) || has(self.min) || has(self.max)) || !has(self.kind) || self.kind == 'CPU'",
-            message="initial, min and max are for steps that are scaled live, which run on CPU; for other kinds write count",
+            cel=(
+                "!(has(self.initial) || has(self.min) || has(self.max)) || !has(self.kind) ||"
+                " self.kind == 'CPU'"
+            ),
+            message=(
+                "initial, min and max need kind CPU, because only CPU steps are scaled live; write"
+                " count for other kinds"
+            ),
             holds=lambda i: (
                 (i.initial, i.min, i.max) == (None, None, None)
                 or i.kind in (None, InstanceKind.CPU)
@@ -173,7 +206,7 @@ class PlacedStepCopies(StepCopies):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-            message="gpus goes with kind GPU only",
+            message="gpus needs kind GPU",
             holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
             field="gpus",
         ),
@@ -195,7 +228,7 @@ class ModelInstances(PlacedStepCopies):
 
 
 class InstanceResources(ApiModel):
-    """What one more instance may use."""
+    """Resources of one instance."""
 
     cpu: Annotated[Quantity, Field(description="CPU of one instance.")] = "1"
     memory: Annotated[Quantity, Field(description="Memory of one instance.")] = "400Mi"

@@ -1,9 +1,12 @@
-"""What the renderer asks of the loader and what the loader answers: load plan, live counts, resolved sources, report.
+"""What the renderer asks of the loader and what the loader answers.
 
-``plan.json`` lies in the revision's ConfigMap (:data:`triton_pipelines.api.names.KEY_PLAN`), ``counts.json`` and
-``resolved.json`` in the live ConfigMap; the report is the loader's termination message. Both sides use these models, so a
-plan that one of them cannot read does not exist. JSON names are camelCase, Python names snake_case; everything is frozen,
-strict and refuses unknown fields, so that an older loader never silently skips what a newer plan asks for.
+Load plan, live counts, resolved sources, report.
+
+``plan.json`` lies in the revision's ConfigMap (:data:`triton_pipelines.api.names.KEY_PLAN`),
+``counts.json`` and ``resolved.json`` in the live ConfigMap; the report is the loader's termination
+message. Both sides use these models, so a plan that one of them cannot read does not exist. JSON
+names are camelCase, Python names snake_case; everything is frozen, strict and refuses unknown
+fields, so that an older loader never silently skips what a newer plan asks for.
 """
 
 from __future__ import annotations
@@ -91,17 +94,24 @@ class PlanCount(LoadModel):
     def _ordered(self) -> PlanCount:
         if not self.min <= self.initial <= self.max:
             raise ValueError(
-                f"step {self.step}: min {self.min} <= initial {self.initial} <= max {self.max} does not hold"
+                f"step {self.step}: min {self.min} <= initial {self.initial} <= max {self.max}"
+                " does not hold"
             )
         return self
 
     def clamp(self, wanted: int | None) -> int:
-        """The instances a new pod starts with: ``wanted`` (``initial`` when nothing is wanted yet), within min..max."""
+        """The instances a new pod starts with.
+
+        ``wanted`` (``initial`` when nothing is wanted yet), within min..max.
+        """
         return max(self.min, min(self.max, self.initial if wanted is None else wanted))
 
 
 class FetchKind(StrEnum):
-    """What is made of a source: a tokenizer's file, one file, a model's version folders, or everything below a folder."""
+    """What is made of a source.
+
+    A tokenizer's file, one file, a model's version folders, or everything below a folder.
+    """
 
     TOKENIZER = "tokenizer"
     FILE = "file"
@@ -110,7 +120,10 @@ class FetchKind(StrEnum):
 
 
 class PlanVersions(LoadModel):
-    """Which versions of a model are served, as Triton's version policy says it: exactly one of the three."""
+    """Which versions of a model are served, as Triton's version policy says it.
+
+    Exactly one of the three.
+    """
 
     latest: Version | None = None
     all: Literal[True] | None = None
@@ -128,7 +141,10 @@ class PlanVersions(LoadModel):
         return self.latest == 1
 
     def select(self, held: Collection[int]) -> tuple[int, ...]:
-        """The versions of ``held`` that are served, in ascending order. Versions asked for and not held are left out."""
+        """The versions of ``held`` that are served, in ascending order.
+
+        Versions asked for and not held are left out.
+        """
         ordered = sorted(set(held))
         if self.latest is not None:
             return tuple(ordered[-self.latest :])
@@ -138,17 +154,22 @@ class PlanVersions(LoadModel):
 
 
 class PlanFetch(LoadModel):
-    """One source to fetch into ``target``: a file below the repository, for a model or folder a folder of it.
+    """One source to fetch into ``target``.
 
-    ``credentials`` and ``ca`` say whether the source's credential and CA folders are mounted (``STEP`` or ``STEP.SLOT``).
-    ``path`` names a file or folder inside a source that is a folder. ``field`` is the source's path in the resource, for messages.
+    A file below the repository, for a model or folder a folder of it.
 
-    Of a ``model`` the source decides what is made: one file becomes ``TARGET/1/<file>``; a folder of numbered folders the
-    versions that ``versions`` and ``pinned`` name, each whole; any other folder ``TARGET/1`` with everything below it
-    (``whole``), or with the main file and the data files that this names. ``file`` is the main file's name in a version folder
-    and ``source_file`` its name in the source where that is another; without ``file`` no main file is needed.
+    ``credentials`` and ``ca`` say whether the source's credential and CA folders are mounted
+    (``STEP`` or ``STEP.SLOT``). ``path`` names a file or folder inside a source that is a folder.
+    ``field`` is the source's path in the resource, for messages.
 
-    Of a ``tokenizer``, ``cuts_pairs`` says that pairs of texts which are too long are cut, which not every one of them allows.
+    Of a ``model`` the source decides what is made: one file becomes ``TARGET/1/<file>``; a folder
+    of numbered folders the versions that ``versions`` and ``pinned`` name, each whole; any other
+    folder ``TARGET/1`` with everything below it (``whole``), or with the main file and the data
+    files that this names. ``file`` is the main file's name in a version folder and ``source_file``
+    its name in the source where that is another; without ``file`` no main file is needed.
+
+    Of a ``tokenizer``, ``cuts_pairs`` says that pairs of texts which are too long are cut, which
+    not every one of them allows.
     """
 
     step: Name
@@ -197,7 +218,8 @@ class PlanFetch(LoadModel):
             )
         if self.kind is FetchKind.MODEL and "/" in self.target:
             raise ValueError(
-                f"step {self.step}: the target of a model is its folder in the repository, not {self.target}"
+                f"step {self.step}: the target of a model is its folder in the repository, not"
+                f" {self.target}"
             )
         if (
             self.kind is FetchKind.MODEL
@@ -205,7 +227,8 @@ class PlanFetch(LoadModel):
             and (self.source_file is not None or not self.whole)
         ):
             raise ValueError(
-                f"step {self.step}: a model needs the name of its file unless whole folders are taken"
+                f"step {self.step}: a model needs the name of its file unless whole folders are"
+                " taken"
             )
         return self
 
@@ -255,8 +278,9 @@ class PlanPlace(LoadModel):
 class PlanTokens(LoadModel):
     """What the pipeline's tokenizer feeds a file with.
 
-    ``tokenizer`` is its tokenizer.json below the repository; ``ids`` and ``masks`` name the file's inputs that carry token ids and attention masks,
-    ``others`` further ones of one value per token. Rows have at most ``max_length`` tokens.
+    ``tokenizer`` is its tokenizer.json below the repository; ``ids`` and ``masks`` name the file's
+    inputs that carry token ids and attention masks, ``others`` further ones of one value per token.
+    Rows have at most ``max_length`` tokens.
     """
 
     tokenizer: RelativePath
@@ -272,9 +296,12 @@ class PlanTokens(LoadModel):
 
 
 class PlanCheck(PlanPlace):
-    """ONNX files whose inputs and outputs must fit the step's declared tensors: the one at ``path``, or ``file`` of every version of ``model``.
+    """ONNX files whose inputs and outputs must fit the step's declared tensors.
 
-    With ``tokens`` they must also know every token that the pipeline's tokenizer can emit, and take rows as long as it sends.
+    The one at ``path``, or ``file`` of every version of ``model``.
+
+    With ``tokens`` they must also know every token that the pipeline's tokenizer can emit, and take
+    rows as long as it sends.
     """
 
     format: Literal["onnx"] = "onnx"
@@ -286,12 +313,18 @@ class PlanCheck(PlanPlace):
 
 
 def shape_input(name: str) -> str:
-    """The input that carries the row lengths of the ragged input ``name``: INT32 [rows, 1], filled by Triton (BATCH_ITEM_SHAPE)."""
+    """The input that carries the row lengths of the ragged input ``name``.
+
+    INT32 [rows, 1], filled by Triton (BATCH_ITEM_SHAPE).
+    """
     return f"{name}__shape"
 
 
 class PlanRaggedInput(LoadModel):
-    """An input of an ONNX file that arrives flat; ``pad_value`` fills the rows that are shorter than the batch's longest."""
+    """An input of an ONNX file that arrives flat.
+
+    ``pad_value`` fills the rows that are shorter than the batch's longest.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     pad_value: int = 0
@@ -340,7 +373,8 @@ class LoadPlan(LoadModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> LoadPlan:
-        # What folders hold is known when they are fetched: the loader looks for collisions of their files.
+        # What folders hold is known when they are fetched: the loader looks for collisions of their
+        # files.
         files = [
             item.target for item in self.fetch if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER)
         ]
@@ -361,10 +395,12 @@ class LoadPlan(LoadModel):
         return self
 
     def to_json(self) -> str:
-        """The plan as canonical JSON (sorted keys, one trailing newline): equal plans give equal bytes.
+        """The plan as canonical JSON (sorted keys, one trailing newline).
 
-        Fields that joined the contract later are left out where they say nothing: a plan that does not use them keeps its bytes, and
-        with them the pipeline's revision.
+        Equal plans give equal bytes.
+
+        Fields that joined the contract later are left out where they say nothing: a plan that does
+        not use them keeps its bytes, and with them the pipeline's revision.
         """
         plan: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
         if not self.adapt:

@@ -1,4 +1,7 @@
-"""What the loader answers: resolved sources, findings, and the report that is its termination message."""
+"""What the loader answers.
+
+Resolved sources, findings, and the report that is its termination message.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ REPORT_MAX_BYTES: Final = 4096
 class ResolvedSource(LoadModel):
     """What an unpinned source was at the first load of a revision, and the digest of its files.
 
-    ``revision`` is a commit, an image's digest, an object's version or ETag; of a folder without one of these
-    ``listing=<SHA-256 over names, sizes and ETags>``, and with numbered versions ``versions=1,2`` (before ``;listing=…``).
+    ``revision`` is a commit, an image's digest, an object's version or ETag; of a folder without
+    one of these ``listing=<SHA-256 over names, sizes and ETags>``, and with numbered versions
+    ``versions=1,2`` (before ``;listing=…``).
     """
 
     revision: str | None = None
@@ -50,7 +54,10 @@ class LoadReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> LoadReason | None:
-        """Read the name that loaders before 0.1.0 report; their image stays pinned by old revisions."""
+        """Read the name that loaders before 0.1.0 report.
+
+        Their image stays pinned by old revisions.
+        """
         return cls.RAGGED_UNSUPPORTED if value == "NotRagged" else None
 
 
@@ -91,7 +98,10 @@ class ReportSource(LoadModel):
 
 
 class LoadReport(LoadModel):
-    """The loader's termination message. At most :data:`REPORT_MAX_BYTES` bytes as :meth:`to_json` writes it."""
+    """The loader's termination message.
+
+    At most :data:`REPORT_MAX_BYTES` bytes as :meth:`to_json` writes it.
+    """
 
     ok: bool
     revision: str
@@ -99,13 +109,18 @@ class LoadReport(LoadModel):
     findings: Annotated[tuple[LoadFinding, ...], Field(strict=False)] = ()
 
     sources_left_out: Annotated[int, Field(ge=0)] = 0
-    """Sources that did not fit into the message. What they resolved to is unknown to the operator."""
+    """Sources that did not fit into the message.
+
+    What they resolved to is unknown to the operator.
+    """
 
     def to_json(self, limit: int = REPORT_MAX_BYTES) -> str:
-        """JSON of at most ``limit`` UTF-8 bytes: messages are cut first, then URIs, then findings that inform, then sources, then findings.
+        """JSON of at most ``limit`` UTF-8 bytes.
 
-        A cut never breaks the JSON, and the first finding of a failed load always keeps its reason. What a source resolved to is
-        kept as long as possible: later pods fetch exactly that.
+        Messages are cut first, then URIs, then findings that inform, then sources, then findings.
+
+        A cut never breaks the JSON, and the first finding of a failed load always keeps its reason.
+        What a source resolved to is kept as long as possible: later pods fetch exactly that.
         """
         report = self
         for length in (2048, 1024, 512, 256, 128, 64):
@@ -148,7 +163,10 @@ _SHORT_URI: Final = 32
 
 
 def _cut(finding: LoadFinding, length: int) -> LoadFinding:
-    """``finding`` with a message of at most ``length`` characters; the end is kept too, since it says what to do."""
+    """``finding`` with a message of at most ``length`` characters.
+
+    The end is kept too, since it says what to do.
+    """
     text = finding.message
     if len(text) <= length:
         return finding
@@ -173,11 +191,14 @@ def resolution(report: LoadReport) -> dict[str, ResolvedSource]:
 
 
 def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple[LoadFinding, ...]:
-    """Where a pod loaded something else than ``recorded``: SourceChanged findings, with both sides; none for a pod that fits.
+    """Where a pod loaded something else than ``recorded``.
 
-    Pods of a revision that start at the same time all load before anything is recorded, and an unpinned source can change in
-    between. The one whose report is recorded decides; a pod for which this returns findings serves other files and has to be
-    replaced (the next one finds the record and fetches exactly that). Digests decide where both are known, as in the loader.
+    SourceChanged findings, with both sides; none for a pod that fits.
+
+    Pods of a revision that start at the same time all load before anything is recorded, and an
+    unpinned source can change in between. The one whose report is recorded decides; a pod for which
+    this returns findings serves other files and has to be replaced (the next one finds the record
+    and fetches exactly that). Digests decide where both are known, as in the loader.
     """
     findings = []
     for item in report.sources:
@@ -194,7 +215,10 @@ def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple
 
 
 def same_source(recorded: ResolvedSource, revision: str | None, sha256: str | None) -> bool:
-    """Whether a source is what it was: the digest decides where it is known, since an ETag may change without the content."""
+    """Whether a source is what it was.
+
+    The digest decides where it is known, since an ETag may change without the content.
+    """
     if recorded.sha256 is not None and sha256 is not None:
         return recorded.sha256 == sha256
     return recorded.revision is None or revision is None or recorded.revision == revision

@@ -26,7 +26,8 @@ def _below(path: str) -> str:
 
 
 RelativePath = Annotated[str, AfterValidator(_below)]
-"""A normal relative POSIX path: not empty, no ``..``, no ``.``, no leading slash, no doubled slash."""
+"""A normal relative POSIX path: not empty, no ``..``, no ``.``, no leading slash, no doubled slash.
+"""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A SHA-256 digest, 64 lower-case hexadecimal digits."""
@@ -46,7 +47,10 @@ Version = Annotated[int, Field(ge=1)]
 
 
 def source_key(step: str, slot: str) -> str:
-    """What one source of a step goes by: the name of its mount folders and its key in ``resolved.json``. No label holds a dot."""
+    """What one source of a step goes by.
+
+    The name of its mount folders and its key in ``resolved.json``. No label holds a dot.
+    """
     return f"{step}.{slot}" if slot else step
 
 

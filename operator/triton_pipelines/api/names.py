@@ -66,7 +66,8 @@ PATH_MODELS: Final = f"{PATH_ROOT}/models"
 PATH_SITE: Final = f"{PATH_ROOT}/site"
 PATH_ENGINES: Final = "/tritonpipe-engines"
 PATH_CACHE: Final = "/tritonpipe-cache"
-# Folder of a shared volume that holds the engines, one folder per pipeline; the loader's own files lie beside it.
+# Folder of a shared volume that holds the engines, one folder per pipeline; the loader's own files
+# lie beside it.
 FOLDER_ENGINES: Final = "engines"
 PATH_CONFIG: Final = "/etc/tritonpipe"
 PATH_REVISION: Final = f"{PATH_CONFIG}/revision"
@@ -97,10 +98,12 @@ KEY_ACCEPTED: Final = "accepted.json"
 KEY_MEASURED_PADDING: Final = "measured-padding.json"
 KEY_CONTROL: Final = "admin-key"
 
-# Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below (measured, Triton 24.10).
+# Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below
+# (measured, Triton 24.10).
 CONTROL_HEADER: Final = "admin-key"
 CONTROL_GRPC_METADATA: Final = f"triton-grpc-protocol-{CONTROL_HEADER}"
-# API groups of Triton closed by the key; model-config and statistics stay open, clients and perf_analyzer read them first.
+# API groups of Triton closed by the key; model-config and statistics stay open, clients and
+# perf_analyzer read them first.
 CONTROL_GROUPS: Final = "model-repository,shared-memory,trace,logging"
 
 RUNTIME_PARAMETER_PREFIX: Final = "tritonpipe."
@@ -111,7 +114,10 @@ _REVISION: Final = re.compile(rf"[0-9a-f]{{{REVISION_LENGTH}}}")
 
 
 def is_revision(text: str) -> bool:
-    """Whether this is a revision as rendering names them: the beginning of a hash. Labels can be written by anybody."""
+    """Whether this is a revision as rendering names them: the beginning of a hash.
+
+    Labels can be written by anybody.
+    """
     return _REVISION.fullmatch(text) is not None
 
 
@@ -121,13 +127,19 @@ def revision_name(pipeline: str, revision: str) -> str:
 
 
 def live_name(pipeline: str) -> str:
-    """Name of the ConfigMap that outlives pods and revisions: desired counts, resolved sources, the controller's memory."""
+    """Name of the ConfigMap that outlives pods and revisions.
+
+    Desired counts, resolved sources, the controller's memory.
+    """
     return f"{pipeline}-live"
 
 
 def tuning_name(pipeline: str, run: str, component: str = COMPONENT_CANARY) -> str:
-    """Name of a tuning run's objects (at most 40 + 1 + 8 + 6 + 7 characters); ``run``: eight characters of a hash, so that no pipeline
-    bears such a name, and a run's Job is not the one before."""
+    """Name of a tuning run's objects (at most 40 + 1 + 8 + 6 + 7 characters).
+
+    ``run``: eight characters of a hash, so that no pipeline bears such a name, and a run's Job is
+    not the one before.
+    """
     return f"{pipeline}-{run}-tuning" + ("-tuner" if component == COMPONENT_TUNER else "")
 
 

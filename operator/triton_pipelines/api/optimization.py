@@ -1,4 +1,7 @@
-"""What a backend makes of a model's file: versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range."""
+"""What a backend makes of a model's file.
+
+Versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,14 @@ class AllVersions(ApiModel):
 
 
 class VersionPolicy(ApiModel):
-    """Which numbered versions of a model are served. Triton runs the instance count for each of them."""
+    """Which numbered versions of a model are served.
+
+    Triton runs the instance count for each of them.
+    """
 
     latest: Annotated[
-        int | None, Field(ge=1, le=64, description="So many of the highest numbers.")
+        int | None,
+        Field(ge=1, le=64, description="How many of the highest version numbers to serve."),
     ] = None
     all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
     specific: Annotated[
@@ -37,8 +44,14 @@ class VersionPolicy(ApiModel):
 
     rules = (
         FieldRule(
-            cel="(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) && size(self.specific) > 0 ? 1 : 0) == 1",
-            message="exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is needed",
+            cel=(
+                "(has(self.latest) ? 1 : 0) + (has(self.all) ? 1 : 0) + (has(self.specific) &&"
+                " size(self.specific) > 0 ? 1 : 0) == 1"
+            ),
+            message=(
+                "exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is"
+                " required"
+            ),
             holds=lambda p: (p.latest is not None) + (p.all is not None) + bool(p.specific) == 1,
         ),
     )
@@ -55,7 +68,10 @@ class Warmup(ApiModel):
     mode: Annotated[
         Switch,
         Field(
-            description="Disabled: none. A warm-up that fails ends Triton 24.10: switch it on only for inputs known to answer."
+            description=(
+                "Disabled: no warm-up. Triton 24.10 exits if a warm-up fails: enable it only for"
+                " inputs that are known to work."
+            )
         ),
     ] = Switch.ENABLED
     batch_sizes: Annotated[
@@ -96,7 +112,10 @@ class TensorRT(ApiModel):
     engine_cache: Annotated[
         Switch | None,
         Field(
-            description="Enabled: built engines are kept, on server.modelCache where that is set, always outside the model's folder. Default: Disabled."
+            description=(
+                "Enabled: built engines are kept outside the model's folder, on server.modelCache if"
+                " that is set. Default: Disabled."
+            )
         ),
     ] = None
     calibration_table: Annotated[
@@ -105,7 +124,7 @@ class TensorRT(ApiModel):
             min_length=1,
             max_length=128,
             pattern=TABLE_PATTERN,
-            description="INT8: name of the calibration table, a file beside the model's file.",
+            description="INT8: name of the calibration table, a file next to the model's file.",
         ),
     ] = None
     workspace_mebibytes: Annotated[
@@ -116,7 +135,7 @@ class TensorRT(ApiModel):
     rules = (
         FieldRule(
             cel="(has(self.precision) && self.precision == 'INT8') == has(self.calibrationTable)",
-            message="calibrationTable is needed for precision INT8 and forbidden otherwise",
+            message="calibrationTable is required for precision INT8 and not allowed otherwise",
             holds=lambda t: (t.precision is Precision.INT8) == (t.calibration_table is not None),
             field="calibrationTable",
         ),
@@ -172,7 +191,11 @@ class TokenLengths(ApiModel):
         tuple[LengthProfile, ...],
         Field(
             max_length=16,
-            description="Instead of min and max: a TensorRT plan's optimization profiles, in its order. Every length that padding makes has to lie, with up to maxBatchSize rows, in one that instances.profiles names (the first where it names none); buckets default to their max.",
+            description=(
+                "Instead of min and max: the optimization profiles of a TensorRT plan, in order. Every"
+                " length that padding creates must fit, with up to maxBatchSize rows, a profile in"
+                " instances.profiles (default: the first). Buckets default to the max of the profiles."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -199,7 +222,10 @@ class Vllm(ApiModel):
     engine_args: Annotated[
         Passthrough,
         Field(
-            description="Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be left out where source brings the weights.",
+            description=(
+                "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be"
+                " omitted if source contains the weights."
+            ),
             json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         ),
     ]

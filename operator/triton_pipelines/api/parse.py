@@ -100,7 +100,8 @@ def _normalized(value: Any) -> Any:
 def _without_echoes(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the errors without consequential ones.
 
-    Pydantic counts only the valid items of a list, so an invalid item also makes its list "too short".
+    Pydantic counts only the valid items of a list, so an invalid item also makes its list "too
+    short".
     """
 
     def echo(item: dict[str, Any]) -> bool:

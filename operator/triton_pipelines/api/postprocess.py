@@ -16,7 +16,7 @@ from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
 
 class PostprocessType(StrEnum):
-    """What is made of the model's output."""
+    """How the model's outputs are processed."""
 
     NONE = "None"
     SOFTMAX = "Softmax"
@@ -39,7 +39,11 @@ class Postprocess(ApiModel):
     type: Annotated[
         PostprocessType | None,
         Field(
-            description="None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid: probabilities and labels. MeanPooling, FirstToken: an embedding. Python: own model.py."
+            description=(
+                "None (the default): the model's outputs are the pipeline's. Softmax, Sigmoid:"
+                " probabilities and labels. MeanPooling, FirstToken: an embedding. Python: a custom"
+                " model.py."
+            )
         ),
     ] = None
     from_: Annotated[
@@ -63,7 +67,7 @@ class Postprocess(ApiModel):
         Field(
             ge=1,
             le=4096,
-            description="How many labels and scores are answered, best first. Default 1.",
+            description="Number of labels and scores to return, best first. Default: 1.",
         ),
     ] = None
     normalize: Annotated[
@@ -82,7 +86,7 @@ class Postprocess(ApiModel):
         tuple[OutputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Type Python: its output tensors. Needed with it.",
+            description="Type Python: its output tensors. Required for type Python.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -92,7 +96,7 @@ class Postprocess(ApiModel):
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
-            description="What one more instance may use. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."
+            description="Resources of one instance. Default: 100m and 256Mi; cpu 1 and 400Mi if it is scaled."
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -108,32 +112,35 @@ class Postprocess(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in ['Softmax', 'Sigmoid']",
-            message="labels go with type Softmax or Sigmoid only",
+            cel=(
+                "!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in"
+                " ['Softmax', 'Sigmoid']"
+            ),
+            message="labels need type Softmax or Sigmoid",
             holds=lambda p: not p.labels or p.type in CLASSIFIERS,
             field="labels",
         ),
         FieldRule(
             cel="!has(self.topK) || has(self.labels) && self.topK <= size(self.labels)",
-            message="topK needs labels, and is at most their number",
+            message="topK needs labels and must be at most their number",
             holds=lambda p: p.top_k is None or p.top_k <= len(p.labels),
             field="topK",
         ),
         FieldRule(
             cel="!has(self.normalize) || has(self.type) && self.type in ['MeanPooling', 'FirstToken']",
-            message="normalize goes with type MeanPooling or FirstToken only",
+            message="normalize needs type MeanPooling or FirstToken",
             holds=lambda p: p.normalize is None or p.type in POOLINGS,
             field="normalize",
         ),
         FieldRule(
             cel="!has(self.maskFrom) || has(self.type) && self.type == 'MeanPooling'",
-            message="maskFrom goes with type MeanPooling only",
+            message="maskFrom needs type MeanPooling",
             holds=lambda p: p.mask_from is None or p.type is PostprocessType.MEAN_POOLING,
             field="maskFrom",
         ),
         FieldRule(
             cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
-            message="from needs a type other than None and Python (whose inputs have a from each)",
+            message="from needs a type other than None and Python (inputs of type Python have a from each)",
             holds=lambda p: (
                 p.from_ is None
                 or p.type not in (None, PostprocessType.NONE, PostprocessType.PYTHON)
@@ -142,19 +149,22 @@ class Postprocess(ApiModel):
         ),
         FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
-            message="python is needed for type Python and forbidden otherwise",
+            message="python is required for type Python and not allowed otherwise",
             holds=lambda p: (p.type is PostprocessType.PYTHON) == (p.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="type Python needs its outputs written out: name each with dataType and dims",
+            message="outputs is required for type Python; list each with dataType and dims",
             holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),
         FieldRule(
-            cel="has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) && !(has(self.outputs) && size(self.outputs) > 0)",
-            message="inputs and outputs are for type Python; what the other types read and answer follows from type",
+            cel=(
+                "has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) &&"
+                " !(has(self.outputs) && size(self.outputs) > 0)"
+            ),
+            message="inputs and outputs need type Python; the other types define their tensors themselves",
             holds=lambda p: p.python is not None or not (p.inputs or p.outputs),
             field="inputs",
         ),

@@ -1,4 +1,7 @@
-"""How a python step runs: own code with its side files and environment, or a runner that comes with the operator."""
+"""How a python step runs.
+
+Own code with its side files and environment, or a runner that comes with the operator.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +28,36 @@ class ConfigMapKey(ApiModel):
     """A key of a ConfigMap of the pipeline's namespace."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap.")]
-    key: Annotated[DataKey, Field(description="Key whose text is taken.")] = "model.py"
+    key: Annotated[DataKey, Field(description="Key whose text is used.")] = "model.py"
 
 
 class Code(ApiModel):
-    """Own code of a python step: a full Triton model.py. It runs with the rights of the pod; the operator can forbid it."""
+    """Custom code of a python step: a complete Triton model.py.
+
+    It runs with the permissions of the pod; the operator can forbid it.
+    """
 
     inline: Annotated[
         str | None, Field(min_length=1, max_length=65536, description="The code itself.")
     ] = None
     config_map_key_ref: Annotated[
         ConfigMapKey | None,
-        Field(description="A ConfigMap that holds it; a change of it is a new revision."),
+        Field(description="A ConfigMap that contains it. Changing it creates a new revision."),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
-            description="A file that holds it, or a folder with model.py and the modules it imports."
+            description="A file that contains it, or a folder with model.py and the modules it imports."
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source) ? 1 : 0) == 1",
-            message="exactly one of code.inline, code.configMapKeyRef and code.source is needed",
+            cel=(
+                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source)"
+                " ? 1 : 0) == 1"
+            ),
+            message="exactly one of code.inline, code.configMapKeyRef and code.source is required",
             holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
         ),
     )
@@ -64,7 +73,7 @@ class SideFile(ApiModel):
             min_length=1,
             max_length=256,
             pattern=SIDE_PATH_PATTERN,
-            description="Where it lies, below the folder of model.py. Default: the file's own name; needed for a folder.",
+            description="Its path below the folder of model.py. Default: the file name; required for a folder.",
         ),
     ] = None
 
@@ -75,7 +84,10 @@ class Environment(ApiModel):
     source: Annotated[
         SourceSpec,
         Field(
-            description="A .tar.gz that conda-pack made; its Python must be the image's (3.10 up to 24.10, 3.12 from 24.12)."
+            description=(
+                "A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10, 3.12"
+                " from 24.12."
+            )
         ),
     ]
 
@@ -83,7 +95,7 @@ class Environment(ApiModel):
 class CodeParts(ApiModel):
     """Own code of a python step with what it needs beside it."""
 
-    code: Annotated[Code | None, Field(description="Own model.py.")] = None
+    code: Annotated[Code | None, Field(description="A custom model.py.")] = None
     files: Annotated[
         tuple[SideFile, ...],
         Field(
@@ -95,7 +107,10 @@ class CodeParts(ApiModel):
     environment: Annotated[
         Environment | None,
         Field(
-            description="A packed Python environment. Default: the image's own Python; nothing is installed at pod start."
+            description=(
+                "A packed Python environment. Default: the image's own Python; nothing is installed at"
+                " pod start."
+            )
         ),
     ] = None
 
@@ -103,11 +118,11 @@ class CodeParts(ApiModel):
 class OwnCode(CodeParts):
     """How a step of own code runs."""
 
-    code: Annotated[Code, Field(description="Own model.py.")]
+    code: Annotated[Code, Field(description="A custom model.py.")]
 
 
 class Python(CodeParts):
-    """How a python step runs: own code, or a runner that comes with the operator."""
+    """How a python step runs: custom code, or a runner of the operator."""
 
     runner: Annotated[
         Runner | None,
@@ -119,7 +134,7 @@ class Python(CodeParts):
     rules = (
         FieldRule(
             cel="has(self.code) != has(self.runner)",
-            message="exactly one of python.code and python.runner is needed",
+            message="exactly one of python.code and python.runner is required",
             holds=lambda p: (p.code is None) != (p.runner is None),
         ),
     )

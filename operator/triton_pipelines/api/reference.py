@@ -1,6 +1,9 @@
-"""The API reference, generated from the models: ``python -m triton_pipelines.api.reference`` prints docs/reference/api.md.
+"""The API reference, generated from the models.
 
-One section per kind of object, with a table of its fields and a list of its rules; then conditions and their reasons.
+``python -m triton_pipelines.api.reference`` prints docs/reference/api.md.
+
+One section per kind of object, with a table of its fields and a list of its rules; then conditions
+and their reasons.
 """
 
 from __future__ import annotations
@@ -23,69 +26,124 @@ PLACES_SHOWN = 3
 
 CONDITION_MEANING: Mapping[ConditionType, str] = {
     ConditionType.READY: "The latest spec is served by every pod. True with reason Suspended where no pods are wanted.",
-    ConditionType.AVAILABLE: "Some revision answers requests; a bad change makes Ready False while Available stays True.",
-    ConditionType.RECONCILING: "The operator works towards the spec, or waits for something outside.",
-    ConditionType.STALLED: "Only a change of the spec, or of what it names, helps.",
-    ConditionType.MODELS_READY: "Triton says that every model is ready in every pod; else Triton's own reason, and which pod.",
-    ConditionType.METRICS_AVAILABLE: "Every ready pod's metrics are there, fresh and sane; else counts do not fall, and what to look at.",
-    ConditionType.SCALING_ACTIVE: "Counts follow the load; else why they do not.",
-    ConditionType.SCALING_LIMITED: "The load asks for more than bounds, CPU, memory or the GPU step allow; the message says which.",
+    ConditionType.AVAILABLE: "A revision serves requests; a bad change makes Ready False while Available stays True.",
+    ConditionType.RECONCILING: "The operator is applying the spec, or waits for something external.",
+    ConditionType.STALLED: "The spec, or an object it refers to, must be changed.",
+    ConditionType.MODELS_READY: (
+        "Triton reports every model of every pod as ready; otherwise the message has Triton's reason"
+        " and the pod."
+    ),
+    ConditionType.METRICS_AVAILABLE: (
+        "The metrics of every ready pod are current and plausible. Otherwise counts do not decrease,"
+        " and the message says what to check."
+    ),
+    ConditionType.SCALING_ACTIVE: "Counts follow the load; otherwise the message says why not.",
+    ConditionType.SCALING_LIMITED: "The load needs more than bounds, CPU, memory or the GPU step allow; the message says which.",
 }
 
 KIND_MEANING: Mapping[ReasonKind, str] = {
     ReasonKind.FINE: "nothing to do",
-    ReasonKind.WAITING: "something outside is not there yet; the operator watches",
-    ReasonKind.STALLED: "change the spec, or what it names",
-    ReasonKind.TRANSIENT: "the operator tries again, with growing pauses",
+    ReasonKind.WAITING: "waiting for something external; the operator watches it",
+    ReasonKind.STALLED: "change the spec, or an object it refers to",
+    ReasonKind.TRANSIENT: "the operator retries with exponential back-off",
 }
 
 REASON_MEANING: Mapping[Reason, str] = {
-    Reason.SUCCEEDED: "All is as the spec says.",
+    Reason.SUCCEEDED: "The cluster matches the spec.",
     Reason.SERVING: "Requests are answered.",
     Reason.SUSPENDED: "`spec.suspend` is Enabled: no pods run; set it to Disabled to serve again.",
     Reason.ADVISORY: "`scaling.mode` is Advisory: decisions are published and nothing is changed.",
     Reason.BOUNDS_REACHED: "The count is at `instances.min` or `instances.max`.",
     Reason.TOKENIZER_BOUND: "The tokenizer limits the pipeline.",
     Reason.STEP_BOUND: "Another CPU step limits the pipeline.",
-    Reason.CPU_BOUND: "The container's CPU is used up: another instance would only share it; raise `server.resources.limits.cpu`.",
+    Reason.CPU_BOUND: (
+        "The container's CPU is used up: another instance would only share it; raise"
+        " `server.resources.limits.cpu`."
+    ),
     Reason.GPU_BOUND: "The GPU step is busy: more tokenizers would not help; add pods, or batch better.",
     Reason.CPU_CONTENDED: "The container's CPU is used by others than the scaled steps, such as threads of libraries.",
     Reason.NO_PROGRESS: "Requests wait and none completes: a process of the step may be dead.",
-    Reason.BATCHING_INEFFECTIVE: "The GPU step runs requests one by one although more wait: their shapes differ; see `tokenizer.padding`.",
-    Reason.REPLICAS_OWNER_CONFLICT: "Two want to say how many pods there are; the message names both, who has it now, and how to leave it to one.",
-    Reason.CPU_OWNER_CONFLICT: "Somebody else resizes the pods in place; the message names them, and the CPU is left to them.",
-    Reason.METRICS_MISSING: "No metrics of the pods arrive; the message says what to look at. Counts do not fall.",
+    Reason.BATCHING_INEFFECTIVE: (
+        "The GPU step runs requests one by one although more wait: their shapes differ; see"
+        " `tokenizer.padding`."
+    ),
+    Reason.REPLICAS_OWNER_CONFLICT: (
+        "Two controllers set the number of pods. The message names both, which one is in effect, and"
+        " how to leave it to one."
+    ),
+    Reason.CPU_OWNER_CONFLICT: (
+        "Another controller resizes the pods in place; the message names it, and the operator leaves"
+        " CPU to it."
+    ),
+    Reason.METRICS_MISSING: "No metrics of the pods arrive; the message says what to check. Counts do not decrease.",
     Reason.METRICS_STALE: "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies.",
-    Reason.METRICS_PARTIAL: "Metrics of some pods or models are missing. Counts do not fall.",
-    Reason.PROMETHEUS_ERROR: "Prometheus answers with an error, or not in time.",
-    Reason.ACTUATION_FAILED: "A change of a count failed in a pod, with Triton's reason; the old count serves, and it is tried again with growing pauses.",
+    Reason.METRICS_PARTIAL: "Metrics of some pods or models are missing. Counts do not decrease.",
+    Reason.PROMETHEUS_ERROR: "Prometheus returns an error or times out.",
+    Reason.ACTUATION_FAILED: (
+        "A change of a count failed in a pod, with Triton's reason; the old count stays in effect, and"
+        " the change is retried with exponential back-off."
+    ),
     Reason.PROGRESSING: "A rollout is under way.",
     Reason.DRAINING: "Pods of older revisions are finishing their requests.",
-    Reason.WAITING_FOR_GPU: "No node has the GPUs that a pod asks for; the message says what was asked for and what nodes offer.",
-    Reason.WAITING_FOR_RESOURCES: "No node has the CPU, memory or other resource that a pod asks for.",
-    Reason.WAITING_FOR_PODS: "Pods are starting; nothing is known of their models yet.",
+    Reason.WAITING_FOR_GPU: "No node has the GPUs that a pod requests; the message lists the request and what nodes offer.",
+    Reason.WAITING_FOR_RESOURCES: "No node has the CPU, memory or other resource that a pod requests.",
+    Reason.WAITING_FOR_PODS: "Pods are starting; the state of their models is not known yet.",
     Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
-    Reason.SOURCE_UNAVAILABLE: "A source cannot be fetched; the message names the URI, never the credential. Check that it exists and that secretRef may read it.",
-    Reason.IMAGE_UNAVAILABLE: "The Triton image cannot be pulled; check `spec.server.image` and `spec.server.imagePullSecrets`.",
+    Reason.SOURCE_UNAVAILABLE: (
+        "A source cannot be fetched; the message names the URI, never the credential. Check that it"
+        " exists and that secretRef may read it."
+    ),
+    Reason.IMAGE_UNAVAILABLE: (
+        "The Triton image cannot be pulled; check `spec.server.image` and"
+        " `spec.server.imagePullSecrets`."
+    ),
     Reason.NO_PODS: "No pod is ready to answer.",
-    Reason.PAUSED: f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to go on.",
-    Reason.INVALID_SPEC: "The spec contradicts itself or Triton's own rules; the message holds all findings with their fields. The running version keeps serving.",
+    Reason.PAUSED: f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to continue.",
+    Reason.INVALID_SPEC: (
+        "The spec violates the operator's or Triton's rules; the message lists all findings with their"
+        " fields. The running version keeps serving."
+    ),
     Reason.ROLLOUT_FAILED: "The new revision made no progress within `spec.rollout.progressDeadlineSeconds`.",
-    Reason.ROLLED_BACK: "The new revision failed, or broke the SLO that the one before it kept, and the one before it serves again.",
-    Reason.SLO_VIOLATED: "In the message of RolledBack: the new revision served, and its p99 broke `spec.slo`; both figures stand there.",
-    Reason.TUNING_STALE: "In `status.warnings`: what `status.tuning` says was measured on another revision than the one that serves now.",
-    Reason.MODEL_MISMATCH: "The model's file does not fit: inputs or outputs other than the spec declares, fewer token ids than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message shows both sides.",
-    Reason.SOURCE_CHANGED: "A source without a pinned revision no longer gives what this revision of the pipeline was started with; pin it, or change the spec.",
-    Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 that its source asks for.",
+    Reason.ROLLED_BACK: (
+        "The new revision failed, or violated the SLO that the previous one met; the previous revision"
+        " serves again."
+    ),
+    Reason.SLO_VIOLATED: (
+        "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; the message"
+        " has both figures."
+    ),
+    Reason.TUNING_STALE: (
+        "In `status.warnings`: what `status.tuning` says was measured on another revision than the one"
+        " that serves now."
+    ),
+    Reason.MODEL_MISMATCH: (
+        "The model's file does not fit: inputs or outputs differ from the spec, it has fewer token ids"
+        " than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message shows both"
+        " sides."
+    ),
+    Reason.SOURCE_CHANGED: (
+        "A source without a pinned revision no longer gives what this revision of the pipeline was"
+        " started with; pin it, or change the spec."
+    ),
+    Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 of its source.",
     Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
-    Reason.RAGGED_UNSUPPORTED: "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding: Ragged` asks for; the message says why. Auto falls back by itself.",
+    Reason.RAGGED_UNSUPPORTED: (
+        "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding: Ragged`"
+        " requires; the message says why. Auto falls back automatically."
+    ),
     Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
-    Reason.NAME_CONFLICT: "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or remove that object.",
-    Reason.INFERENCE_FAILED: "Triton says ready, but a test inference fails.",
-    Reason.API_ERROR: "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing service account or right); the message is its own.",
-    Reason.NO_SPACE: "The disk is full where sources are laid out.",
-    Reason.SERVER_CRASHED: "Triton ended; the message holds the end of its log.",
-    Reason.INTERNAL_ERROR: "A fault of the operator or of a source's server; see the operator's log.",
+    Reason.NAME_CONFLICT: (
+        "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or"
+        " remove that object."
+    ),
+    Reason.INFERENCE_FAILED: "Triton reports ready, but a test inference fails.",
+    Reason.API_ERROR: (
+        "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing"
+        " service account or right); the message is its own."
+    ),
+    Reason.NO_SPACE: "The volume for sources is full.",
+    Reason.SERVER_CRASHED: "Triton exited; the message has the end of its log.",
+    Reason.INTERNAL_ERROR: "An error in the operator or in a source's server; see the operator's log.",
 }
 
 
@@ -173,7 +231,7 @@ def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iter
     schema = _schema(model, defaults=defaults)
     yield f"### {model.__name__}"
     yield ""
-    yield f"{schema['description']} Stands at {_places(paths)}."
+    yield f"{schema['description']} Used in {_places(paths)}."
     yield ""
     yield "| Field | Type | Default | Meaning |"
     yield "| --- | --- | --- | --- |"
@@ -209,7 +267,8 @@ def _conditions() -> Iterator[str]:
     yield "| Condition | Meaning | Kept |"
     yield "| --- | --- | --- |"
     yield from (
-        f"| `{kind.value}` | {_cell(CONDITION_MEANING[kind])} | {'while True' if kind in ABNORMAL else 'always'} |"
+        f"| `{kind.value}` | {_cell(CONDITION_MEANING[kind])} |"
+        f" {'while True' if kind in ABNORMAL else 'always'} |"
         for kind in ConditionType
     )
     yield ""
@@ -232,9 +291,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield f"{(InferencePipeline.__doc__ or '').strip()} Short name `{names.SHORT_NAME}`, category `{names.CATEGORY}`, namespaced, with the subresources `status` and `scale`."
     yield ""
-    yield "A default that is a value is filled in by the API server where the object around it is written; a default told in the meaning is"
-    yield "resolved by the operator, and `tritonpipe render` shows it. A field that is `null` counts as left out; server-side apply refuses it."
-    yield "A quantity is text or a whole number: `cpu: 2` and `cpu: 500m` are right, `cpu: 0.5` needs quotes."
+    yield "The API server fills in a default shown as a value, if the enclosing object is written. A default in the description is"
+    yield "resolved by the operator; `tritonpipe render` shows it. A field that is `null` counts as omitted; server-side apply rejects it."
+    yield "A quantity is text or an integer: `cpu: 2` and `cpu: 500m` are valid, `cpu: 0.5` needs quotes."
     yield ""
     yield "Rules of the object as a whole:"
     yield ""

@@ -34,14 +34,17 @@ class CpuResize(StrEnum):
 
 
 class Windows(ApiModel):
-    """Times over which signals are looked at."""
+    """Time windows of the signals."""
 
     fast_seconds: Annotated[
         int | None,
         Field(
             ge=2,
             le=600,
-            description="Window that growth reacts to; never shorter than 2.2 scrapes of the metrics. Default 12; 6 where pods are read directly.",
+            description=(
+                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals. Default:"
+                " 12; 6 if pods are read directly."
+            ),
         ),
     ] = None
     slow_seconds: Annotated[
@@ -49,7 +52,7 @@ class Windows(ApiModel):
         Field(
             ge=10,
             le=3600,
-            description="Window of steady figures: service time and verdicts. Default 60.",
+            description="Seconds over which service times and verdicts are computed. Default: 60.",
         ),
     ] = None
 
@@ -72,7 +75,10 @@ class ScaleUp(ApiModel):
         Field(
             ge=0,
             le=3600,
-            description="Pause after a growth. Default: to the first scrape after it is in force; 8 s before a change was measured.",
+            description=(
+                "Seconds to wait after scaling up. Default: until the first scrape after the change"
+                " took effect; 8 s until one change was measured."
+            ),
         ),
     ] = None
 
@@ -82,14 +88,21 @@ class ScaleDown(ApiModel):
 
     stabilization_seconds: Annotated[
         int,
-        Field(ge=0, le=86400, description="A count goes down only to what sufficed all this time."),
+        Field(
+            ge=0,
+            le=86400,
+            description="Seconds for which a lower count must have sufficed before the count is reduced.",
+        ),
     ] = 180
     max_step_percent: Annotated[
         int,
         Field(
             ge=1,
             le=100,
-            description="Largest share of the instances that one step down removes; one at least.",
+            description=(
+                "Largest percentage of the instances that one scale-down removes; at least one"
+                " instance."
+            ),
         ),
     ] = 33
 
@@ -116,18 +129,23 @@ class PodBounds(ApiModel):
 
 
 class Scaling(ApiModel):
-    """Live scaling of CPU steps: counts change in place, over gRPC, without a restart and without a lost request."""
+    """Live scaling of CPU steps.
+
+    Counts change in place, over gRPC, without a restart and without a lost request.
+    """
 
     mode: Annotated[
         ScalingMode,
         Field(
-            description="Active; Advisory decides and publishes, and changes nothing; Disabled does not look."
+            description="Active changes counts; Advisory only publishes decisions; Disabled does nothing."
         ),
     ] = ScalingMode.ACTIVE
     target_utilization_percent: Annotated[
         int | None,
         Field(
-            ge=10, le=95, description="Busy share of the scaled step that is aimed at. Default 70."
+            ge=10,
+            le=95,
+            description="Target utilization of the scaled step in percent. Default: 70.",
         ),
     ] = None
     scale_up_threshold_percent: Annotated[
@@ -135,57 +153,77 @@ class Scaling(ApiModel):
         Field(
             ge=10,
             le=100,
-            description="Below this busy share, and without a wait, nothing grows. Default 80, or the target where that is higher.",
+            description=(
+                "Utilization in percent below which a step without waiting requests is not scaled up."
+                " Default: 80, or the target if that is higher."
+            ),
         ),
     ] = None
-    windows: Annotated[Windows, Field(description="Times over which signals are looked at.")] = (
-        Windows()
-    )
+    windows: Annotated[Windows, Field(description="Time windows of the signals.")] = Windows()
     scale_up: Annotated[ScaleUp, Field(description="Growth of counts.")] = ScaleUp()
     scale_down: Annotated[ScaleDown, Field(description="Shrinking of counts.")] = ScaleDown()
     backlog_drain_seconds: Annotated[
-        int, Field(ge=1, le=3600, description="Time within which a backlog is to be worked off.")
+        int, Field(ge=1, le=3600, description="Seconds within which a backlog should be processed.")
     ] = 10
     stale_after_seconds: Annotated[
         int,
         Field(
             ge=10,
             le=3600,
-            description="Metrics that are so old count as away, and fallback applies.",
+            description="Age in seconds at which metrics count as missing, and fallback applies.",
         ),
     ] = 60
     fallback: Annotated[
         ScalingFallback,
         Field(
-            description="Without metrics: RecentMax (highest count of the last 15 minutes) and Initial go up only; Hold changes nothing."
+            description=(
+                "Behavior without metrics: RecentMax (highest count of the last 15 minutes) and"
+                " Initial only raise counts; Hold changes nothing."
+            )
         ),
     ] = ScalingFallback.RECENT_MAX
     max_direction_changes_per_hour: Annotated[
         int,
-        Field(ge=1, le=120, description="After so many, counts only grow until the hour is over."),
+        Field(
+            ge=1,
+            le=120,
+            description="Changes of direction per hour after which counts only grow until the hour is over.",
+        ),
     ] = 6
     pods: Annotated[
         PodBounds | None,
         Field(
-            description="Also change the number of pods, when counts cannot help. It owns the number then, not replicas. Default: none."
+            description=(
+                "Also scale the number of pods when instance counts cannot help. Replaces replicas."
+                " Default: none."
+            )
         ),
     ] = None
     cpu_resize: Annotated[
         CpuResize | None,
         Field(
-            description="InPlace: where CPU is what limits, a pod's CPU grows without a restart, up to its share for instances.max. Default: Disabled."
+            description=(
+                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up to"
+                " what instances.max needs. Default: Disabled."
+            )
         ),
     ] = None
     prometheus_ref: Annotated[
         ObjectName,
         Field(
-            description="One of the operator's named Prometheus connections. Without any, pods are read directly."
+            description=(
+                "One of the operator's named Prometheus connections. Default: metrics are read from"
+                " the pods."
+            )
         ),
     ] = "default"
 
     rules = (
         FieldRule(
-            cel="!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >= (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)",
+            cel=(
+                "!has(self.scaleUpThresholdPercent) || self.scaleUpThresholdPercent >="
+                " (has(self.targetUtilizationPercent) ? self.targetUtilizationPercent : 70)"
+            ),
             message="scaleUpThresholdPercent must be at least targetUtilizationPercent",
             holds=lambda s: (
                 s.scale_up_threshold_percent is None or s.scale_up_threshold_percent >= s.target
@@ -193,7 +231,10 @@ class Scaling(ApiModel):
             field="scaleUpThresholdPercent",
         ),
         FieldRule(
-            cel="!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)",
+            cel=(
+                "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12)"
+                " <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
+            ),
             message="windows.fastSeconds must be at most windows.slowSeconds",
             holds=lambda s: s.windows.fast <= s.windows.slow,
             field="windows.fastSeconds",

@@ -39,7 +39,7 @@ class ImagePullPolicy(StrEnum):
 class LocalReference(ApiModel):
     """An object of the pipeline's namespace, by name."""
 
-    name: Annotated[ObjectName, Field(description="An object of the pipeline's namespace.")]
+    name: Annotated[ObjectName, Field(description="An object in the pipeline's namespace.")]
 
 
 class EnvVar(ApiModel):
@@ -55,7 +55,7 @@ class EnvVar(ApiModel):
         ),
     ]
     value: Annotated[
-        Text | None, Field(description="Text of the variable; a secret belongs into valueFrom.")
+        Text | None, Field(description="Value of the variable; use valueFrom for secrets.")
     ] = None
     value_from: Annotated[
         Passthrough | None,
@@ -75,28 +75,37 @@ class Gpu(ApiModel):
         Field(
             max_length=253,
             pattern=RESOURCE_PATTERN,
-            description="Extended resource that is asked for, such as a MIG slice.",
+            description="Extended resource to request, such as a MIG slice.",
         ),
     ] = "nvidia.com/gpu"
     products: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=63)], ...],
         Field(
             max_length=32,
-            description="GPU models that will do: values of the node label nvidia.com/gpu.product.",
+            description="Allowed GPU models: values of the node label nvidia.com/gpu.product.",
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
     claim_template: Annotated[
         ObjectName | None,
         Field(
-            description="Dynamic resource allocation: a ResourceClaimTemplate of the namespace that gives the GPUs, instead of count."
+            description=(
+                "Dynamic resource allocation: a ResourceClaimTemplate in the namespace that provides"
+                " the GPUs, instead of count."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="!has(self.claimTemplate) || (!has(self.count) || self.count == 1) && (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')",
-            message="claimTemplate takes the place of count and resourceName: the template says how many of which; remove them",
+            cel=(
+                "!has(self.claimTemplate) || (!has(self.count) || self.count == 1) &&"
+                " (!has(self.resourceName) || self.resourceName == 'nvidia.com/gpu')"
+            ),
+            message=(
+                "claimTemplate replaces count and resourceName, because the template defines both;"
+                " remove them"
+            ),
             holds=lambda g: (
                 g.claim_template is None or (g.count == 1 and g.resource_name == "nvidia.com/gpu")
             ),
@@ -111,7 +120,10 @@ class ModelCache(ApiModel):
     claim_name: Annotated[
         ObjectName,
         Field(
-            description="A PersistentVolumeClaim of the namespace; ReadWriteMany where pods run on more than one node."
+            description=(
+                "A PersistentVolumeClaim in the namespace; ReadWriteMany if pods run on more than one"
+                " node."
+            )
         ),
     ]
 
@@ -160,14 +172,14 @@ class Service(ApiModel):
 class NetworkPolicy(ApiModel):
     """Who may reach the ports. What they may do there is the control key's business."""
 
-    mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is made.")] = (
+    mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is created.")] = (
         Switch.ENABLED
     )
     inference_from: Annotated[
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy peers that may infer; empty: everyone.",
+            description="NetworkPolicy peers that may send inference requests; empty: all.",
             json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
@@ -175,7 +187,7 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy peers that may read metrics; empty: everyone.",
+            description="NetworkPolicy peers that may read metrics; empty: all.",
             json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
@@ -205,13 +217,19 @@ class ServerSpec(ApiModel):
         Field(
             max_length=16,
             pattern=RELEASE_PATTERN,
-            description="Triton release such as 24.10. Default: read from the image's tag; needed where the tag does not say. It decides flags and features.",
+            description=(
+                "Triton release such as 24.10. Default: read from the image's tag; required if the tag"
+                " does not contain it. It decides which flags and features are available."
+            ),
         ),
     ] = None
     auto_complete: Annotated[
         Switch,
         Field(
-            description="Enabled: Triton completes configs from the model files, which some backends demand; then no step is scaled live, since every change would be a full reload."
+            description=(
+                "Enabled: Triton completes configs from the model files, which some backends require."
+                " No step is then scaled live, because every change would reload the model."
+            )
         ),
     ] = Switch.DISABLED
     image_pull_policy: Annotated[ImagePullPolicy | None, Field(description="As in a Pod.")] = None
@@ -229,7 +247,10 @@ class ServerSpec(ApiModel):
     service_account_name: Annotated[
         ObjectName | None,
         Field(
-            description="Service account of the pods (for workload identity); its token is not mounted into Triton."
+            description=(
+                "Service account of the pods (for workload identity); its token is not mounted into"
+                " Triton."
+            )
         ),
     ] = None
     env: Annotated[
@@ -247,7 +268,7 @@ class ServerSpec(ApiModel):
         tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...],
         Field(
             max_length=64,
-            description="Further arguments of tritonserver; one that the operator owns is refused.",
+            description="Further arguments of tritonserver. Arguments that the operator sets are rejected.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -260,7 +281,10 @@ class ServerSpec(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always added.",
+            description=(
+                "As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always"
+                " added."
+            ),
             json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
     ] = ()
@@ -280,7 +304,10 @@ class ServerSpec(ApiModel):
     resources: Annotated[
         Resources,
         Field(
-            description="CPU and memory of the Triton container. Default: its own need and initial (requests) or max (limits) times resourcesPerInstance."
+            description=(
+                "CPU and memory of the Triton container. Default: a base amount plus"
+                " resourcesPerInstance times initial (requests) or max (limits)."
+            )
         ),
     ] = Resources()
     shared_memory: Annotated[
@@ -298,7 +325,12 @@ class ServerSpec(ApiModel):
     pod_template: Annotated[
         Passthrough | None,
         Field(
-            description="A partial PodTemplateSpec, merged last: containers, initContainers, volumes and env by name, volumeMounts by mountPath, tolerations appended, other lists replaced. The operator can forbid it; what it owns is refused.",
+            description=(
+                "A partial PodTemplateSpec that is merged last: containers, initContainers, volumes"
+                " and env by name, volumeMounts by mountPath; tolerations are appended, other lists"
+                " replaced. Fields that the operator sets are rejected. The operator can forbid"
+                " podTemplate."
+            ),
             json_schema_extra=PRESERVE,
         ),
     ] = None
@@ -309,7 +341,10 @@ class ServerSpec(ApiModel):
     disruption_budget: Annotated[
         DisruptionBudget,
         Field(
-            description="Auto: none with one replica (it would block drains), else at most one pod away; unhealthy pods can always be evicted."
+            description=(
+                "Auto: none with one replica, because it would block drains; otherwise at most one pod"
+                " is unavailable. Unhealthy pods can always be evicted."
+            )
         ),
     ] = DisruptionBudget.AUTO
 
@@ -329,13 +364,16 @@ class RolloutSpec(ApiModel):
     strategy: Annotated[
         RolloutStrategy,
         Field(
-            description="Surge starts a new pod first; NoSurge takes one old pod away first; Recreate takes all; Auto tries a surge pod and falls back to NoSurge where the scheduler finds no room."
+            description=(
+                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
+                " all; Auto tries Surge and falls back to NoSurge if no node has room for another pod."
+            )
         ),
     ] = RolloutStrategy.AUTO
     progress_deadline_seconds: Annotated[
         int,
         Field(
-            ge=10, le=86400, description="After this long without progress the rollout has failed."
+            ge=10, le=86400, description="Seconds without progress after which the rollout fails."
         ),
     ] = 900
     drain_seconds: Annotated[
@@ -343,7 +381,10 @@ class RolloutSpec(ApiModel):
         Field(
             ge=0,
             le=3600,
-            description="Wait of a leaving pod before Triton is told to stop; then Triton's exit timeout is as long again.",
+            description=(
+                "Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is"
+                " equally long."
+            ),
         ),
     ] = 30
     revision_history_limit: Annotated[
@@ -374,19 +415,25 @@ class ExampleInput(ApiModel):
         Field(
             min_length=1,
             max_length=4096,
-            description="Its elements, each as text, in row-major order; a single one stands for all.",
+            description="Its elements as text, in row-major order; a single one is used for all.",
             json_schema_extra=ATOMIC,
         ),
     ]
 
 
 class Health(ApiModel):
-    """A real inference per pod, beside Triton's own readiness: a dead process keeps looking ready to Triton."""
+    """A test inference per pod, in addition to Triton's readiness.
+
+    Triton reports a pod with a dead process as ready.
+    """
 
     inference: Annotated[
         InferenceHealth,
         Field(
-            description="Auto: each ready pod is asked with an example, which text pipelines need not give. Disabled: none is."
+            description=(
+                "Auto: each ready pod is probed with an example request, which text pipelines may"
+                " omit. Disabled: pods are not probed."
+            )
         ),
     ] = InferenceHealth.AUTO
     text: Annotated[
@@ -407,7 +454,10 @@ class Health(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference != 'Disabled'",
+            cel=(
+                "!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference !="
+                " 'Disabled'"
+            ),
             message="text and inputs have no effect with inference Disabled; remove one of them",
             holds=lambda h: (
                 (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED
@@ -416,7 +466,7 @@ class Health(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.text) && has(self.inputs))",
-            message="text and inputs exclude each other; write the text under inputs, or text alone",
+            message="text and inputs exclude each other; write the text in inputs, or only text",
             holds=lambda h: h.text is None or not h.inputs,
             field="text",
         ),

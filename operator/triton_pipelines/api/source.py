@@ -14,7 +14,8 @@ PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 ENDPOINT_PATTERN = r"^https?://[^\s]+$"
-# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution specification (1.1) has them.
+# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution
+# specification (1.1) has them.
 _CONFIGMAP = "^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"
 _CLAIM = "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$"
 _AZURE = "^az://[^/]+/[^/]+(/.*)?$"
@@ -27,12 +28,20 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
 
 class SecretReference(ApiModel):
-    """A Secret of the pipeline's namespace; it is mounted into the init container alone, never into Triton."""
+    """A Secret of the pipeline's namespace.
+
+    It is mounted into the init container alone, never into Triton.
+    """
 
     name: Annotated[
         ObjectName,
         Field(
-            description="Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`, `sessionToken`; gs `serviceAccountKey`; az `accountName` with `accountKey` or `sasToken`; oci `.dockerconfigjson`, or `username` and `password`; https `token`, or `username` and `password`."
+            description=(
+                "Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`,"
+                " `sessionToken`; gs `serviceAccountKey`; az `accountName` with `accountKey` or"
+                " `sasToken`; oci `.dockerconfigjson`, or `username` and `password`; https `token`, or"
+                " `username` and `password`."
+            )
         ),
     ]
 
@@ -40,9 +49,7 @@ class SecretReference(ApiModel):
 class CertificateReference(ApiModel):
     """A ConfigMap of the pipeline's namespace with a CA bundle."""
 
-    name: Annotated[
-        ObjectName, Field(description="Name of the ConfigMap that holds the CA bundle.")
-    ]
+    name: Annotated[ObjectName, Field(description="Name of the ConfigMap with the CA bundle.")]
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
 
 
@@ -58,14 +65,22 @@ class SourceSpec(ApiModel):
         Field(
             max_length=1024,
             pattern=URI_PATTERN,
-            description="hf://org/name, s3://bucket/key, gs://bucket/key, az://account/container/key, https://host/file, oci://registry/repository, pvc://claim/path or configmap://name/key.",
+            description=(
+                "hf://org/name, s3://bucket/key, gs://bucket/key, az://account/container/key,"
+                " https://host/file, oci://registry/repository, pvc://claim/path or"
+                " configmap://name/key."
+            ),
         ),
     ]
     revision: Annotated[
         str | None,
         Field(
             max_length=128,
-            description="Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci). Left out: the newest, recorded at the first load and kept for the pipeline's revision.",
+            description=(
+                "Commit, tag or branch (hf), object version (s3, gs, az), tag or digest (oci)."
+                " Default: the newest, recorded at the first load and kept for the pipeline's"
+                " revision."
+            ),
         ),
     ] = None
     path: Annotated[
@@ -73,7 +88,10 @@ class SourceSpec(ApiModel):
         Field(
             max_length=512,
             pattern=PATH_PATTERN,
-            description="File inside the folder or repository that the URI names. Left out: the file's usual name.",
+            description=(
+                "File inside the folder or repository that the URI names. Left out: the file's usual"
+                " name."
+            ),
         ),
     ] = None
     sha256: Annotated[
@@ -89,35 +107,47 @@ class SourceSpec(ApiModel):
         Field(
             max_length=512,
             pattern=ENDPOINT_PATTERN,
-            description="Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a registry (in place of the one in the uri).",
+            description=(
+                "Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a"
+                " registry (in place of the one in the uri)."
+            ),
         ),
     ] = None
     region: Annotated[str | None, Field(max_length=64, description="Region of the bucket.")] = None
     secret_ref: Annotated[
         SecretReference | None,
-        Field(description="Credentials. Left out: none, or the pod's workload identity."),
+        Field(description="Credentials. Default: none, or the pod's workload identity."),
     ] = None
     ca_ref: Annotated[
         CertificateReference | None,
-        Field(description="CA bundle for the source's server, beside the system's."),
+        Field(description="CA bundle for the source's server, in addition to the system's."),
     ] = None
 
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
-            message="region is only for s3:// sources; remove it",
+            message="region needs an s3:// source; remove it",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
-            message="endpoint is only for s3://, gs://, az://, oci:// and hf:// sources; put the host into the uri",
+            message=(
+                "endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into the"
+                " uri"
+            ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
         ),
         FieldRule(
-            cel="!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) || has(self.revision) || has(self.caRef))",
-            message="configmap:// and pvc:// sources are mounted and take no secretRef, caRef or revision; remove them",
+            cel=(
+                "!self.uri.matches('^(configmap|pvc)://') || !(has(self.secretRef) ||"
+                " has(self.revision) || has(self.caRef))"
+            ),
+            message=(
+                "configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are not"
+                " allowed; remove them"
+            ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
                 or not (s.secret_ref or s.revision or s.ca_ref)
@@ -125,25 +155,35 @@ class SourceSpec(ApiModel):
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
-            message="a ConfigMap source is written configmap://NAME/KEY, the name in lower case",
+            message="a ConfigMap source must have the form configmap://NAME/KEY, with a lower-case name",
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
         ),
         FieldRule(
-            cel=f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') && !self.uri.contains('..')",
-            message="a claim source is written pvc://CLAIM/PATH, the claim's name in lower case, the path without '..'",
+            cel=(
+                f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') &&"
+                " !self.uri.contains('..')"
+            ),
+            message=(
+                "a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name and"
+                " a path without '..'"
+            ),
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('az://') || self.uri.matches('{_AZURE}')",
-            message="an Azure source is written az://ACCOUNT/CONTAINER/KEY",
+            message="an Azure source must have the form az://ACCOUNT/CONTAINER/KEY",
             holds=lambda s: _scheme(s) != "az" or _matches(_AZURE, s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
-            message="a registry's source is written oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), the repository in lower case",
+            message=(
+                "a registry source must have the form oci://REGISTRY/REPOSITORY:TAG or"
+                " oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lower-case"
+                " repository"
+            ),
             holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
             field="uri",
         ),
@@ -151,7 +191,7 @@ class SourceSpec(ApiModel):
 
 
 class ModelSource(SourceSpec):
-    """A source whose main file may have a name of its own: a model, or code with its modules."""
+    """A source with a main file that may have any name: a model, or code with its modules."""
 
     file_name: Annotated[
         str | None,
@@ -159,14 +199,17 @@ class ModelSource(SourceSpec):
             min_length=1,
             max_length=128,
             pattern=FILE_NAME_PATTERN,
-            description="Name of the model's file in a folder, where it is not Triton's default for the platform.",
+            description="Name of the model's file in a folder, if it is not Triton's default for the platform.",
         ),
     ] = None
 
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
-            message="fileName names a file in a folder, and a configmap:// source is a single file; remove it",
+            message=(
+                "fileName needs a source that is a folder, but a configmap:// source is a single file;"
+                " remove it"
+            ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",
         ),

@@ -26,13 +26,13 @@ class ConditionStatus(ApiModel):
         Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")
     ]
     reason: Annotated[str, Field(max_length=128, description="One CamelCase word for the cause.")]
-    message: Annotated[Long, Field(description="What it is, in words and numbers, and what to do.")]
+    message: Annotated[Long, Field(description="Explanation with the numbers, and what to do.")]
     observed_generation: Annotated[
         int,
         Field(
             ge=0,
             le=2**53,
-            description="Generation of the spec that it speaks of.",
+            description="Generation of the spec that it describes.",
             json_schema_extra={"format": "int64"},
         ),
     ] = 0
@@ -73,7 +73,7 @@ class TensorStatus(ApiModel):
 
 
 class EnsembleStatus(ApiModel):
-    """What a client needs to know."""
+    """Model name and tensors for clients."""
 
     model_name: Annotated[Short, Field(description="Model that clients call.")] = ""
     inputs: Annotated[
@@ -93,17 +93,17 @@ class StepStatus(ApiModel):
     model_name: Annotated[Short, Field(description="Its name in the model repository.")]
     role: Annotated[Short, Field(description="Tokenizer, Model or Postprocess.")]
     ready_pods: Annotated[Count, Field(description="Pods in which Triton says READY.")] = 0
-    pods: Annotated[Count, Field(description="Pods asked.")] = 0
-    reason: Annotated[Long, Field(description="Triton's own reason, where one is not ready.")] = ""
+    pods: Annotated[Count, Field(description="Pods that were queried.")] = 0
+    reason: Annotated[Long, Field(description="Triton's reason if a model is not ready.")] = ""
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
     pods_with_desired_instances: Annotated[
-        Count, Field(description="Pods that report the wanted number of instances.")
+        Count, Field(description="Pods that report the desired number of instances.")
     ] = 0
     verdict: Annotated[
         Short,
         Field(
-            description="What limits the step, where it is scaled: TokenizerBound, GPUBound, Balanced and more."
+            description="What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced and more."
         ),
     ] = ""
     verdict_reason: Annotated[
@@ -116,7 +116,9 @@ class TokenizerStatus(ApiModel):
 
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
-    summary: Annotated[Short, Field(description="Instances of the most that are allowed.")] = ""
+    summary: Annotated[
+        Short, Field(description="Desired and highest number of instances, such as 2/4.")
+    ] = ""
 
 
 class SourceStatus(ApiModel):
@@ -133,9 +135,7 @@ class ProvenPadding(ApiModel):
 
     fingerprint: Annotated[
         Short,
-        Field(
-            description="Hash of all that a padding's cost depends on in the spec that it holds for."
-        ),
+        Field(description="Hash of everything in the spec that the cost of padding depends on."),
     ] = ""
     padding: Annotated[Short, Field(description="Ragged, Fixed, Bucketed or Longest.")] = ""
     buckets: Annotated[
@@ -146,8 +146,8 @@ class ProvenPadding(ApiModel):
             json_schema_extra=ATOMIC,
         ),
     ] = ()
-    reason: Annotated[Short, Field(description="The proven gain.")] = ""
-    request: Annotated[Short, Field(description="Request of the run that proved it.")] = ""
+    reason: Annotated[Short, Field(description="The verified gain.")] = ""
+    request: Annotated[Short, Field(description="Request of the tuning run that verified it.")] = ""
     time: Annotated[
         str | None,
         Field(
@@ -157,7 +157,10 @@ class ProvenPadding(ApiModel):
     barred: Annotated[
         Short,
         Field(
-            description="Why it was taken back, and is not taken again until another run proves it; empty: it was not."
+            description=(
+                "Why it was reverted; it is not used again until another run verifies it. Empty: not"
+                " reverted."
+            )
         ),
     ] = ""
 
@@ -171,7 +174,7 @@ class PaddingStatus(ApiModel):
         tuple[ProvenPadding, ...],
         Field(
             max_length=16,
-            description="What tuning runs have proven, for Auto to take with the spec that it holds for.",
+            description="Paddings that tuning runs verified; Auto uses one for the spec it was measured with.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -195,16 +198,21 @@ class ScaleEvent(ApiModel):
 
 
 class ScalingFigures(ApiModel):
-    """Figures of a scaled step over all pods; they move only by more than a tenth, live numbers are metrics."""
+    """Figures of a scaled step over all pods.
+
+    They move only by more than a tenth, live numbers are metrics.
+    """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]
     requests_per_second: Annotated[Count, Field(description="Arriving requests.")] = 0
-    busy_percent: Annotated[Count, Field(description="Busy share of its instances.")] = 0
+    busy_percent: Annotated[
+        Count, Field(description="Utilization of its instances in percent.")
+    ] = 0
     wait_milliseconds: Annotated[Count, Field(description="Wait before it.")] = 0
 
 
 class ScalingStatus(ApiModel):
-    """What live scaling sees and did."""
+    """Signals and decisions of live scaling."""
 
     bottleneck: Annotated[Short, Field(description="What limits the pipeline.")] = ""
     mode: Annotated[Short, Field(description="Mode in force: Active or Advisory.")] = ""
@@ -241,7 +249,10 @@ class TuningPoint(ApiModel):
     name: Annotated[
         Short,
         Field(
-            description="What it is: current, recommended, latency first, throughput first or a candidate."
+            description=(
+                "Kind of the point: current, recommended, latency first, throughput first or a"
+                " candidate."
+            )
         ),
     ]
     max_batch_size: Annotated[
@@ -249,25 +260,24 @@ class TuningPoint(ApiModel):
     ] = 0
     queue_delay_microseconds: Annotated[Count, Field(description="Wait for a fuller batch.")] = 0
     model_instances: Annotated[
-        Count, Field(description="Copies of the model step in the pod that was measured.")
+        Count, Field(description="Instances of the model step in the measured pod.")
     ] = 0
     tokenizer_instances: Annotated[
         Count,
-        Field(description="Copies of the tokenizer in the pod that was measured; 0: no tokenizer."),
+        Field(description="Instances of the tokenizer in the measured pod; 0: no tokenizer."),
     ] = 0
     padding: Annotated[
         Short,
-        Field(
-            description="The padding that it was tried with, where that is another than the pipeline's own."
-        ),
+        Field(description="The padding it was tested with, if it differs from the pipeline's."),
     ] = ""
     requests_per_second: Annotated[
-        Count, Field(description="Requests per second carried under the SLO, or at the tried rate.")
+        Count,
+        Field(description="Requests per second sustained within the SLO, or at the tested rate."),
     ] = 0
     p99_microseconds: Annotated[
         Count,
         Field(
-            description="Measured p99; left out where more than one request in a hundred got no answer."
+            description="Measured p99; omitted if more than one request in a hundred got no response."
         ),
     ] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
@@ -293,19 +303,23 @@ class TuningStatus(ApiModel):
     ] = None
     revision: Annotated[Short, Field(description="Revision that was measured.")] = ""
     message: Annotated[Long, Field(description="What was found, or why it failed.")] = ""
-    advice: Annotated[
-        Long, Field(description="What limits the pipeline, and what would move it.")
-    ] = ""
+    advice: Annotated[Long, Field(description="What limits the pipeline, and what to change.")] = ""
     padding: Annotated[
         Short,
         Field(
-            description="The cheapest padding by the model step's measured cost, with the milliseconds that a full batch takes with each."
+            description=(
+                "The cheapest padding by the measured cost of the model step, with the milliseconds of"
+                " a full batch for each mode."
+            )
         ),
     ] = ""
     patch: Annotated[
         Long,
         Field(
-            description="Merge patch of the spec, as YAML, to commit; empty: nothing is proven to be better, or nothing but the padding, which Auto takes by itself."
+            description=(
+                "Merge patch of the spec as YAML, to commit. Empty: no better setting was verified, or"
+                " only another padding, which Auto applies itself."
+            )
         ),
     ] = ""
     gain_percent: Annotated[
@@ -313,9 +327,7 @@ class TuningStatus(ApiModel):
     ] = 0
     recommended_revision: Annotated[
         Short,
-        Field(
-            description="Revision that the pipeline has with that patch, and with the padding that was proven."
-        ),
+        Field(description="Revision of the pipeline with that patch and the verified padding."),
     ] = ""
     points: Annotated[
         tuple[TuningPoint, ...],
@@ -326,8 +338,8 @@ class TuningStatus(ApiModel):
 class WarningStatus(ApiModel):
     """Something that works but is probably not meant."""
 
-    path: Annotated[Short, Field(description="Path of the field that it is about.")]
-    message: Annotated[Long, Field(description="What is doubtful, and what to write instead.")]
+    path: Annotated[Short, Field(description="Path of the field that it concerns.")]
+    message: Annotated[Long, Field(description="The problem, and what to write instead.")]
 
 
 class Status(ApiModel):
@@ -337,7 +349,7 @@ class Status(ApiModel):
         tuple[ConditionStatus, ...],
         Field(
             max_length=16,
-            description="What holds now, by type: Ready, Available and more.",
+            description="Conditions by type: Ready, Available and more.",
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
@@ -349,11 +361,11 @@ class Status(ApiModel):
         Field(
             ge=-1,
             le=2**53,
-            description="Generation of the spec that was last judged to the end; -1: none yet.",
+            description="Generation of the spec that was last processed; -1: none yet.",
             json_schema_extra={"format": "int64"},
         ),
     ] = 0
-    revision: Annotated[Short, Field(description="Revision that the latest spec asks for.")] = ""
+    revision: Annotated[Short, Field(description="Revision of the latest spec.")] = ""
     serving_revision: Annotated[Short, Field(description="Revision that answers requests.")] = ""
     replicas: Annotated[Count, Field(description="Pods.")] = 0
     ready_replicas: Annotated[Count, Field(description="Pods whose ensemble is ready.")] = 0
@@ -364,9 +376,9 @@ class Status(ApiModel):
     endpoints: Annotated[
         Endpoints, Field(description="Where clients find the pipeline, inside the cluster.")
     ] = Endpoints()
-    ensemble: Annotated[EnsembleStatus, Field(description="What a client needs to know.")] = (
-        EnsembleStatus()
-    )
+    ensemble: Annotated[
+        EnsembleStatus, Field(description="Model name and tensors for clients.")
+    ] = EnsembleStatus()
     steps: Annotated[
         tuple[StepStatus, ...],
         Field(max_length=64, description="Each step over all pods.", json_schema_extra=MAP_BY_NAME),
@@ -385,9 +397,9 @@ class Status(ApiModel):
             },
         ),
     ] = ()
-    scaling: Annotated[ScalingStatus, Field(description="What live scaling sees and did.")] = (
-        ScalingStatus()
-    )
+    scaling: Annotated[
+        ScalingStatus, Field(description="Signals and decisions of live scaling.")
+    ] = ScalingStatus()
     padding: Annotated[PaddingStatus, Field(description="How tokens are padded.")] = PaddingStatus()
     tuning: Annotated[
         TuningStatus, Field(description="What the tuner measured and recommends.")
@@ -396,7 +408,7 @@ class Status(ApiModel):
         tuple[WarningStatus, ...],
         Field(
             max_length=20,
-            description="What works but is probably not meant.",
+            description="Settings that work but are probably unintended.",
             json_schema_extra=ATOMIC,
         ),
     ] = ()

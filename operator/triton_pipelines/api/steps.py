@@ -39,7 +39,10 @@ class StepFields(ApiModel):
     platform: Annotated[
         Platform | None,
         Field(
-            description="What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or vllm."
+            description=(
+                "What runs the file: onnxruntime_onnx, tensorrt_plan, pytorch_libtorch, python or"
+                " vllm."
+            )
         ),
     ] = None
     backend: Annotated[
@@ -48,17 +51,23 @@ class StepFields(ApiModel):
             min_length=1,
             max_length=64,
             pattern=BACKEND_PATTERN,
-            description="Instead of platform: any other backend of the server image, by name, such as tensorrtllm, dali or fil.",
+            description=(
+                "Instead of platform: any other backend of the server image, by name, such as"
+                " tensorrtllm, dali or fil."
+            ),
         ),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
-            description="The model's file, a folder with its side files, or a folder of numbered versions. Default: spec.source."
+            description=(
+                "The model's file, a folder with its side files, or a folder of numbered versions."
+                " Default: spec.source."
+            )
         ),
     ] = None
     python: Annotated[
-        Python | None, Field(description="Needed for platform python, forbidden otherwise.")
+        Python | None, Field(description="Required for platform python, not allowed otherwise.")
     ] = None
     vllm: Annotated[Vllm | None, Field(description="Platform vllm: arguments of the engine.")] = (
         None
@@ -75,7 +84,7 @@ class StepFields(ApiModel):
         tuple[OutputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Output tensors. Needed, but for platform vllm.",
+            description="Output tensors. Required except for platform vllm.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -84,7 +93,10 @@ class StepFields(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a batch; 0: no batching, the batch axis stands in dims. Default 64; 0 for vllm.",
+            description=(
+                "Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0 for"
+                " vllm."
+            ),
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -99,19 +111,25 @@ class StepFields(ApiModel):
         BatchStrategy | None,
         Field(description="A custom batching library, on top of dynamicBatching."),
     ] = None
-    instances: Annotated[ModelInstances, Field(description="Copies of the step in a pod.")] = (
+    instances: Annotated[ModelInstances, Field(description="Instances of the step in a pod.")] = (
         ModelInstances()
     )
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
-            description="What one more instance of a python step may use; sizes the pod. Default: 100m and 256Mi; cpu 1 and 400Mi where it is scaled."
+            description=(
+                "What one more instance of a python step may use; sizes the pod. Default: 100m and"
+                " 256Mi; cpu 1 and 400Mi if it is scaled."
+            )
         ),
     ] = None
     version_policy: Annotated[
         VersionPolicy | None,
         Field(
-            description="Which numbered versions are served, where the source is a folder of versions. Default: the latest."
+            description=(
+                "Versions to serve, if the source is a folder of numbered versions. Default: the"
+                " latest."
+            )
         ),
     ] = None
     version: Annotated[
@@ -125,11 +143,14 @@ class StepFields(ApiModel):
     warmup: Annotated[
         Warmup | None,
         Field(
-            description="Inferences that a new instance runs before it serves. Default: on where Triton's own backend reads nothing but token tensors."
+            description=(
+                "Inferences that a new instance runs before it serves. Default: on if the step runs in"
+                " one of Triton's backends and reads only token tensors."
+            )
         ),
     ] = None
     optimization: Annotated[
-        Optimization | None, Field(description="What the backend makes of the file.")
+        Optimization | None, Field(description="How the backend optimizes the file.")
     ] = None
     lengths: Annotated[
         TokenLengths | None,
@@ -138,7 +159,10 @@ class StepFields(ApiModel):
     decoupled: Annotated[
         Switch | None,
         Field(
-            description="Enabled: the step may answer a request with any number of responses. Default: Disabled; Enabled for vllm."
+            description=(
+                "Enabled: the step may answer a request with any number of responses. Default:"
+                " Disabled; Enabled for vllm."
+            )
         ),
     ] = None
     parameters: Annotated[
@@ -148,7 +172,11 @@ class StepFields(ApiModel):
     config_patch: Annotated[
         Passthrough | None,
         Field(
-            description="Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are replaced, maps merged, null clears a field. What other fields of this resource say is refused here.",
+            description=(
+                "Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are"
+                " replaced, maps merged, null clears a field. Settings with a field of their own are"
+                " rejected here."
+            ),
             json_schema_extra=PRESERVE,
         ),
     ] = None
@@ -156,13 +184,20 @@ class StepFields(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="has(self.platform) != has(self.backend)",
-            message="exactly one of platform and backend is needed",
+            message="exactly one of platform and backend is required",
             holds=lambda m: (m.platform is None) != (m.backend is None),
             field="platform",
         ),
         FieldRule(
-            cel="!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt', 'pytorch', 'ensemble'])",
-            message="backend is for backends that no platform names; write platform: python, vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline itself)",
+            cel=(
+                "!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt',"
+                " 'pytorch', 'ensemble'])"
+            ),
+            message=(
+                "backend is only for backends without a platform; write platform: python, vllm,"
+                " onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline"
+                " itself)"
+            ),
             holds=lambda m: (
                 m.backend
                 not in ("python", "vllm", "onnxruntime", "tensorrt", "pytorch", "ensemble")
@@ -171,26 +206,29 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="(has(self.platform) && self.platform == 'python') == has(self.python)",
-            message="python is needed for platform python and forbidden for every other platform",
+            message="python is required for platform python and not allowed for other platforms",
             holds=lambda m: (m.platform is Platform.PYTHON) == (m.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.vllm) || has(self.platform) && self.platform == 'vllm'",
-            message="vllm goes with platform vllm only",
+            message="vllm needs platform vllm",
             holds=lambda m: m.vllm is None or m.platform is Platform.VLLM,
             field="vllm",
         ),
         FieldRule(
-            cel="has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform == 'vllm'",
-            message="outputs is needed: name each output tensor with dataType and dims",
+            cel=(
+                "has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform =="
+                " 'vllm'"
+            ),
+            message="outputs is required; list each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
         ),
         FieldRule(
             cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
             " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
-            message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            message="each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
             holds=lambda m: preferred_fit(m.max_batch_size, m.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
@@ -202,8 +240,9 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!has(self.batchStrategy) || !has(self.sequenceBatching)"
-            " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) && self.dynamicBatching.mode == 'Disabled')",
-            message="batchStrategy works on top of dynamicBatching: not with mode Disabled, never beside sequenceBatching",
+            " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) &&"
+            " self.dynamicBatching.mode == 'Disabled')",
+            message="batchStrategy needs dynamicBatching with mode Enabled and excludes sequenceBatching",
             holds=lambda m: (
                 m.batch_strategy is None
                 or (
@@ -216,22 +255,31 @@ class StepFields(ApiModel):
         FieldRule(
             cel="!(has(self.instances) && has(self.instances.profiles) && size(self.instances.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
-            message="instances.profiles is for platform tensorrt_plan only",
+            message="instances.profiles needs platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
         FieldRule(
             cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
             " || has(self.platform) && self.platform == 'tensorrt_plan'",
-            message="lengths.profiles is for platform tensorrt_plan only; others write lengths.min and lengths.max",
+            message=(
+                "lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max for"
+                " other platforms"
+            ),
             holds=lambda m: (
                 m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT
             ),
             field="lengths.profiles",
         ),
         FieldRule(
-            cel="!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) && self.platform == 'onnxruntime_onnx'",
-            message="optimization.tensorrt is TensorRT inside the ONNX Runtime backend: for platform onnxruntime_onnx only",
+            cel=(
+                "!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) &&"
+                " self.platform == 'onnxruntime_onnx'"
+            ),
+            message=(
+                "optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the ONNX"
+                " Runtime backend"
+            ),
             holds=lambda m: (
                 m.optimization is None
                 or m.optimization.tensorrt is None
@@ -240,8 +288,14 @@ class StepFields(ApiModel):
             field="optimization.tensorrt",
         ),
         FieldRule(
-            cel="!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) || has(self.instances.max) || has(self.instances.initial))",
-            message="a step with sequenceBatching is never scaled live, its state would be lost; write instances.count",
+            cel=(
+                "!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) ||"
+                " has(self.instances.max) || has(self.instances.initial))"
+            ),
+            message=(
+                "a step with sequenceBatching cannot be scaled live, because its state would be lost;"
+                " write instances.count"
+            ),
             holds=lambda m: m.sequence_batching is None or not m.instances.ranged,
             field="instances",
         ),
@@ -264,7 +318,7 @@ class ModelSpec(StepFields):
 
 
 class StepSpec(StepFields):
-    """A further step: preprocess of images or audio, a second model, branches that join."""
+    """A further step, such as image or audio preprocessing, a second model, or one that joins branches."""
 
     name: Annotated[
         str,
@@ -272,7 +326,10 @@ class StepSpec(StepFields):
             min_length=1,
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
-            description="Name by which from and status speak of it: a DNS label; tokenizer, model, postprocess and pipeline are taken.",
+            description=(
+                "Name used in from and in the status: a DNS label; tokenizer, model, postprocess and"
+                " pipeline are reserved."
+            ),
         ),
     ]
     model_name: Annotated[
@@ -282,7 +339,7 @@ class StepSpec(StepFields):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
-            message="the names tokenizer, model, postprocess and pipeline are taken; choose another",
+            message="the names tokenizer, model, postprocess and pipeline are reserved; choose another",
             holds=lambda s: s.name not in TAKEN_STEP_NAMES,
             field="name",
         ),

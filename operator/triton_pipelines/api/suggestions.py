@@ -6,7 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# How alike two names have to be (difflib's ratio) to be taken for one another: a letter or two of a short name.
+# How alike two names have to be (difflib's ratio) to be taken for one another: a letter or two of a
+# short name.
 _ALIKE = 0.75
 
 
@@ -25,7 +26,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def did_you_mean(
     name: str, known: Iterable[str], *, before: str = "", after: str = "", quoted: bool = False
 ) -> str:
-    """The end of a message about an unknown ``name``: the one that was probably meant, with what stands ``before`` and ``after`` it; or nothing."""
+    """The end of a message about an unknown ``name``.
+
+    The one that was probably meant, with what stands ``before`` and ``after`` it; or nothing.
+    """
     near = nearest(name, known)
     if near is None:
         return ""

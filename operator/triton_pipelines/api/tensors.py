@@ -50,7 +50,10 @@ Dims = Annotated[
     Field(
         min_length=1,
         max_length=MAX_DIMS,
-        description="Shape of one row, without the batch axis (with it where maxBatchSize is 0); -1: any length.",
+        description=(
+            "Shape of one row, without the batch axis (with it where maxBatchSize is 0); -1: any"
+            " length."
+        ),
         json_schema_extra=ATOMIC,
     ),
 ]
@@ -72,7 +75,7 @@ class PublicOutput(ApiModel):
         TensorReference,
         Field(
             alias="from",
-            description="The tensor that is answered: STEP.OUTPUT, of any step, split at the first dot.",
+            description="The tensor to return: STEP.OUTPUT of any step, split at the first dot.",
         ),
     ]
 
@@ -87,7 +90,7 @@ class OutputTensor(ApiModel):
         tuple[Dimension, ...] | None,
         Field(
             max_length=MAX_DIMS,
-            description="Shape that the model itself has where it differs from dims; [] for a scalar.",
+            description="Shape in the model, if it differs from dims; [] for a scalar.",
             json_schema_extra=ATOMIC,
         ),
     ] = None
@@ -100,26 +103,33 @@ class InputTensor(OutputTensor):
         TensorReference | None,
         Field(
             alias="from",
-            description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Left out: the tokenizer's tensor of that usual name, or the pipeline's input of that name.",
+            description=(
+                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's tensor"
+                " of that usual name, or the pipeline's input of that name."
+            ),
         ),
     ] = None
     optional: Annotated[
         Switch | None,
-        Field(
-            description="Enabled: a request may leave it out, and without from nothing feeds it."
-        ),
+        Field(description="Enabled: a request may omit it; without from it is not connected."),
     ] = None
     ragged: Annotated[
         Switch | None,
         Field(
-            description="Enabled: requests of different shape share a batch. Default: Enabled for python steps with a dim of -1, else Disabled; other backends then get one flat tensor."
+            description=(
+                "Enabled: requests of different shape share a batch. Default: Enabled for python steps"
+                " with a dim of -1, otherwise Disabled. Other backends receive one flat tensor."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
             cel="!(has(self.ragged) && self.ragged == 'Enabled' && has(self.reshape))",
-            message="ragged and reshape exclude each other: a ragged input has no common shape; remove one of them",
+            message=(
+                "ragged and reshape exclude each other, because a ragged input has no common shape;"
+                " remove one of them"
+            ),
             holds=lambda t: not (t.ragged is Switch.ENABLED and t.reshape is not None),
             field="ragged",
         ),

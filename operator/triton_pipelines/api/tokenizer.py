@@ -64,7 +64,10 @@ class TokenizerInputs(ApiModel):
     text_from: Annotated[
         TensorReference | None,
         Field(
-            description="Where it comes from, if not from the pipeline's input of that name: STEP.OUTPUT of an earlier step."
+            description=(
+                "Source of the text, if not the pipeline's input of that name: STEP.OUTPUT of an"
+                " earlier step."
+            )
         ),
     ] = None
     text_pair: Annotated[
@@ -74,13 +77,13 @@ class TokenizerInputs(ApiModel):
         ),
     ] = None
     text_pair_from: Annotated[
-        TensorReference | None, Field(description="Where the second text comes from; as textFrom.")
+        TensorReference | None, Field(description="Source of the second text; as textFrom.")
     ] = None
 
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message="textPairFrom needs textPair, the tokenizer's own name of that input",
+            message="textPairFrom needs textPair, the tokenizer's name for that input",
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
@@ -100,12 +103,14 @@ class TokenizerOutput(ApiModel):
     tensor: Annotated[
         TokenTensor | None,
         Field(
-            description="What it carries. Left out: told by a usual name such as input_ids, in any case."
+            description="What it contains. Default: derived from a usual name such as input_ids, in any case."
         ),
     ] = None
     data_type: Annotated[
         Literal[DataType.INT32, DataType.INT64] | None,
-        Field(description="INT64 or INT32. Left out: that of the input that reads it, else INT64."),
+        Field(
+            description="INT64 or INT32. Default: that of the input that reads it, otherwise INT64."
+        ),
     ] = None
     dims: Annotated[
         tuple[Dimension, ...] | None,
@@ -119,7 +124,7 @@ class TokenizerOutput(ApiModel):
 
 
 class Tokenizer(ApiModel):
-    """The CPU step that turns text into tokens: with the Rust tokenizers library, or with own code."""
+    """The CPU step that turns text into tokens, with the Rust tokenizers library or with custom code."""
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = (
         "tokenizer"
@@ -127,24 +132,32 @@ class Tokenizer(ApiModel):
     type: Annotated[
         TokenizerType | None,
         Field(
-            description="HuggingFace (the default): tokenizer.json through the Rust tokenizers library. Python: own model.py."
+            description=(
+                "HuggingFace (the default): tokenizer.json with the Rust tokenizers library. Python: a"
+                " custom model.py."
+            )
         ),
     ] = None
     source: Annotated[
         SourceSpec | None,
         Field(
-            description="A folder with tokenizer.json (or vocab.txt with its configuration), or the file. Default: spec.source. Type Python: what the code reads, laid beside model.py; no default."
+            description=(
+                "A folder with tokenizer.json (or vocab.txt with its configuration), or the file."
+                " Default: spec.source. Type Python: files that the code reads, stored next to"
+                " model.py; no default."
+            )
         ),
     ] = None
     python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
-    inputs: Annotated[TokenizerInputs, Field(description="Texts that it reads.")] = (
-        TokenizerInputs()
-    )
+    inputs: Annotated[TokenizerInputs, Field(description="Texts to read.")] = TokenizerInputs()
     outputs: Annotated[
         tuple[TokenizerOutput, ...],
         Field(
             max_length=16,
-            description="Its output tensors. Default: those that later steps read, by their usual names. Needed for type Python.",
+            description=(
+                "Its output tensors. Default: those that later steps read, by their usual names."
+                " Required for type Python."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -154,23 +167,33 @@ class Tokenizer(ApiModel):
     truncation: Annotated[
         Truncation,
         Field(
-            description="LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond cut that text of a pair; Refuse answers that request with an error."
+            description=(
+                "LongestFirst cuts a longer text (of a pair, the longer one); OnlyFirst, OnlySecond"
+                " cut that text of a pair; Refuse rejects the request with an error."
+            )
         ),
     ] = Truncation.LONGEST_FIRST
     special_tokens: Annotated[
-        Switch, Field(description="Enabled: the tokenizer's own special tokens are added.")
+        Switch, Field(description="Enabled: the tokenizer's special tokens are added.")
     ] = Switch.ENABLED
     padding: Annotated[
         Padding | None,
         Field(
-            description="Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the default."
+            description=(
+                "Ragged (each request keeps its own length), Fixed (to maxLength), Bucketed (to the"
+                " next bucket), Longest (to the longest of the tokenizer's batch), or Auto, the"
+                " default."
+            )
         ),
     ] = None
     buckets: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_TOKENS)], ...],
         Field(
             max_length=32,
-            description="Lengths of padding Bucketed, ascending; maxLength is always the last, written or not. Default: the max of the model's lengths.profiles, where it has any.",
+            description=(
+                "Lengths of padding Bucketed, in ascending order; maxLength is always added as the"
+                " last. Default: the max of the model's lengths.profiles, if any."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -179,7 +202,10 @@ class Tokenizer(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the model's.",
+            description=(
+                "Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the"
+                " model's."
+            ),
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -190,7 +216,7 @@ class Tokenizer(ApiModel):
     ] = StepCopies()
     resources_per_instance: Annotated[
         InstanceResources,
-        Field(description="What one more instance may use; sizes the pod's requests and limits."),
+        Field(description="Resources of one instance; sizes the pod's requests and limits."),
     ] = InstanceResources()
     config_patch: Annotated[
         Passthrough | None,
@@ -204,51 +230,66 @@ class Tokenizer(ApiModel):
         FieldRule(
             cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
             " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
-            message="each of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            message="each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
             holds=lambda t: preferred_fit(t.max_batch_size, t.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
         FieldRule(
-            cel="!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength : 512))",
-            message="each of buckets must be at most maxLength (512 where it is left out)",
+            cel=(
+                "!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength"
+                " : 512))"
+            ),
+            message="each bucket must be at most maxLength (default: 512)",
             holds=lambda t: all(b <= (t.max_length or 512) for b in t.buckets),
             field="buckets",
         ),
         FieldRule(
-            cel="!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b, self.buckets.exists_one(o, o == b))",
-            message="buckets must be ascending, each once",
+            cel=(
+                "!has(self.buckets) || self.buckets.isSorted() && self.buckets.all(b,"
+                " self.buckets.exists_one(o, o == b))"
+            ),
+            message="buckets must be in ascending order without duplicates",
             holds=lambda t: all(a < b for a, b in zip(t.buckets, t.buckets[1:], strict=False)),
             field="buckets",
         ),
         FieldRule(
-            cel="!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding == 'Bucketed'",
-            message="buckets go with padding Bucketed only",
+            cel=(
+                "!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding"
+                " == 'Bucketed'"
+            ),
+            message="buckets need padding Bucketed",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
         ),
         FieldRule(
             cel="(has(self.type) && self.type == 'Python') == has(self.python)",
-            message="python is needed for type Python and forbidden otherwise",
+            message="python is required for type Python and not allowed otherwise",
             holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
             field="python",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="type Python needs its outputs written out: name each",
+            message="outputs is required for type Python; list each",
             holds=lambda t: t.python is None or bool(t.outputs),
             field="outputs",
         ),
         FieldRule(
             cel="has(self.python) || !has(self.outputs) || self.outputs.all(o, !has(o.dims))",
-            message="outputs[].dims is for type Python; the shape of tokens follows from padding",
+            message="outputs[].dims needs type Python; the shape of tokens follows from padding",
             holds=lambda t: (
                 t.python is not None or all(output.dims is None for output in t.outputs)
             ),
             field="outputs",
         ),
         FieldRule(
-            cel="!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) || has(self.inputs) && has(self.inputs.textPair)",
-            message="truncation OnlyFirst and OnlySecond are for text pairs; set inputs.textPair, or write LongestFirst or Refuse",
+            cel=(
+                "!has(self.truncation) || !(self.truncation in ['OnlyFirst', 'OnlySecond']) ||"
+                " has(self.inputs) && has(self.inputs.textPair)"
+            ),
+            message=(
+                "truncation OnlyFirst and OnlySecond need text pairs; set inputs.textPair, or write"
+                " LongestFirst or Refuse"
+            ),
             holds=lambda t: (
                 t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND)
                 or t.inputs.text_pair is not None

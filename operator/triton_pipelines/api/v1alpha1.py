@@ -34,7 +34,10 @@ class Ensemble(ApiModel):
         tuple[PublicInput, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then what steps read from pipeline.",
+            description=(
+                "Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then the"
+                " tensors that steps read from pipeline."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -51,7 +54,10 @@ class Ensemble(ApiModel):
         Field(
             ge=0,
             le=MAX_BATCH,
-            description="Most rows in a request; 0: the batch axis stands in dims. Default: the smallest of the steps'.",
+            description=(
+                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of the"
+                " steps'."
+            ),
         ),
     ] = None
     entry_point: Annotated[
@@ -60,7 +66,10 @@ class Ensemble(ApiModel):
             min_length=1,
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
-            description="Name of a step that calls the others itself (business logic scripting): clients call its model, and no ensemble is made.",
+            description=(
+                "Name of a step that calls the others itself (business logic scripting): clients call"
+                " its model, and no ensemble is created."
+            ),
         ),
     ] = None
     max_inflight_requests: Annotated[
@@ -68,20 +77,32 @@ class Ensemble(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Requests that may be under way between two steps; server 25.11 or newer. Default 0: no limit.",
+            description=(
+                "Requests that may be in flight between two steps; server 25.11 or newer. Default 0:"
+                " no limit."
+            ),
         ),
     ] = None
     response_cache: Annotated[
         Switch | None,
         Field(
-            description="Enabled: equal requests are answered from Triton's local response cache. Default: Disabled."
+            description=(
+                "Enabled: equal requests are answered from Triton's local response cache. Default:"
+                " Disabled."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
-            cel="!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) || has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))",
-            message="with entryPoint no ensemble is made: its name, tensors and batch size are the step's own; remove the other fields",
+            cel=(
+                "!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) ||"
+                " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
+            ),
+            message=(
+                "entryPoint replaces the ensemble, so name, tensors and batch size are those of the"
+                " step; remove the other fields"
+            ),
             holds=lambda e: (
                 e.entry_point is None
                 or not (
@@ -98,14 +119,14 @@ class Ensemble(ApiModel):
 
 
 class Slo(ApiModel):
-    """What clients are promised. Used by warnings, and by the tuner to choose batching."""
+    """Service level objectives. Used by warnings, and by the tuner to choose batching."""
 
     p99_milliseconds: Annotated[
         int | None,
         Field(
             ge=1,
             le=3_600_000,
-            description="99 of 100 requests are answered within so many milliseconds.",
+            description="Latency in milliseconds that 99 of 100 requests must not exceed.",
         ),
     ] = None
     network_and_queue_budget_milliseconds: Annotated[
@@ -113,7 +134,10 @@ class Slo(ApiModel):
         Field(
             ge=0,
             le=3_600_000,
-            description="Share of it that network and queues in front of the server take; it is subtracted first.",
+            description=(
+                "Milliseconds of the latency that network and queues in front of the server take; they"
+                " are subtracted first."
+            ),
         ),
     ] = 5
     min_throughput_per_second: Annotated[
@@ -121,7 +145,7 @@ class Slo(ApiModel):
         Field(
             ge=1,
             le=2**31 - 1,
-            description="Requests per second that the pipeline has to carry in one pod. Default: none.",
+            description="Requests per second that one pod must sustain. Default: none.",
         ),
     ] = None
 
@@ -134,14 +158,17 @@ class TuningMode(StrEnum):
 
 
 class Tuning(ApiModel):
-    """A tuning run in the cluster: what it found stands in status.tuning; the spec is never written."""
+    """A tuning run in the cluster. Results are in status.tuning; the spec is never changed."""
 
     request: Annotated[
         str | None,
         Field(
             min_length=1,
             max_length=128,
-            description="Any text, such as a date; a changed one starts a run, on a pod that serves nobody. Default: none.",
+            description=(
+                "Any text, such as a date. Changing it starts a tuning run on a pod without client"
+                " traffic. Default: none."
+            ),
         ),
     ] = None
     mode: Annotated[
@@ -164,7 +191,7 @@ class Tracing(ApiModel):
         ),
     ]
     sample_every: Annotated[
-        int, Field(ge=1, le=1_000_000_000, description="One of so many requests is traced.")
+        int, Field(ge=1, le=1_000_000_000, description="One request out of this number is traced.")
     ] = 1000
 
 
@@ -177,12 +204,15 @@ class Presence(StrEnum):
 
 
 class Observability(ApiModel):
-    """What can be seen of the pods, and who is told to look."""
+    """Metrics, alerts and traces of the pods."""
 
     pod_monitor: Annotated[
         Presence | None,
         Field(
-            description="A PodMonitor for the Prometheus operator. Auto: where its kind is served; Enabled: say so where it is not. Default: Auto."
+            description=(
+                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that kind;"
+                " Enabled: warn if it does not. Default: Auto."
+            )
         ),
     ] = None
     prometheus_rule: Annotated[
@@ -195,40 +225,43 @@ class Observability(ApiModel):
     tracing: Annotated[
         Tracing | None,
         Field(
-            description="Traces. Triton fixes them at start: a change is a new revision. Default: none."
+            description=(
+                "Traces. Triton reads them only at start, so a change creates a new revision. Default:"
+                " none."
+            )
         ),
     ] = None
 
 
 class PipelineSpec(ApiModel):
-    """What the user wants."""
+    """The desired state of the pipeline."""
 
     source: Annotated[
         ModelSource | None,
-        Field(description="One folder that holds tokenizer and model: the default of both."),
+        Field(description="One folder with tokenizer and model: the default of both."),
     ] = None
     replicas: Annotated[int, Field(ge=0, le=10000, description="Pods.")] = 1
-    suspend: Annotated[Switch, Field(description="Enabled: no pods; everything else is kept.")] = (
-        Switch.DISABLED
-    )
+    suspend: Annotated[
+        Switch, Field(description="Enabled: no pods run; everything else is kept.")
+    ] = Switch.DISABLED
     tokenizer: Annotated[
         Tokenizer | None,
         Field(
-            description="Text to tokens, on CPU. Left out: the pipeline is made of the other steps."
+            description="The CPU step that turns text into tokens. Omit it if the pipeline needs none."
         ),
     ] = None
     model: Annotated[
         ModelSpec | None,
-        Field(description="The GPU step. Left out: the pipeline is made of steps."),
+        Field(description="The GPU step. Omit it if the pipeline has only steps."),
     ] = None
     postprocess: Annotated[
-        Postprocess, Field(description="What is made of the model's output.")
+        Postprocess, Field(description="How the model's outputs are processed.")
     ] = Postprocess()
     steps: Annotated[
         tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
-            description="Further steps, before, beside or after the model.",
+            description="Further steps before, parallel to or after the model.",
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -236,14 +269,17 @@ class PipelineSpec(ApiModel):
         tuple[StepSpec, ...],
         Field(
             max_length=MAX_STEPS,
-            description="Models that are loaded and watched but not wired: what a step's own code calls.",
+            description=(
+                "Models that are loaded and monitored but not connected, for custom code of a step to"
+                " call."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
     ensemble: Annotated[Ensemble, Field(description="The public face of the pipeline.")] = (
         Ensemble()
     )
-    health: Annotated[Health, Field(description="A real inference per pod.")] = Health()
+    health: Annotated[Health, Field(description="Test inferences of each pod.")] = Health()
     server: Annotated[ServerSpec, Field(description="The Triton pods.")] = ServerSpec()
     rollout: Annotated[RolloutSpec, Field(description="How a new revision takes over.")] = (
         RolloutSpec()
@@ -251,7 +287,7 @@ class PipelineSpec(ApiModel):
     scaling: Annotated[
         Scaling, Field(description="Live scaling of CPU steps, the tokenizer first.")
     ] = Scaling()
-    slo: Annotated[Slo, Field(description="What clients are promised.")] = Slo()
+    slo: Annotated[Slo, Field(description="Service level objectives.")] = Slo()
     tuning: Annotated[Tuning, Field(description="Batching chosen by measurement.")] = Tuning()
     observability: Annotated[
         Observability, Field(description="Traces and metrics of the pods.")
@@ -260,13 +296,16 @@ class PipelineSpec(ApiModel):
     rules = (
         FieldRule(
             cel="has(self.model) || has(self.steps) && size(self.steps) > 0",
-            message="model is needed, or steps: a pipeline has at least one step that computes",
+            message="model or steps is required: a pipeline needs at least one step that runs a model",
             holds=lambda s: s.model is not None or bool(s.steps),
             field="model",
         ),
         FieldRule(
-            cel="!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) || has(self.tokenizer.python)",
-            message="tokenizer.source is needed, or a source for the whole pipeline; type Python may have none",
+            cel=(
+                "!has(self.tokenizer) || has(self.tokenizer.source) || has(self.source) ||"
+                " has(self.tokenizer.python)"
+            ),
+            message="tokenizer.source or spec.source is required, except for type Python",
             holds=lambda s: (
                 s.tokenizer is None
                 or s.tokenizer.source is not None
@@ -277,8 +316,9 @@ class PipelineSpec(ApiModel):
         ),
         FieldRule(
             cel="!has(self.model) || has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)"
-            " || has(self.model.vllm) && has(self.model.vllm.engineArgs) || has(self.model.backend)",
-            message="model.source is needed, or a source for the whole pipeline",
+            " || has(self.model.vllm) && has(self.model.vllm.engineArgs) ||"
+            " has(self.model.backend)",
+            message="model.source or spec.source is required",
             holds=lambda s: (
                 s.model is None
                 or s.model.source is not None
@@ -290,7 +330,10 @@ class PipelineSpec(ApiModel):
             field="model.source",
         ),
         FieldRule(
-            cel="!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName != self.model.modelName",
+            cel=(
+                "!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName !="
+                " self.model.modelName"
+            ),
             message="modelName must differ between tokenizer and model",
             holds=lambda s: (
                 s.tokenizer is None
@@ -313,8 +356,12 @@ class PipelineSpec(ApiModel):
             cel="!has(self.ensemble) || !has(self.ensemble.modelName)"
             " || (!has(self.tokenizer) || self.ensemble.modelName != self.tokenizer.modelName)"
             " && (!has(self.model) || self.ensemble.modelName != self.model.modelName)"
-            " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
-            message="ensemble.modelName must differ from the tokenizer's, the model's and the postprocess's",
+            " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type"
+            " == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
+            message=(
+                "ensemble.modelName must differ from the tokenizer's, the model's and the"
+                " postprocess's"
+            ),
             holds=lambda s: (
                 s.ensemble.model_name is None
                 or s.ensemble.model_name not in _slot_names(s, postprocess=True)
@@ -322,8 +369,11 @@ class PipelineSpec(ApiModel):
             field="ensemble.modelName",
         ),
         FieldRule(
-            cel="!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s, self.auxiliaryModels.all(a, a.name != s.name))",
-            message="a name stands both in steps and in auxiliaryModels; choose another",
+            cel=(
+                "!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s,"
+                " self.auxiliaryModels.all(a, a.name != s.name))"
+            ),
+            message="steps and auxiliaryModels must not share a name; choose another",
             holds=lambda s: (
                 not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
             ),
@@ -331,8 +381,12 @@ class PipelineSpec(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
-            " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count == 0)",
-            message="instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or ask for a GPU",
+            " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) &&"
+            " self.server.gpu.count == 0)",
+            message=(
+                "instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or request"
+                " a GPU"
+            ),
             holds=lambda s: (
                 s.model is None
                 or not (s.model.instances.kind is InstanceKind.GPU and s.server.gpu.count == 0)
@@ -395,10 +449,14 @@ class InferencePipeline(ApiModel):
         return self.spec.ensemble.model_name or self.metadata.name
 
 
-# Rules on the object as a whole; a root rule may only read metadata.name (and generateName) besides spec and status.
+# Rules on the object as a whole; a root rule may only read metadata.name (and generateName) besides
+# spec and status.
 ROOT_RULES: tuple[dict[str, Any], ...] = (
     {
         "rule": f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_MAX}",
-        "message": f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-', starting with a letter: a Service carries it",
+        "message": (
+            f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-',"
+            " starting with a letter, because it becomes the name of a Service"
+        ),
     },
 )

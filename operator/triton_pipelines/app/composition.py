@@ -94,7 +94,7 @@ def build_reconcile(services: Services) -> Reconcile:
         monitoring=monitors.findings,
     )
     autoscaler.refusals = reconciler.refusals
-    autoscaler.going = specs.going = reconciler.resolver.going
+    autoscaler.going = specs.going = reconciler.resolver.effective
     return reconciler.reconcile
 
 

@@ -17,10 +17,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from triton_pipelines.api.names import PORT_GRPC
-from triton_pipelines.tools.loadgen.load_spec import Arrivals, LoadError, LoadSpec, Protocol, Target
-from triton_pipelines.tools.loadgen.load_spec import Progress as RunProgress
+from triton_pipelines.tools.loadgen import (
+    Arrivals,
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadProgress,
+    LoadSpec,
+    LoadTarget,
+    OnSweepProgress,
+    SweepEndedError,
+    SweepResult,
+    sweep,
+)
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.loadgen.sweep import Measured, OnRun, SweepEndedError, sweep
 
 from .bench_loads import BenchRequests, build_requests, concurrencies, rates
 from .bench_report import BASELINE, BenchReport, as_csv, as_json, chart, tables
@@ -146,8 +155,8 @@ def bench(
         ),
     ] = True,
     protocol: Annotated[
-        Protocol, typer.Option(help="HTTP with binary tensors, or gRPC.")
-    ] = Protocol.HTTP,
+        InferenceProtocol, typer.Option(help="HTTP with binary tensors, or gRPC.")
+    ] = InferenceProtocol.HTTP,
     grpc: Annotated[
         str | None,
         typer.Option(
@@ -224,7 +233,7 @@ def bench(
         measured, ended = _measure(loads, served, protocol, runs)
     report = BenchReport(
         model=unquote(served.model),
-        address=served.grpc if protocol is Protocol.GRPC else served.server,
+        address=served.grpc if protocol is InferenceProtocol.GRPC else served.server,
         protocol=protocol,
         source=requests.source,
         rows=requests.rows,
@@ -257,9 +266,9 @@ def _load_specs(base: LoadSpec, concurrency: str | None, rate: str | None) -> li
 def _measure(
     loads: list[tuple[str, BenchRequests, LoadSpec]],
     served: ServedModel,
-    protocol: Protocol,
+    protocol: InferenceProtocol,
     runs: int,
-) -> tuple[list[tuple[str, LoadSpec, Measured]], SweepEndedError | None]:
+) -> tuple[list[tuple[str, LoadSpec, SweepResult]], SweepEndedError | None]:
     """Measure the loads.
 
     Returns:
@@ -275,12 +284,12 @@ def _measure(
             results = dict(enumerate(sweep(targets, runs, tell)))
     except SweepEndedError as error:  # results of hours may be in it
         ended, results = error, dict(error.measured)
-    except LoadError as error:
+    except LoadGeneratorError as error:
         raise CommandError(str(error), EXIT_FAILED) from error
     return [(loads[index][0], loads[index][2], item) for index, item in results.items()], ended
 
 
-def _check_answered(measured: list[Measured]) -> None:
+def _check_answered(measured: list[SweepResult]) -> None:
     """Raise :class:`CommandError` if a load got no answer at all."""
     for item in measured:
         if not any(run.requests for run in item.runs):
@@ -369,9 +378,11 @@ def _model_metadata(served: ServedModel, timeout: float) -> ModelMetadata:
     return model
 
 
-def _target(served: ServedModel, protocol: Protocol, requests: BenchRequests) -> Target:
-    url = served.grpc if protocol is Protocol.GRPC else served.server
-    return Target(url, unquote(served.model), requests.arrays, protocol, requests.rows)
+def _target(
+    served: ServedModel, protocol: InferenceProtocol, requests: BenchRequests
+) -> LoadTarget:
+    url = served.grpc if protocol is InferenceProtocol.GRPC else served.server
+    return LoadTarget(url, unquote(served.model), requests.arrays, protocol, requests.rows)
 
 
 @contextlib.contextmanager
@@ -394,12 +405,12 @@ def _interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[OnRun]:
+def _progress() -> Iterator[OnSweepProgress]:
     """Yield a progress callback: a bar on a terminal, else a line for each finished run."""
     err = Console(stderr=True, highlight=False)
     if not err.is_terminal:
 
-        def tell(number: int, total: int, spec: LoadSpec, progress: RunProgress | None) -> None:
+        def tell(number: int, total: int, spec: LoadSpec, progress: LoadProgress | None) -> None:
             if progress is None:
                 typer.echo(f"run {number + 1} of {total}: {spec.name}", err=True)
 
@@ -416,7 +427,7 @@ def _progress() -> Iterator[OnRun]:
     with Progress(*columns, console=err, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0, counts="")
 
-        def draw(number: int, total: int, spec: LoadSpec, progress: RunProgress | None) -> None:
+        def draw(number: int, total: int, spec: LoadSpec, progress: LoadProgress | None) -> None:
             share = 1.0 if progress is None else progress.elapsed_s / progress.total_s
             counts = (
                 ""

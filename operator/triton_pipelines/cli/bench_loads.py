@@ -15,15 +15,15 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-from triton_pipelines.tools.loadgen.texts import (
-    Lengths,
-    Tensor,
+from triton_pipelines.tools.loadgen import (
+    InputValue,
+    TextLengths,
     TextsError,
     batches,
+    generate_texts,
     is_perf_analyzer,
-    lines,
-    perf_analyzer,
-    texts,
+    read_lines,
+    read_perf_analyzer,
 )
 
 from .errors import EXIT_USAGE, CommandError
@@ -131,7 +131,7 @@ def build_requests(
     content = None if file is None else _read(file)
     if file is not None and content is not None and is_perf_analyzer(content):
         try:
-            return _of_perf_analyzer(model, perf_analyzer(content), rows, file)
+            return _of_perf_analyzer(model, read_perf_analyzer(content), rows, file)
         except TextsError as error:
             raise CommandError(f"--texts {file}: {error}", EXIT_USAGE) from error
     named = {piece.partition("=")[0] for piece in (*values, *files)}
@@ -161,7 +161,7 @@ def build_requests(
 def _texts_of_file(content: str, file: Path, has_text_input: bool) -> tuple[list[str], str]:
     """Return the texts of a file, one per line, and a description of them."""
     try:
-        words = list(lines(content))
+        words = list(read_lines(content))
     except TextsError as error:
         raise CommandError(f"--texts {file}: {error}", EXIT_USAGE) from error
     if not has_text_input:
@@ -178,12 +178,12 @@ def _generated_texts(
 ) -> tuple[list[str], str]:
     """Return texts with lengths from a distribution, and a description of them."""
     try:
-        distribution = Lengths.parse(lengths) if lengths is not None else Lengths()
+        distribution = TextLengths.parse(lengths) if lengths is not None else TextLengths()
     except TextsError as error:
         raise CommandError(f"--lengths {error}", EXIT_USAGE) from error
     if lengths is not None and not has_text_input:
         raise CommandError("--lengths: the model has no text input", EXIT_USAGE)
-    words = list(texts(distribution.sample(max(TEXTS, LEAST_REQUESTS * rows), seed), seed))
+    words = list(generate_texts(distribution.sample(max(TEXTS, LEAST_REQUESTS * rows), seed), seed))
     source = (
         f"lognormal lengths in tokens: {distribution}" if has_text_input else "the given inputs"
     )
@@ -191,7 +191,7 @@ def _generated_texts(
 
 
 def _of_perf_analyzer(
-    model: ModelMetadata, entries: Sequence[Mapping[str, Tensor]], rows: int, file: Path
+    model: ModelMetadata, entries: Sequence[Mapping[str, InputValue]], rows: int, file: Path
 ) -> BenchRequests:
     known = {item.name: item for item in model.inputs}
     if unknown := [name for name in entries[0] if name not in known]:
@@ -235,7 +235,7 @@ def _of_perf_analyzer(
     )
 
 
-def _array(info: TensorMetadata, tensor: Tensor, batched: bool, place: str) -> Array:
+def _array(info: TensorMetadata, tensor: InputValue, batched: bool, place: str) -> Array:
     try:
         if info.data_type == BYTES:
             if tensor.raw is not None:

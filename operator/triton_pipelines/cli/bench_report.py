@@ -14,9 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from triton_pipelines.tools.loadgen import LoadSummary, SweepResult, summary_document
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
-from triton_pipelines.tools.loadgen.summary import Summary, figures
-from triton_pipelines.tools.loadgen.sweep import Measured
 
 VERSION: Final = 1
 """Version of the JSON document: raised when a field is removed or changes its meaning."""
@@ -52,9 +51,9 @@ class BenchReport:
     """Measured time of each run."""
     warmup_seconds: float
     """Time under load before each run."""
-    points: Sequence[Measured]
+    points: Sequence[SweepResult]
     """The loads."""
-    baseline: Mapping[str, Measured]
+    baseline: Mapping[str, SweepResult]
     """One client that waits for each answer: all rows in a request, then one row; may be empty."""
     names: Sequence[str] = ()
     """Models whose steps are shown, in the order of the pipeline; empty: all."""
@@ -67,7 +66,7 @@ class BenchReport:
         )
 
 
-def all_loads(report: BenchReport) -> list[tuple[str, Measured]]:
+def all_loads(report: BenchReport) -> list[tuple[str, SweepResult]]:
     """Return the baselines, then the loads, each once."""
     return [
         *report.baseline.items(),
@@ -91,16 +90,16 @@ def as_json(report: BenchReport) -> str:
     return json.dumps(document, indent=1)
 
 
-def _point(item: Measured) -> dict[str, Any]:
+def _point(item: SweepResult) -> dict[str, Any]:
     spec = item.spec
     load: dict[str, Any] = (
         {"concurrency": spec.concurrency}
         if spec.concurrency
         else {"rate": spec.rate, "arrivals": str(spec.arrivals)}
     )
-    typical = figures(item.typical)
+    typical = summary_document(item.typical)
     typical.pop("steps")
-    return {"load": load, "median": typical, "runs": [figures(run) for run in item.runs]}
+    return {"load": load, "median": typical, "runs": [summary_document(run) for run in item.runs]}
 
 
 def as_csv(report: BenchReport) -> str:
@@ -235,7 +234,7 @@ def warnings_of(report: BenchReport) -> list[str]:
     return result
 
 
-def _unstable(item: Measured) -> str:
+def _unstable(item: SweepResult) -> str:
     return next((run.stability.reason for run in item.runs if not run.stability.stable), "")
 
 
@@ -271,7 +270,7 @@ def _loads(report: BenchReport) -> Table:
     return table
 
 
-def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
+def _steps(summary: LoadSummary, names: Sequence[str]) -> Table | None:
     chosen = [name for name in names if name in summary.steps] if names else sorted(summary.steps)
     # An ensemble has no executions itself; its requests are the whole.
     inner = [name for name in chosen if summary.steps[name].executions] or chosen
@@ -305,7 +304,7 @@ def _steps(summary: Summary, names: Sequence[str]) -> Table | None:
     return table
 
 
-def plot(points: Sequence[Measured]) -> str:
+def plot(points: Sequence[SweepResult]) -> str:
     """Plot p99 (logarithmic) over rows/s in characters: c closed loop, o open loop."""
     points_shown = [
         (
@@ -341,8 +340,8 @@ def plot(points: Sequence[Measured]) -> str:
     return "\n".join(["  p99 ms (log); c closed loop, o open loop", *lines, foot])
 
 
-def _kinds(points: Sequence[Measured]) -> dict[str, list[Measured]]:
-    kinds: dict[str, list[Measured]] = {}
+def _kinds(points: Sequence[SweepResult]) -> dict[str, list[SweepResult]]:
+    kinds: dict[str, list[SweepResult]] = {}
     for item in points:
         kinds.setdefault(
             f"open loop, {item.spec.arrivals}" if item.spec.open_loop else "closed loop", []
@@ -350,12 +349,12 @@ def _kinds(points: Sequence[Measured]) -> dict[str, list[Measured]]:
     return kinds
 
 
-def _spread_ms(item: Measured, percentile: str) -> tuple[float, float]:
+def _spread_ms(item: SweepResult, percentile: str) -> tuple[float, float]:
     low, high = item.spread(f"{percentile}_s")
     return low * 1000, high * 1000
 
 
-def _short(item: Measured) -> str:
+def _short(item: SweepResult) -> str:
     return str(item.spec.concurrency) if item.spec.concurrency else f"{item.spec.rate:g}/s"
 
 

@@ -15,8 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from triton_pipelines.tools.loadgen.http_client import authorities
-from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER
+from triton_pipelines.tools.loadgen import LENGTH_HEADER, trusted_authorities
 
 from .documents import parse_pipeline
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
@@ -201,7 +200,7 @@ def http_client(url: str, timeout: float) -> httpx.Client:
     # Proxies of the environment are not used for this machine, but its certificate authorities
     # always are. Reading these takes longer than many a request.
     proxied = urlsplit(url).hostname not in _LOOPBACK
-    verify = authorities() if proxied or url.startswith("https") else False
+    verify = trusted_authorities() if proxied or url.startswith("https") else False
     return httpx.Client(
         timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
         trust_env=proxied,

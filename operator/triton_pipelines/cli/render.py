@@ -14,7 +14,7 @@ from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RenderError
-from triton_pipelines.controllers.pipeline.plan import first_objects
+from triton_pipelines.controllers.pipeline.first_objects import first_objects
 from triton_pipelines.tools.importer import AMBIGUOUS
 
 from .documents import load_pipeline, padding_line

@@ -21,7 +21,7 @@ from tritonclient.utils import (
 
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.example_request import parse_element
-from triton_pipelines.tools.loadgen.payloads import http_body
+from triton_pipelines.tools.loadgen import http_body
 
 from .errors import EXIT_USAGE, CommandError
 

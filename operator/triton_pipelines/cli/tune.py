@@ -11,10 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -26,22 +25,24 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size
-from triton_pipelines.tools.loadgen.engine import precise_loop
+from triton_pipelines.tools.loadgen import TextLengths, TextsError, precise_event_loop, read_lines
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.loadgen.texts import Lengths, TextsError, lines
-from triton_pipelines.tools.tuner import contract
-from triton_pipelines.tools.tuner.contract import (
+from triton_pipelines.tools.tuner import (
     NotTunableError,
-    Outcome,
-    Report,
-    Settings,
+    PointOutcome,
+    ProgressCallback,
     TuneError,
-    TuneTarget,
-    wall_of,
+    TuningOptions,
+    TuningReport,
+    TuningTarget,
+    chart,
+    patch_yaml,
+    report_document,
+    slo_and_latency_budget,
+    status_of,
+    terminal,
 )
-from triton_pipelines.tools.tuner.plot import chart, terminal
-from triton_pipelines.tools.tuner.run import tune as run
-from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
+from triton_pipelines.tools.tuner import tune as run
 
 from .cluster_tuning import check_options, tuning_commands
 from .documents import STANDARD_INPUT, load_pipeline, parse_pipeline
@@ -184,7 +185,7 @@ def tune(
     _check_server_options(server, control_key_file, mounts, texts, lengths)
     check_plottable(plot, "--plot")
     check_writable(report_file, "--report-file")
-    settings = Settings(
+    settings = TuningOptions(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
         slo_ms=slo,
         rate=rate,
@@ -199,7 +200,7 @@ def tune(
         if str(file) != STANDARD_INPUT:
             # Checked before anything is fetched and started.
             pipeline = parse_pipeline(file)
-            wall_of(pipeline, settings)
+            slo_and_latency_budget(pipeline, settings)
             _check_rows(pipeline, rows)
         with raise_on_signals():
             if server is not None:
@@ -273,13 +274,13 @@ def _tune_server(
     key: str | None,
     file: Path,
     options: Options,
-    settings: Settings,
+    settings: TuningOptions,
     notify: Callable[[str], None],
-) -> Report:
+) -> TuningReport:
     """Tune the pipeline on a running server."""
     pipeline, graph = load_pipeline(file, options)
     _check_rows(pipeline, settings.rows)
-    target = TuneTarget(server, lambda changed: build(changed, options), key)
+    target = TuningTarget(server, lambda changed: build(changed, options), key)
     return _run(target, pipeline, graph, settings, notify)
 
 
@@ -287,21 +288,21 @@ def _tune_locally(
     file: Path,
     source_map: list[str],
     mounts: Path | None,
-    settings: Settings,
+    settings: TuningOptions,
     notify: Callable[[str], None],
-) -> Report:
+) -> TuningReport:
     """Serve the pipeline on this machine and tune it there."""
     # Triton needs a moment to stop; that is not part of a measurement.
     with serve_locally(file, source_map, mounts=mounts) as running:
         _check_rows(running.pipeline, settings.rows)
-        target = TuneTarget(
+        target = TuningTarget(
             running.server.grpc_address, running.rebuild, url=running.server.http_url, own=True
         )
         return _run(target, running.pipeline, running.graph, settings, notify)
 
 
 def _write_report(
-    report: Report, output: TuneOutput, plot: Path | None, report_file: Path | None
+    report: TuningReport, output: TuneOutput, plot: Path | None, report_file: Path | None
 ) -> None:
     """Print the report and write its files.
 
@@ -315,7 +316,7 @@ def _write_report(
     if output is TuneOutput.YAML:
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
     elif output is TuneOutput.JSON:
-        typer.echo(json.dumps(_finite(asdict(report)), indent=1, allow_nan=False))
+        typer.echo(json.dumps(report_document(report), indent=1, allow_nan=False))
     else:
         _print(report)
     if report.ended:
@@ -375,18 +376,18 @@ def _source_map_of_environment() -> list[str]:
 
 
 def _run(
-    target: TuneTarget,
+    target: TuningTarget,
     pipeline: InferencePipeline,
     graph: Graph,
-    settings: Settings,
+    settings: TuningOptions,
     notify: Callable[[str], None],
-) -> Report:
-    with _progress() as tell, asyncio.Runner(loop_factory=precise_loop) as runner:
+) -> TuningReport:
+    with _progress() as tell, asyncio.Runner(loop_factory=precise_event_loop) as runner:
         return runner.run(run(target, pipeline, graph, settings, tell, notify))
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[contract.Progress]:
+def _progress() -> Iterator[ProgressCallback]:
     """Yield a progress callback: a bar on a terminal, a line for each stage in a log."""
     if not sys.stderr.isatty():
         previous = ""
@@ -415,7 +416,7 @@ def _texts(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
-        return tuple(lines(file.read_text(encoding="utf-8")))
+        return tuple(read_lines(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, TextsError) as error:
         raise CommandError(
             f"--texts: {file} {error}"
@@ -425,9 +426,9 @@ def _texts(file: Path | None) -> tuple[str, ...]:
         ) from error
 
 
-def _lengths(text: str | None) -> Lengths | None:
+def _lengths(text: str | None) -> TextLengths | None:
     try:
-        return None if text is None else Lengths.parse(text)
+        return None if text is None else TextLengths.parse(text)
     except TextsError as error:
         raise CommandError(f"--lengths: {error}", EXIT_USAGE) from error
 
@@ -452,15 +453,6 @@ def _write(file: Path | None, content: str, option: str) -> None:
         ) from error
 
 
-def _finite(value: Any) -> Any:
-    """Return the value with null for infinite numbers, which JSON cannot express."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _milliseconds(seconds: float) -> str:
     if seconds <= 0:
         return ""
@@ -468,17 +460,17 @@ def _milliseconds(seconds: float) -> str:
 
 
 _OUTCOMES = {
-    Outcome.WITHIN: "met",
-    Outcome.BREAKS: "exceeded",
-    Outcome.PREDICTED: "not measured",
+    PointOutcome.WITHIN: "met",
+    PointOutcome.BREAKS: "exceeded",
+    PointOutcome.PREDICTED: "not measured",
 }
 
 
-def _print(report: Report) -> None:
-    late = f", {report.late_requests} too late or rejected" if report.late_requests else ""
+def _print(report: TuningReport) -> None:
+    late = f", {report.late_requests} timed out or rejected" if report.late_requests else ""
     typer.echo(
         f"{report.pipeline}: SLO {report.slo * 1e3:g} ms,"
-        f" latency budget {report.wall * 1e3:g} ms; {report.workload};"
+        f" latency budget {report.latency_budget * 1e3:g} ms; {report.workload};"
         f" {report.mode.value.lower()} run of {report.seconds:.0f} s,"
         f" {report.failed_requests} failed requests{late}"
     )
@@ -494,10 +486,10 @@ def _print(report: Report) -> None:
         typer.echo(yaml.safe_dump(report.patch, sort_keys=False), nl=False)
 
 
-def _points_table(report: Report) -> Table:
+def _points_table(report: TuningReport) -> Table:
     """Return a table of the measured and predicted settings."""
     table = Table()
-    padding_tried = any(point.knobs.padding.mode for point in report.points)
+    padding_tried = any(point.setting.padding.mode for point in report.points)
     for name in (
         "setting",
         *(("padding",) if padding_tried else ()),
@@ -515,14 +507,14 @@ def _points_table(report: Report) -> Table:
         left = name in ("setting", "padding", "latency budget")
         table.add_column(name, justify="left" if left else "right")
     for point in (*report.points, *report.ends):
-        knobs = point.knobs
+        setting = point.setting
         table.add_row(
             point.name,
-            *((str(knobs.padding) or "unchanged",) if padding_tried else ()),
-            str(knobs.max_batch_size),
-            f"{knobs.queue_delay / 1000:g}",
-            str(knobs.model_instances),
-            str(knobs.tokenizer_instances or "-"),
+            *((str(setting.padding) or "unchanged",) if padding_tried else ()),
+            str(setting.max_batch_size),
+            f"{setting.queue_delay / 1000:g}",
+            str(setting.model_instances),
+            str(setting.tokenizer_instances or "-"),
             f"{point.rate:.0f}",
             f"{point.carried:.0f}" if point.measured else "",
             _milliseconds(point.p50),
@@ -533,7 +525,7 @@ def _points_table(report: Report) -> Table:
     return table
 
 
-def _steps_table(report: Report) -> Table:
+def _steps_table(report: TuningReport) -> Table:
     """Return a table of the service times fitted for each step."""
     table = Table()
     for name in (

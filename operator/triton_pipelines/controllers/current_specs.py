@@ -14,10 +14,10 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 from triton_pipelines.cluster.store import Key, Store
-from triton_pipelines.controllers.pipeline.effective_spec import Going
-from triton_pipelines.controllers.pipeline.last_good_spec import last_accepted
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.owner_references import owned
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_snapshot
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Specs:
     """Pipelines by what passes go by, read anew when that changes: as long as it does not, the same object comes back. ``going``: what passes
     of this process go by, before which there is only the record."""
 
-    going: Callable[[Object], Going | None] = lambda _: None
+    going: Callable[[Object], EffectiveSpec | None] = lambda _: None
     _known: dict[Key, tuple[_Version, InferencePipeline | None]] = field(default_factory=dict)
 
     def of(self, store: Store, raw: Object) -> InferencePipeline | None:
@@ -72,8 +72,8 @@ class Specs:
 def _read(raw: Object, live: Object | None) -> InferencePipeline | None:
     """The recorded spec, or the present one where there is none that this release takes."""
     last = (
-        last_accepted(
-            Observed(raw, {("ConfigMap", names.live_name(raw["metadata"]["name"])): live})
+        last_good_snapshot(
+            Snapshot(raw, {("ConfigMap", names.live_name(raw["metadata"]["name"])): live})
         )
         if live is not None
         else None

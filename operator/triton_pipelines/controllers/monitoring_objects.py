@@ -35,8 +35,8 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     check_owner,
     owned,
 )
-from triton_pipelines.controllers.pipeline.plan import hands_off
-from triton_pipelines.controllers.pipeline.snapshot import monitoring_said
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.pipeline.snapshot import reported_monitoring_findings
 
 # Nothing urgent comes of these objects; what is edited by hand is put right, and a CRD is noticed, within so many seconds.
 ROUND_SECONDS: Final = 30.0
@@ -113,7 +113,7 @@ class Monitors:
         self.specs.keep(pipelines)
         for key in pipelines:
             raw = self.store.get(INFERENCE_PIPELINES, *key)
-            if raw is None or hands_off(raw):
+            if raw is None or is_unmanaged(raw):
                 continue
             pipeline = self.specs.of(self.store, raw)
             if pipeline is None:
@@ -129,7 +129,7 @@ class Monitors:
             before = (
                 self._found[key]
                 if key in self._found
-                else tuple(monitoring_said(raw.get("status") or {}))
+                else tuple(reported_monitoring_findings(raw.get("status") or {}))
             )
             self._found[key] = said
             if said != before:

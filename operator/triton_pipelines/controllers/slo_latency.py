@@ -17,14 +17,14 @@ from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, start_of
 from triton_pipelines.controllers.current_specs import Specs
-from triton_pipelines.controllers.pipeline.plan import hands_off
-from triton_pipelines.controllers.pipeline.slo_guard import (
+from triton_pipelines.controllers.pipeline.latency_figures import (
     HELD_SECONDS,
     Latencies,
     Look,
     figure_of,
     limit_of,
 )
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.snapshot import Pod, serves
 
 Key = tuple[str, str]
@@ -131,7 +131,7 @@ class LatencyWatch:
     def _model(self, key: Key) -> str:
         """The public model of a pipeline that promises a p99; "" for others."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
-        if raw is None or hands_off(raw):
+        if raw is None or is_unmanaged(raw):
             return ""
         pipeline = self.specs.of(self.store, raw)
         return (

@@ -1,4 +1,4 @@
-"""The init container: fetches a pipeline revision's sources, writes its model repository, checks it and reports."""
+"""The init container: fetch sources, write the model repository, check it and report."""
 
 from triton_pipelines.loader.main import LoadOptions, exit_on_sigterm, load, run
 

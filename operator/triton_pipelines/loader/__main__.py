@@ -1,4 +1,4 @@
-"""``python -m triton_pipelines.loader``: the loader without the rest of the command line."""
+"""Run the loader without the rest of the command line: ``python -m triton_pipelines.loader``."""
 
 from __future__ import annotations
 

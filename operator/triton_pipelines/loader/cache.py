@@ -1,7 +1,9 @@
-"""Files that pods share on one volume: found by what they are, verified on use, never half there, never waited for in vain.
+"""Cache of fetched files on a volume that pods share.
 
-Layout below the volume: ``v1/index/KK/KEY.json`` (digest and size of what a key stands for), ``v1/files/DD/DIGEST`` (the content),
-``v1/locks/KEY`` (who fetches it now), ``v1/tmp``. Whatever is wrong with the volume, a load goes on without it.
+Files are found by what identifies them, verified on every use, and appear only when complete.
+Layout below the volume: ``v1/index/KK/KEY.json`` (digest and size of the file of a key),
+``v1/files/DD/DIGEST`` (the content), ``v1/locks/KEY`` (who is fetching it), ``v1/tmp``. If the
+volume fails in any way, the load continues without it.
 """
 
 from __future__ import annotations
@@ -23,35 +25,46 @@ from typing import Final
 
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 from triton_pipelines.loader.file_lease import Lease, LeaseTimes, try_lease, wait_for
-from triton_pipelines.loader.progress import human
+from triton_pipelines.loader.progress import format_bytes
 
 KEEP_FREE: Final = 0.1
 """Share of the cache volume that is left free."""
 IN_USE_SECONDS: Final = 900.0
-"""A file used within this time is not evicted. On a local file system who has it open keeps it anyway; NFS keeps a removed file only
-for clients of the same host."""
+"""Seconds since the last use within which a file is not evicted.
+
+On a local file system a process that has the file open keeps it anyway. NFS keeps a removed file
+only for clients of the same host.
+"""
 ABANDONED_SECONDS: Final = 3600.0
-"""An unfinished file that nobody wrote to for so long was left by a pod that is gone."""
+"""Seconds since the last write after which an unfinished file was left by a pod that is gone."""
 _BLOCK: Final = 1 << 20
 _FICLONE: Final = 0x40049409
-"""``ioctl`` that makes a file share another's blocks (linux/fs.h); XFS, Btrfs and others, within one file system."""
+"""``ioctl`` that makes a file share another's blocks (linux/fs.h).
+
+XFS, Btrfs and others support it within one file system.
+"""
 
 
 @dataclass(frozen=True)
-class Cached:
-    """A file of the cache that now lies at its target."""
+class CachedFile:
+    """A file of the cache, copied to its target."""
 
     sha256: str
+    """Its SHA-256 in hexadecimal."""
     size: int
+    """Its bytes."""
 
 
-def key_of(*parts: str | None) -> str:
-    """The key of a file: what it was asked as, and what proved that it is that version."""
+def cache_key(*parts: str | None) -> str:
+    """Return the key of a file from how it was requested and what identifies that version."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class FileCache:
-    """The cache on the volume at ``root``. Its methods never raise for what is wrong with that volume; :meth:`finding` says it."""
+    """The cache on the volume at ``root``.
+
+    Its methods never raise for a fault of that volume; :meth:`finding` reports it.
+    """
 
     def __init__(
         self,
@@ -68,19 +81,26 @@ class FileCache:
         self._room = threading.Lock()
 
     def finding(self) -> LoadFinding | None:
-        """Why the cache was not used, for the report."""
+        """Return why the cache was not used, for the report; ``None`` if it was."""
         if self._problem is None:
             return None
         return LoadFinding(
             reason=LoadReason.CACHE_UNUSED,
-            message=f"the model cache was not used for some files: {self._problem}. They came from their sources.",
+            message=(
+                f"the model cache was not used for some files: {self._problem}. They came from "
+                "their sources."
+            ),
         )
 
-    def take(self, key: str, target: Path) -> Cached | None:
-        """Copy the file of ``key`` to ``target`` and verify it; None when it is not there. Raises :class:`OSError` for ``target`` alone."""
+    def take(self, key: str, target: Path) -> CachedFile | None:
+        """Copy the file of ``key`` to ``target`` and verify it; ``None`` if it is not cached.
+
+        Raises:
+            OSError: ``target`` cannot be written.
+        """
         try:
             note = json.loads(self._index(key).read_text())
-            cached = Cached(str(note["sha256"]), int(note["size"]))
+            cached = CachedFile(str(note["sha256"]), int(note["size"]))
             blob = self._blob(cached.sha256)
             os.utime(blob)
             source = blob.open("rb")
@@ -100,7 +120,7 @@ class FileCache:
         return None
 
     def put(self, key: str, path: Path, sha256: str) -> None:
-        """Keep a copy of ``path`` for ``key``, when there is room."""
+        """Keep a copy of ``path`` for ``key``, if there is room."""
         temporary = self._root / "tmp" / uuid.uuid4().hex
         try:
             size = path.stat().st_size
@@ -122,7 +142,10 @@ class FileCache:
                 temporary.unlink(missing_ok=True)
 
     def lease(self, key: str) -> Lease | None:
-        """The right to fetch ``key`` while others wait; None while somebody else has it. A volume that takes no lock gives it to everyone."""
+        """Return the right to fetch ``key`` while others wait; ``None`` while another pod has it.
+
+        Where the volume cannot hold a lock, every pod gets the right.
+        """
         try:
             _folder(self._lock(key).parent)
             return try_lease(self._lock(key), self._times)
@@ -131,13 +154,13 @@ class FileCache:
             return Lease(None, self._times)
 
     def wait(self, key: str) -> None:
-        """Return when ``key`` is there, when nobody fetches it any more, or when waiting is longer than it is worth."""
+        """Wait until ``key`` is cached, its lease ends, or the maximum wait is over."""
         self._log.info("another pod is fetching the same file into the model cache; waiting for it")
         with contextlib.suppress(OSError):
             wait_for(self._lock(key), self._times, self._index(key).exists, self._clock)
 
     def _make_room(self, size: int) -> bool:
-        """Whether ``size`` bytes may be added, after the least recently used files have gone."""
+        """Return whether ``size`` bytes fit after evicting the least recently used files."""
         with self._room:
             now = self._now()
             for left in (self._root / "tmp").iterdir():
@@ -158,7 +181,8 @@ class FileCache:
                 if self._lacking(size) <= 0:
                     return True
             self._note(
-                f"its volume has no room for {human(size)} ({human(self._lacking(size))} more would have to be free)",
+                f"its volume has no room for {format_bytes(size)} "
+                f"({format_bytes(self._lacking(size))} more would have to be free)",
                 None,
             )
             return False
@@ -179,7 +203,7 @@ class FileCache:
         )
 
     def _now(self) -> float:
-        """The volume's own time: its server's clock may differ from this host's."""
+        """Return the time of the volume: its server's clock may differ from this host's."""
         mark = self._root / "tmp" / uuid.uuid4().hex
         mark.touch()
         try:
@@ -188,9 +212,12 @@ class FileCache:
             mark.unlink(missing_ok=True)
 
     def _copy(self, source: int, target: Path, *, shared: bool = False) -> str | None:
-        """Copy an open file and return the copy's digest; None when the source fails (an NFS server that lost it, for one).
+        """Copy an open file and return the copy's digest.
 
-        Raises :class:`OSError` of ``target``.
+        ``None`` if the source fails, such as an NFS server that lost the file.
+
+        Raises:
+            OSError: ``target`` cannot be written.
         """
         target.unlink(missing_ok=True)
         digest = hashlib.sha256()
@@ -236,7 +263,7 @@ class FileCache:
 
 
 def _clone(source: int, target: int) -> bool:
-    """Let ``target`` share the blocks of ``source`` (reflink); False where the file system, or another one, cannot."""
+    """Let ``target`` share the blocks of ``source`` (reflink); return whether it could."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError as error:
@@ -247,7 +274,7 @@ def _clone(source: int, target: int) -> bool:
 
 
 def _folder(path: Path) -> None:
-    """A folder that every pod of the volume may write to: pods may run as different users of one group."""
+    """Create a folder that every pod may write to: pods may run as different users of one group."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         for made in (path, path.parent):

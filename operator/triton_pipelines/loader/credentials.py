@@ -1,4 +1,7 @@
-"""A step's credentials and CA bundle as mounted from its secrets; nothing else in the loader reads them."""
+"""Credentials and CA bundles of a source, read from mounted Secrets.
+
+Nothing else in the loader reads them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import certifi
 
 from triton_pipelines.api.loadplan import PlanFetch
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.uris import Located, RegistryUri, parse_azure, parse_registry
+from triton_pipelines.loader.uris import RegistryUri, SourceLocation, parse_azure, parse_registry
 from triton_pipelines.redaction import Redactor
 
 CA_FILE: Final = "ca.crt"
@@ -43,7 +46,11 @@ _DOCKER_HUB: Final = frozenset({"docker.io", "index.docker.io", "registry-1.dock
 
 
 def ssl_context(ca: Path | None) -> ssl.SSLContext:
-    """The system's trust, plus the bundle ``ca``; :class:`SourceError` when that is no PEM bundle."""
+    """Return the system's trusted CAs, plus the bundle ``ca``.
+
+    Raises:
+        SourceError: the bundle is not in PEM format.
+    """
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
     if paths.cafile is None and (paths.capath is None or not any(Path(paths.capath).iterdir())):
@@ -54,25 +61,36 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise SourceError(
-                f"the CA bundle of caRef cannot be used ({error}): it must hold certificates in PEM under the key ca.crt"
+                f"the CA bundle of caRef cannot be used ({error}): it must hold certificates "
+                "in PEM under the key ca.crt"
             ) from error
     return context
 
 
 @dataclass(frozen=True)
-class Credentials:
-    """What a source is presented with. No field shows in ``repr``."""
+class SourceCredentials:
+    """What is presented to a source. No field is part of ``repr``."""
 
     token: str | None = field(default=None, repr=False)
+    """Bearer token."""
     user: tuple[str, str] | None = field(default=None, repr=False)
+    """User and password."""
     keys: tuple[str, str, str | None] | None = field(default=None, repr=False)
+    """Access key id, secret access key and session token of S3."""
     account_key: str | None = field(default=None, repr=False)
+    """Access key of an Azure storage account."""
     sas_token: str | None = field(default=None, repr=False)
+    """Shared access signature of Azure."""
     service_account: str | None = field(default=None, repr=False)
+    """JSON key of a Google service account."""
     ca_file: Path | None = None
+    """CA bundle."""
 
     def headers(self, from_url: tuple[str, str] | None = None) -> dict[str, str]:
-        """The Authorization header for a web server: bearer token, else user and password (those of the URL last)."""
+        """Return the Authorization header for a web server.
+
+        The bearer token comes first, then user and password, then those of the URL.
+        """
         if self.token is not None:
             return {"Authorization": f"Bearer {self.token}"}
         user = self.user or from_url
@@ -81,16 +99,17 @@ class Credentials:
         return {"Authorization": "Basic " + base64.b64encode(":".join(user).encode()).decode()}
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Trust for this source's servers."""
+        """Return the trusted CAs for this source's servers."""
         return ssl_context(self.ca_file)
 
 
 def read_credentials(
-    item: PlanFetch, located: Located, credentials: Path, ca: Path, redact: Redactor
-) -> Credentials:
-    """The credentials of ``item`` for the source ``located``; each value becomes known to ``redact``.
+    item: PlanFetch, location: SourceLocation, credentials: Path, ca: Path, redact: Redactor
+) -> SourceCredentials:
+    """Return the credentials of ``item``; each value becomes known to ``redact``.
 
-    Raises :class:`SourceError` that names the secret's missing key.
+    Raises:
+        SourceError: the Secret has not the keys that the source needs; names them.
     """
     ca_file = ca / item.key / CA_FILE if item.ca else None
     if ca_file is not None and not ca_file.is_file():
@@ -100,7 +119,7 @@ def read_credentials(
     for name in _PROXIES:
         redact.add(*_password(os.environ.get(name)), *_password(os.environ.get(name.lower())))
     if not item.credentials:
-        return Credentials(ca_file=ca_file)
+        return SourceCredentials(ca_file=ca_file)
     values = _read(credentials / item.key)
     redact.add(
         *(
@@ -111,62 +130,77 @@ def read_credentials(
     )
     # An access key id is no secret by itself, but scanners treat it as one.
     redact.add(values.get("accessKeyId"))
-    return replace(_of_scheme(located, values, redact), ca_file=ca_file)
+    return replace(_of_scheme(location, values, redact), ca_file=ca_file)
 
 
-def _of_scheme(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
-    def need(*keys: str) -> None:
-        missing = [key for key in keys if not values.get(key)]
-        if missing:
-            raise SourceError(
-                f"secretRef: the secret lacks {' and '.join(missing)} (it holds {held})"
-            )
-
-    held = ", ".join(sorted(values)) or "nothing"
-    match located.scheme:
+def _of_scheme(
+    location: SourceLocation, values: Mapping[str, str], redact: Redactor
+) -> SourceCredentials:
+    match location.scheme:
         case "hf":
-            need("token")
-            return Credentials(token=values["token"])
+            _require(values, "token")
+            return SourceCredentials(token=values["token"])
         case "s3":
-            need("accessKeyId", "secretAccessKey")
-            return Credentials(
-                keys=(
-                    values["accessKeyId"],
-                    values["secretAccessKey"],
-                    values.get("sessionToken") or None,
-                )
+            _require(values, "accessKeyId", "secretAccessKey")
+            session = values.get("sessionToken") or None
+            return SourceCredentials(
+                keys=(values["accessKeyId"], values["secretAccessKey"], session)
             )
         case "gs":
-            need("serviceAccountKey")
-            return Credentials(
-                service_account=_service_account(values["serviceAccountKey"], redact)
-            )
+            _require(values, "serviceAccountKey")
+            key = _service_account(values["serviceAccountKey"], redact)
+            return SourceCredentials(service_account=key)
         case "az":
-            return _azure(located, values, redact)
+            return _azure(location, values, redact)
         case "oci":
-            user = (values.get("username", ""), values.get("password", ""))
-            if not all(user):
-                if not values.get(DOCKER_CONFIG):
-                    raise SourceError(
-                        f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password (it holds {held})"
-                    )
-                user = _docker(values[DOCKER_CONFIG], parse_registry(located.uri), redact)
-            redact.add_basic(*user)
-            return Credentials(user=user)
+            return _registry(location, values, redact)
         case "https" | "http":
-            if values.get("token"):
-                return Credentials(token=values["token"])
-            if not (values.get("username") and values.get("password")):
-                raise SourceError(
-                    f"secretRef: the secret needs token, or username and password (it holds {held})"
-                )
-            redact.add_basic(values["username"], values["password"])
-            return Credentials(user=(values["username"], values["password"]))
-    return Credentials()
+            return _web(values, redact)
+    return SourceCredentials()
+
+
+def _require(values: Mapping[str, str], *keys: str) -> None:
+    missing = [key for key in keys if not values.get(key)]
+    if missing:
+        raise SourceError(
+            f"secretRef: the secret has no {' and '.join(missing)} (it has {_keys(values)})"
+        )
+
+
+def _keys(values: Mapping[str, str]) -> str:
+    """Return the secret's keys, for messages."""
+    return ", ".join(sorted(values)) or "nothing"
+
+
+def _registry(
+    location: SourceLocation, values: Mapping[str, str], redact: Redactor
+) -> SourceCredentials:
+    user = (values.get("username", ""), values.get("password", ""))
+    if not all(user):
+        if not values.get(DOCKER_CONFIG):
+            raise SourceError(
+                f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password "
+                f"(it has {_keys(values)})"
+            )
+        user = _docker(values[DOCKER_CONFIG], parse_registry(location.uri), redact)
+    redact.add_basic(*user)
+    return SourceCredentials(user=user)
+
+
+def _web(values: Mapping[str, str], redact: Redactor) -> SourceCredentials:
+    if values.get("token"):
+        return SourceCredentials(token=values["token"])
+    user = (values.get("username", ""), values.get("password", ""))
+    if not all(user):
+        raise SourceError(
+            f"secretRef: the secret needs token, or username and password (it has {_keys(values)})"
+        )
+    redact.add_basic(*user)
+    return SourceCredentials(user=user)
 
 
 def _password(proxy: str | None) -> tuple[str, ...]:
-    """The password in a proxy's address, as written and as meant."""
+    """Return the password in a proxy's address, as written and decoded."""
     try:
         password = urlsplit(proxy or "").password
     except ValueError:
@@ -179,7 +213,8 @@ def _service_account(text: str, redact: Redactor) -> str:
     private = key.get("private_key")
     if not isinstance(private, str) or not isinstance(key.get("client_email"), str):
         raise SourceError(
-            "secretRef: serviceAccountKey is no key file of a service account (it lacks private_key or client_email)"
+            "secretRef: serviceAccountKey is not the key file of a service account (it has no "
+            "private_key or client_email)"
         )
     # An error may show the key in part: each of its lines counts.
     redact.add(
@@ -190,8 +225,10 @@ def _service_account(text: str, redact: Redactor) -> str:
     return text
 
 
-def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Credentials:
-    account = parse_azure(located.uri).account
+def _azure(
+    location: SourceLocation, values: Mapping[str, str], redact: Redactor
+) -> SourceCredentials:
+    account = parse_azure(location.uri).account
     if values.get("accountName", account) != account:
         raise SourceError(
             f"secretRef: the secret is for account {values['accountName']}, the URI names {account}"
@@ -199,58 +236,75 @@ def _azure(located: Located, values: Mapping[str, str], redact: Redactor) -> Cre
     if values.get("sasToken"):
         token = values["sasToken"].lstrip("?")
         redact.add(token, *(value for name, value in parse_qsl(token) if name == "sig"))
-        return Credentials(sas_token=token)
+        return SourceCredentials(sas_token=token)
     if values.get("accountKey"):
         try:
             base64.b64decode(values["accountKey"], validate=True)
         except ValueError:
             raise SourceError(
-                "secretRef: accountKey is not base64: copy the storage account's access key as the portal shows it"
+                "secretRef: accountKey is not base64: copy the storage account's access key "
+                "as the portal shows it"
             ) from None
-        return Credentials(account_key=values["accountKey"])
+        return SourceCredentials(account_key=values["accountKey"])
     raise SourceError(
-        f"secretRef: the secret needs accountKey (with accountName) or sasToken (it holds {', '.join(sorted(values)) or 'nothing'})"
+        "secretRef: the secret needs accountKey (with accountName) or sasToken (it has "
+        f"{_keys(values)})"
     )
 
 
 def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
-    """User and password for a registry in a Docker configuration; the longest entry that fits wins, as in the kubelet."""
+    """Return user and password for a registry from a Docker configuration.
+
+    The longest matching entry wins, as in the kubelet.
+    """
     auths = _json(text, DOCKER_CONFIG).get("auths")
     if not isinstance(auths, dict):
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no auths: create it with kubectl create secret docker-registry"
+            f"secretRef: {DOCKER_CONFIG} has no auths: "
+            "create it with kubectl create secret docker-registry"
         )
-    found: tuple[str, Mapping[str, Any] | None] = ("", None)
-    for name, entry in auths.items():
-        host, _, path = (
-            name.removeprefix("https://").removeprefix("http://").strip("/").partition("/")
-        )
-        # Docker Hub's entry is an address of its old API.
-        path = "" if path in ("v1", "v2") else path
-        same = host == uri.registry or (host in _DOCKER_HUB and uri.registry in _DOCKER_HUB)
-        below = not path or uri.repository == path or uri.repository.startswith(f"{path}/")
-        if same and below and isinstance(entry, dict) and len(name) > len(found[0]):
-            found = (name, entry)
-    if found[1] is None:
+    matching = [
+        name for name, entry in auths.items() if isinstance(entry, dict) and _is_for(name, uri)
+    ]
+    if not matching:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} (it has {', '.join(sorted(auths)) or 'none'})"
+            f"secretRef: {DOCKER_CONFIG} has no entry for {uri.registry} "
+            f"(it has {', '.join(sorted(auths)) or 'none'})"
         )
-    entry = found[1]
-    user, password = str(entry.get("username") or ""), str(entry.get("password") or "")
-    if entry.get("auth"):
-        redact.add(str(entry["auth"]))
-        try:
-            user, _, password = (
-                base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
-            )
-        except ValueError:
-            raise SourceError(
-                f"secretRef: {DOCKER_CONFIG}: auth of {found[0]} is not base64 of user:password"
-            ) from None
+    name = max(matching, key=len)
+    user, password = _docker_user(name, auths[name], redact)
     if not user or not password:
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no user and password for {found[0]} (identity tokens and helpers are not taken)"
+            f"secretRef: {DOCKER_CONFIG} has no user and password for {name} "
+            "(identity tokens and credential helpers are not supported)"
         )
+    return user, password
+
+
+def _is_for(name: str, uri: RegistryUri) -> bool:
+    """Return whether the entry ``name`` of a Docker configuration covers a repository."""
+    address = name.removeprefix("https://").removeprefix("http://").strip("/")
+    host, _, path = address.partition("/")
+    # Docker Hub's entry is an address of its old API.
+    path = "" if path in ("v1", "v2") else path
+    is_same_host = host == uri.registry or (host in _DOCKER_HUB and uri.registry in _DOCKER_HUB)
+    is_above = not path or uri.repository == path or uri.repository.startswith(f"{path}/")
+    return is_same_host and is_above
+
+
+def _docker_user(name: str, entry: Mapping[str, Any], redact: Redactor) -> tuple[str, str]:
+    """Return user and password of an entry, as ``auth`` or as fields of their own."""
+    if not entry.get("auth"):
+        return str(entry.get("username") or ""), str(entry.get("password") or "")
+    redact.add(str(entry["auth"]))
+    try:
+        user, _, password = (
+            base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+        )
+    except ValueError:
+        raise SourceError(
+            f"secretRef: {DOCKER_CONFIG}: auth of {name} is not base64 of user:password"
+        ) from None
     return user, password
 
 
@@ -259,14 +313,14 @@ def _json(text: str, key: str) -> dict[str, Any]:
         value = json.loads(text)
     except ValueError:
         # The parser's own message would show where, and with it some of the text.
-        raise SourceError(f"secretRef: {key} is no JSON") from None
+        raise SourceError(f"secretRef: {key} is not valid JSON") from None
     if not isinstance(value, dict):
         raise SourceError(f"secretRef: {key} must hold a JSON object")
     return value
 
 
 def _read(folder: Path) -> dict[str, str]:
-    """The secret's keys; ``..data`` and the like of the kubelet's atomic writer are skipped."""
+    """Return the Secret's keys, without ``..data`` and the like of the kubelet's atomic writer."""
     if not folder.is_dir():
         raise SourceError("secretRef: the secret is not mounted", retryable=True)
     return {

@@ -1,4 +1,4 @@
-"""One file of a source into one file on disk: resumed, hashed while it streams, never half there under its own name."""
+"""Download one file of a source to disk: resumable, hashed while streaming, named when complete."""
 
 from __future__ import annotations
 
@@ -15,87 +15,118 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from triton_pipelines.loader.cache import FileCache, key_of
+from triton_pipelines.loader.cache import FileCache, cache_key
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
-from triton_pipelines.loader.listing import Listing
-from triton_pipelines.loader.progress import MeterMaker, Progress, human
+from triton_pipelines.loader.listing import SourceListing
+from triton_pipelines.loader.progress import DownloadProgress, MeterFactory, format_bytes
 from triton_pipelines.loader.retry import Retrier
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of a full volume."""
+_STOPPED: Final = "stopped, because another file of the same source failed"
 _WAITS: Final = 3
-"""Times that a download waits for another pod's before it goes ahead by itself."""
+"""Times that a download waits for another pod's before it continues by itself."""
 BLOCK: Final = 1 << 20
 """Bytes read at once from a local file."""
 
 
 @dataclass(frozen=True)
-class Body:
-    """The rest of a file from ``offset`` on.
-
-    ``size`` is the whole file's, where the source tells. ``validator`` lets a later request continue this very version, None
-    when the source cannot promise that. ``revision`` is what an unpinned source resolved to (commit, object version, ETag).
-    ``identity`` is what is the same only while the content is (commit, version, strong ETag, digest), None where nothing is;
-    ``digest`` the SHA-256 that the source itself says the file has.
-    """
+class FileBody:
+    """The rest of a file, from ``offset`` on."""
 
     chunks: Iterator[bytes]
+    """The bytes."""
     offset: int = 0
+    """First byte of ``chunks`` in the file."""
     size: int | None = None
+    """Bytes of the whole file; ``None`` if the source does not say."""
     validator: str | None = None
+    """Lets a later request continue this very version; ``None`` if that is not possible."""
     revision: str | None = None
+    """What an unpinned source resolved to (commit, object version, ETag)."""
     identity: str | None = None
+    """Stays the same only while the content does (commit, version, strong ETag, digest).
+
+    ``None`` if nothing does.
+    """
     digest: str | None = None
+    """SHA-256 of the file according to the source, if it says one."""
 
 
 class Source(Protocol):
-    """Where files come from. Names are relative to the source's folder. Safe for threads once it is resolved."""
+    """Where files come from.
+
+    Names are relative to the source's folder. A source is thread-safe once it is resolved.
+    """
 
     def resolve(self) -> str | None:
-        """The revision that holds for all files of the source (a commit), or None where each file has its own."""
+        """Return the commit that holds for all files of the source.
+
+        ``None`` if each file has its own revision.
+        """
         ...
 
-    def list(self, place: str) -> Listing:
-        """What lies at ``place``; ``/`` at its end, or nothing at all, names a folder. Raises :class:`SourceError`."""
+    def list(self, place: str) -> SourceListing:
+        """Return the files at ``place``; an empty place, or one that ends with ``/``, is a folder.
+
+        Raises:
+            SourceError: the source cannot be read.
+        """
         ...
 
     def open(
         self, name: str, *, offset: int = 0, validator: str | None = None
-    ) -> AbstractContextManager[Body]:
-        """Start reading ``name``, from ``offset`` when ``validator`` still holds, else from 0.
+    ) -> AbstractContextManager[FileBody]:
+        """Start reading ``name``, from ``offset`` if ``validator`` still holds, else from 0.
 
-        Raises :class:`SourceError`, also while the chunks are read.
+        Raises:
+            SourceError: the source cannot be read; also while the chunks are read.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Downloaded:
-    """A complete file: where, its digest, bytes, what it resolved to, and whether part of it came from an earlier attempt."""
+class DownloadedFile:
+    """A complete file."""
 
     path: Path
+    """Where it is."""
     sha256: str
+    """Its SHA-256 in hexadecimal."""
     size: int
+    """Its bytes."""
     revision: str | None
+    """What it resolved to."""
     resumed: bool
+    """Whether part of it came from an earlier attempt."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """A file to download. ``what`` (field and URI) starts every log line; ``scope`` says what its source is, for the cache's key."""
+class DownloadJob:
+    """A file to download."""
 
     source: Source
+    """Where it comes from."""
     name: str
+    """Its name in the source."""
     target: Path
+    """Where to put it."""
     what: str
+    """Field and URI: the start of every log line."""
     scope: str | None = None
-    meter: MeterMaker | None = None
+    """Identifies the source in the cache's key; ``None`` bypasses the cache."""
+    meter: MeterFactory | None = None
+    """Starts the progress of the download; by default the download logs its own."""
 
 
 class Downloader:
-    """Downloads with retries; unfinished files lie beside their target as ``NAME.part`` with ``NAME.part.json``.
+    """Download files with retries.
 
-    A finished file has ``NAME.done.json`` beside it until it is moved to the repository, so that a restarted container fetches
-    none twice. ``stop`` ends all downloads of a group when one of them failed for good.
+    An unfinished file is next to its target as ``NAME.part`` with ``NAME.part.json``. A finished
+    file
+    has ``NAME.done.json`` next to it until it is moved to the repository, so that a restarted
+    container
+    does not fetch it again.
     """
 
     def __init__(
@@ -107,19 +138,25 @@ class Downloader:
     ) -> None:
         self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
 
-    def fetch(self, job: Job, stop: threading.Event | None = None) -> Downloaded:
-        """Do ``job``.
+    def fetch(self, job: DownloadJob, stop: threading.Event | None = None) -> DownloadedFile:
+        """Download a file.
 
-        Raises :class:`SourceError` when the source stays unreadable and :class:`NoSpaceError` when the volume is full.
+        Args:
+            job: what to download.
+            stop: ends all downloads of a group when one of them failed for good.
+
+        Raises:
+            SourceError: the source stays unreadable.
+            NoSpaceError: the volume is full.
         """
         job.target.parent.mkdir(parents=True, exist_ok=True)
         waits = 0
 
-        def attempt() -> Downloaded:
+        def attempt() -> DownloadedFile:
             nonlocal waits
             while True:
                 done = self._attempt(job, stop or threading.Event(), patient=waits < _WAITS)
-                if isinstance(done, Downloaded):
+                if isinstance(done, DownloadedFile):
                     return done
                 # The connection is closed by now: a wait may be long.
                 waits += 1
@@ -128,11 +165,13 @@ class Downloader:
 
         return self._retrier.run(job.what, attempt)
 
-    def _attempt(self, job: Job, stop: threading.Event, patient: bool) -> Downloaded | str:
-        """The file, or the key of the cache that another pod is filling."""
+    def _attempt(
+        self, job: DownloadJob, stop: threading.Event, patient: bool
+    ) -> DownloadedFile | str:
+        """Return the file, or the key of the cache that another pod is filling."""
         if stop.is_set():
-            raise SourceError("stopped, since another file of the same source failed")
-        part = _Part(job.target)
+            raise SourceError(_STOPPED)
+        part = _PartialFile(job.target)
         resumable = part.read()
         offset, validator = (part.size(), resumable) if resumable else (0, None)
         before = part.size() if resumable else 0
@@ -147,7 +186,7 @@ class Downloader:
                     return self._stream(body, part, job, stop)
                 return self._through_cache(
                     self._cache,
-                    key_of(job.scope, job.name, body.identity),
+                    cache_key(job.scope, job.name, body.identity),
                     body,
                     part,
                     job,
@@ -168,21 +207,23 @@ class Downloader:
         self,
         cache: FileCache,
         key: str,
-        body: Body,
-        part: _Part,
-        job: Job,
+        body: FileBody,
+        part: _PartialFile,
+        job: DownloadJob,
         stop: threading.Event,
         patient: bool,
-    ) -> Downloaded | str:
+    ) -> DownloadedFile | str:
         # The source was asked first: who may not read a file there does not get it from here.
         if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
             raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
         if (cached := cache.take(key, job.target)) is not None:
             part.drop()
-            self._log.info("%s: %s from the model cache", job.what, human(cached.size))
+            self._log.info("%s: %s from the model cache", job.what, format_bytes(cached.size))
             if job.meter is not None:
                 job.meter(cached.size, cached.size).finish()
-            done = Downloaded(job.target, cached.sha256, cached.size, body.revision, resumed=False)
+            done = DownloadedFile(
+                job.target, cached.sha256, cached.size, body.revision, resumed=False
+            )
             part.note(done, body.identity)
             return done
         lease = cache.lease(key)
@@ -193,28 +234,15 @@ class Downloader:
             cache.put(key, done.path, done.sha256)
             return done
 
-    def _stream(self, body: Body, part: _Part, job: Job, stop: threading.Event) -> Downloaded:
-        digest = hashlib.sha256()
-        if body.offset:
-            if body.offset != part.size():
-                part.drop()
-                raise SourceError(
-                    f"the server went on at byte {body.offset} of a file that was asked for from elsewhere",
-                    retryable=True,
-                )
-            part.hash_into(digest)
-            self._log.info("%s: resumes at %s", job.what, human(body.offset))
-        else:
-            part.drop()
-        if body.size is not None:
-            free, needed = free_bytes(job.target.parent), body.size - body.offset
-            if needed > free:
-                raise NoSpaceError(needed, free, job.what)
-        part.write(body.validator)
+    def _stream(
+        self, body: FileBody, part: _PartialFile, job: DownloadJob, stop: threading.Event
+    ) -> DownloadedFile:
+        """Write the body to the partial file, check it, and give it its name."""
+        digest = self._prepare(body, part, job)
         meter = (
             job.meter(body.size, body.offset)
             if job.meter
-            else Progress(self._log, job.what, body.size, body.offset, self.clock)
+            else DownloadProgress(self._log, job.what, body.size, body.offset, self.clock)
         )
         size = body.offset
         with part.path.open("ab") as file:
@@ -224,21 +252,12 @@ class Downloader:
                 size += len(chunk)
                 meter.add(len(chunk))
                 if stop.is_set():
-                    raise SourceError("stopped, since another file of the same source failed")
+                    raise SourceError(_STOPPED)
             file.flush()
             os.fsync(file.fileno())
-        if body.size is not None and size != body.size:
-            if size > body.size:
-                part.drop()
-            raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
-        if body.digest is not None and digest.hexdigest() != body.digest:
-            part.drop()
-            raise SourceError(
-                f"what came has the digest {digest.hexdigest()}, not {body.digest} as the source says",
-                retryable=True,
-            )
+        _check_content(body, part, size, digest.hexdigest())
         meter.finish()
-        done = Downloaded(
+        done = DownloadedFile(
             job.target, digest.hexdigest(), size, body.revision, resumed=body.offset > 0
         )
         part.path.replace(job.target)
@@ -247,9 +266,44 @@ class Downloader:
         part.note(done, body.identity)
         return done
 
+    def _prepare(self, body: FileBody, part: _PartialFile, job: DownloadJob) -> hashlib._Hash:
+        """Return the digest of what is there already; check that the rest fits on the volume."""
+        digest = hashlib.sha256()
+        if body.offset:
+            if body.offset != part.size():
+                part.drop()
+                raise SourceError(
+                    f"the server continued at byte {body.offset}, which was not requested",
+                    retryable=True,
+                )
+            part.hash_into(digest)
+            self._log.info("%s: resumes at %s", job.what, format_bytes(body.offset))
+        else:
+            part.drop()
+        if body.size is not None:
+            free, needed = free_bytes(job.target.parent), body.size - body.offset
+            if needed > free:
+                raise NoSpaceError(needed, free, job.what)
+        part.write(body.validator)
+        return digest
 
-class _Part:
-    """The unfinished file and what its next request must prove to go on."""
+
+def _check_content(body: FileBody, part: _PartialFile, size: int, digest: str) -> None:
+    """Compare what arrived with what the source announced."""
+    if body.size is not None and size != body.size:
+        if size > body.size:
+            part.drop()
+        raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
+    if body.digest is not None and digest != body.digest:
+        part.drop()
+        raise SourceError(
+            f"the file has the digest {digest}, but the source announced {body.digest}",
+            retryable=True,
+        )
+
+
+class _PartialFile:
+    """The unfinished file, and what its next request must prove to continue it."""
 
     def __init__(self, target: Path) -> None:
         self.path = target.with_name(f"{target.name}.part")
@@ -258,13 +312,14 @@ class _Part:
         self._done = target.with_name(f"{target.name}.done.json")
 
     def size(self) -> int:
+        """Return the bytes that are there."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def read(self) -> str | None:
-        """The validator under which the file may be continued; None: start again."""
+        """Return the validator under which the file may be continued; ``None`` starts again."""
         try:
             validator = json.loads(self._note.read_text()).get("validator")
         except (OSError, ValueError, AttributeError):
@@ -272,19 +327,20 @@ class _Part:
         return validator if isinstance(validator, str) and self.size() > 0 else None
 
     def write(self, validator: str | None) -> None:
+        """Remember the validator of the file."""
         temporary = self._note.with_name(f"{self._note.name}.tmp")
         temporary.write_text(json.dumps({"validator": validator}))
         temporary.replace(self._note)
 
-    def note(self, done: Downloaded, identity: str | None) -> None:
+    def note(self, done: DownloadedFile, identity: str | None) -> None:
         """Remember a finished file for a restart of the container."""
         if identity is not None:
             write_atomically(
                 self._done, json.dumps({"identity": identity, "sha256": done.sha256}).encode()
             )
 
-    def finished(self, body: Body) -> Downloaded | None:
-        """The file, when an earlier attempt finished it and the source still has the same one."""
+    def finished(self, body: FileBody) -> DownloadedFile | None:
+        """Return the file if an earlier attempt finished it and the source still has it."""
         try:
             note = json.loads(self._done.read_text())
             if (
@@ -293,7 +349,7 @@ class _Part:
                 or sha256_of(self._target) != note["sha256"]
             ):
                 return None
-            return Downloaded(
+            return DownloadedFile(
                 self._target,
                 note["sha256"],
                 self._target.stat().st_size,
@@ -304,23 +360,25 @@ class _Part:
             return None
 
     def drop(self) -> None:
+        """Remove the unfinished file and its validator."""
         self._note.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
     def hash_into(self, digest: hashlib._Hash) -> None:
+        """Add the bytes that are there to a digest."""
         with self.path.open("rb") as file:
             while block := file.read(BLOCK):
                 digest.update(block)
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that an unprivileged writer may still put on the volume of ``folder``."""
+    """Return the bytes that an unprivileged writer may still put on the volume of ``folder``."""
     figures = os.statvfs(folder)
     return figures.f_bavail * figures.f_frsize
 
@@ -335,7 +393,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file so that its name never shows a part of it; mode 0644 less the umask."""
+    """Write a small file whose name never shows a part of it; mode 0644 less the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

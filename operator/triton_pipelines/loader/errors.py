@@ -1,4 +1,4 @@
-"""The loader's two errors: one of a source, which may be tried again, and one of the load, which is a finding."""
+"""Errors of the loader: of a source, which may be tried again, and of the load."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Final
 
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 
-PROXY_REFUSED: Final = "the proxy of HTTPS_PROXY refuses these or no credentials (407): write user and password into its address"
+PROXY_REFUSED: Final = (
+    "the proxy in HTTPS_PROXY rejects the credentials (407): "
+    "write user and password into its address"
+)
 
 
 class SourceError(Exception):
-    """A source could not be read this time.
-
-    ``retryable`` says whether the same request may succeed later, ``retry_after`` what the server asked for in seconds,
-    ``missing`` that the source answered and has no such file, ``restart`` that the unfinished file here cannot be continued,
-    ``challenge`` (WWW-Authenticate) that the server wants credentials, or others, ``progress`` that new bytes arrived before the failure.
-    """
+    """A source could not be read this time."""
 
     def __init__(
         self,
@@ -27,6 +25,16 @@ class SourceError(Exception):
         restart: bool = False,
         challenge: str | None = None,
     ) -> None:
+        """Create the error.
+
+        Args:
+            message: what is wrong and what to do.
+            retryable: whether the same request may succeed later.
+            retry_after: seconds that the server asked to wait.
+            missing: whether the source answered and has no such file.
+            restart: whether the unfinished file here cannot be continued.
+            challenge: the server's ``WWW-Authenticate``, if it wants credentials, or others.
+        """
         super().__init__(message)
         self.retryable = retryable
         self.retry_after = retry_after
@@ -36,8 +44,8 @@ class SourceError(Exception):
         self.progress = False
 
 
-class LoadError(Exception):
-    """A finding that fails the load; ``retryable`` when another start of the container may succeed by itself."""
+class LoaderError(Exception):
+    """A finding that fails the load."""
 
     def __init__(
         self,
@@ -48,6 +56,15 @@ class LoadError(Exception):
         field: str | None = None,
         retryable: bool = False,
     ) -> None:
+        """Create the error.
+
+        Args:
+            reason: the finding's reason.
+            message: what is wrong and what to do.
+            step: the step that it is about.
+            field: the resource's field that it is about.
+            retryable: whether another start of the container may succeed by itself.
+        """
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -56,20 +73,28 @@ class LoadError(Exception):
         self.retryable = retryable
 
     def finding(self) -> LoadFinding:
-        """The error as it stands in the report."""
+        """Return the error as a finding of the report."""
         return LoadFinding(
             step=self.step, reason=self.reason, message=self.message, field=self.field
         )
 
 
-class NoSpaceError(LoadError):
-    """The volume of the model repository is full. ``needed`` and ``free`` are bytes; ``needed`` may be unknown."""
+class NoSpaceError(LoaderError):
+    """The volume of the model repository is full."""
 
     def __init__(self, needed: int | None, free: int, what: str) -> None:
+        """Create the error.
+
+        Args:
+            needed: bytes that are needed; ``None`` if unknown.
+            free: bytes that are free.
+            what: what was being written.
+        """
         amount = "more" if needed is None else f"{needed} bytes"
         super().__init__(
             LoadReason.NO_SPACE,
-            f"{what}: needs {amount}, the volume of the model repository has {free} bytes free. Raise the node's ephemeral storage "
+            f"{what}: needs {amount}, the volume of the model repository has {free} bytes "
+            "free. Raise the node's ephemeral storage "
             "or the volume's size limit, or use a smaller model.",
         )
         self.needed = needed

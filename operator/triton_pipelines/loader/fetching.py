@@ -1,4 +1,4 @@
-"""One fetch item of the plan from its source to verified files in the model repository."""
+"""Bring one source of the plan into the model repository as verified files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -23,35 +24,42 @@ from triton_pipelines.api.loadplan import (
     same_source,
 )
 from triton_pipelines.loader import tokenizer_files
-from triton_pipelines.loader.cache import FileCache, key_of
+from triton_pipelines.loader.cache import FileCache, cache_key
 from triton_pipelines.loader.credentials import read_credentials
 from triton_pipelines.loader.download import Downloader, fsync_folder, sha256_of, write_atomically
-from triton_pipelines.loader.errors import LoadError, SourceError
+from triton_pipelines.loader.errors import LoaderError, SourceError
 from triton_pipelines.loader.layout import Layout
-from triton_pipelines.loader.listing import Record
+from triton_pipelines.loader.listing import ListingRecord
 from triton_pipelines.loader.repository import below
 from triton_pipelines.loader.retry import Retrier
-from triton_pipelines.loader.sources import Access, Folders, open_source
+from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
-from triton_pipelines.loader.staging import PARALLEL, Stage, Staged, Stager
-from triton_pipelines.loader.uris import SourceMap, insecure
+from triton_pipelines.loader.staging import PARALLEL, StagedFiles, Stager, StagingRequest
+from triton_pipelines.loader.uris import SourceLocation, SourceMap, insecure
 from triton_pipelines.redaction import Redactor, redact_url
 
 USER_AGENT: Final = "triton-pipelines"
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """What a source became: its line in the report, notes, the files written (absolute), and of a model its versions."""
+class FetchedSource:
+    """What a source became."""
 
     source: ReportSource
+    """Its line in the report."""
     findings: tuple[LoadFinding, ...]
+    """Notes on it."""
     files: tuple[Path, ...]
+    """The files that it wrote (absolute paths)."""
     versions: tuple[int, ...] = ()
+    """The versions of a model."""
 
 
 class Fetcher:
-    """Fetches items; what is complete is remembered in ``state`` and not fetched again after a restart."""
+    """Fetch the sources of a plan.
+
+    What is complete is recorded in ``state`` and not fetched again after a restart.
+    """
 
     def __init__(
         self,
@@ -70,8 +78,11 @@ class Fetcher:
         self._retrier, self._redact, self._log = retrier, redact, log
         self._stager = Stager(Downloader(retrier, log, cache=cache), retrier, log, parallel)
 
-    def reusable(self, item: PlanFetch, resolved: ResolvedSource | None) -> Fetched | None:
-        """The result of an earlier attempt in this pod, when every file of it is still there byte for byte and still wanted."""
+    def reusable(self, item: PlanFetch, resolved: ResolvedSource | None) -> FetchedSource | None:
+        """Return the result of an earlier attempt in this pod, if it still holds.
+
+        It holds while every file is unchanged and the plan still asks for the same source.
+        """
         try:
             record = json.loads(self._record(item).read_text())
             files = {below(self._models, name): digest for name, digest in record["files"].items()}
@@ -93,134 +104,178 @@ class Fetcher:
                 return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return Fetched(_line(item, revision, sha256), notes, tuple(files), versions)
+        return FetchedSource(_report_source(item, revision, sha256), notes, tuple(files), versions)
 
-    def fetch(self, item: PlanFetch, resolved: ResolvedSource | None, layout: Layout) -> Fetched:
-        """Fetch ``item``, exactly ``resolved`` where that is known, and put its files where ``layout`` has room for them. Raises :class:`LoadError`."""
+    def fetch(
+        self, item: PlanFetch, resolved: ResolvedSource | None, layout: Layout
+    ) -> FetchedSource:
+        """Fetch ``item`` and put its files into the model repository.
+
+        Args:
+            item: what the plan says.
+            resolved: what the source was at this revision's first load; exactly that is fetched.
+                ``None`` if this is the first load.
+            layout: which file of the repository belongs to which source.
+
+        Raises:
+            LoaderError: the source is unavailable, has changed, or does not fit.
+        """
         what = f"{item.spec_field} {redact_url(item.uri)}"
         staging = self._state / _key(item)
         try:
             staged = self._stage(item, resolved, staging, what)
-            notes = staged.notes
-            if item.kind is FetchKind.TOKENIZER and (
-                ignored := self._checked(item, staged.files[item.target][0], what)
-            ):
-                notes = (
-                    *notes,
-                    tokenizer_files.finding_of_settings(ignored, item.step, item.spec_field),
-                )
+            notes = self._tokenizer_notes(item, staged, what)
             placed = {name: layout.place(item, name, what) for name in staged.files}
         except SourceError as error:
-            raise LoadError(
+            raise LoaderError(
                 LoadReason.SOURCE_UNAVAILABLE,
                 f"{what}: {error}",
                 step=item.step,
                 field=f"{item.spec_field}.uri",
                 retryable=error.retryable,
             ) from error
-        except LoadError as error:
+        except LoaderError as error:
             error.step, error.field = error.step or item.step, error.field or item.spec_field
             raise
+        files = self._publish(item, replace(staged, notes=notes), placed)
+        shutil.rmtree(staging, ignore_errors=True)
+        self._log.info(
+            "%s: complete, revision %s, sha256 %s", what, staged.revision or "none", staged.sha256
+        )
+        line = _report_source(item, staged.revision, staged.sha256)
+        return FetchedSource(line, notes, files, staged.versions)
+
+    def _tokenizer_notes(
+        self, item: PlanFetch, staged: StagedFiles, what: str
+    ) -> tuple[LoadFinding, ...]:
+        """Return the notes on the staged files; a tokenizer is checked for that."""
+        if item.kind is not FetchKind.TOKENIZER:
+            return staged.notes
+        ignored = self._ignored_settings(item, staged.files[item.target][0], what)
+        if not ignored:
+            return staged.notes
+        finding = tokenizer_files.finding_of_settings(ignored, item.step, item.spec_field)
+        return (*staged.notes, finding)
+
+    def _publish(
+        self, item: PlanFetch, staged: StagedFiles, placed: Mapping[str, tuple[str, ...]]
+    ) -> tuple[Path, ...]:
+        """Move staged files to their places and return these.
+
+        The record of what was fetched is written before the first rename: a restart in between
+        finds a file missing and fetches again.
+        """
         digests = {
             name: staged.files[source][1] for source, names in placed.items() for name in names
         }
-        # Written before the first rename: a restart in between finds a file missing and fetches again.
-        note = {
+        record = {
             "files": digests,
             "sha256": staged.sha256,
             "revision": staged.revision,
             "versions": staged.versions,
-            "notes": [finding.model_dump(mode="json", by_alias=True) for finding in notes],
+            "notes": [finding.model_dump(mode="json", by_alias=True) for finding in staged.notes],
         }
-        write_atomically(self._record(item), json.dumps(note).encode())
+        write_atomically(self._record(item), json.dumps(record).encode())
         for source, names in placed.items():
             for name in names[1:]:
                 target = below(self._models, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(staged.files[source][0], target)
             publish(staged.files[source][0], below(self._models, names[0]))
-        shutil.rmtree(staging, ignore_errors=True)
-        self._log.info(
-            "%s: complete, revision %s, sha256 %s", what, staged.revision or "none", staged.sha256
-        )
-        return Fetched(
-            _line(item, staged.revision, staged.sha256),
-            notes,
-            tuple(below(self._models, name) for name in digests),
-            staged.versions,
-        )
+        return tuple(below(self._models, name) for name in digests)
 
     def _stage(
         self, item: PlanFetch, resolved: ResolvedSource | None, staging: Path, what: str
-    ) -> Staged:
-        located = self._map.apply(item.uri)
-        if located.mapped:
-            self._log.info("%s: mapped to %s", what, self._redact(located.endpoint or located.uri))
+    ) -> StagedFiles:
+        """Download ``item`` into the folder ``staging`` and compare it with what is expected."""
+        location = self._map.apply(item.uri)
+        if location.mapped:
+            self._log.info(
+                "%s: mapped to %s", what, self._redact(location.endpoint or location.uri)
+            )
         credentials = read_credentials(
-            item, located, self._folders.credentials, self._folders.ca, self._redact
+            item, location, self._folders.credentials, self._folders.ca, self._redact
         )
         with httpx.Client(
             verify=credentials.ssl_context(), timeout=TIMEOUT, headers={"User-Agent": USER_AGENT}
         ) as client:
-            # A listing is compared, not asked for.
-            known = (
-                resolved.revision
-                if resolved is not None and Record.parse(resolved.revision) is None
-                else None
+            # The record of a listing is compared afterwards; no source can be asked for it.
+            is_record = resolved is None or ListingRecord.parse(resolved.revision) is not None
+            access = SourceAccess(
+                credentials,
+                self._folders,
+                client,
+                None if resolved is None or is_record else resolved.revision,
+                self._redact.add,
+                staging / "image",
             )
-            opened = open_source(
-                item,
-                located,
-                Access(
-                    credentials, self._folders, client, known, self._redact.add, staging / "image"
-                ),
-            )
-            try:
-                commit = self._retrier.run(what, opened.source.resolve)
-                _same_or_raise(item, resolved, commit, None, what)
-                scope = key_of(located.uri, located.endpoint or item.endpoint, item.path)
-                stage = Stage(item, opened, staging, what, commit, resolved, scope)
-                staged = self._stager.files(stage)
-            except SourceError as error:
-                if resolved is not None and resolved.revision is not None and error.missing:
-                    raise changed(item, resolved, f"gone ({error})", what) from error
-                raise
-            if not _matches(item, resolved, staged) and staged.resumed:
-                # A part left by an earlier attempt may be what is wrong; the source gets one chance from byte 0.
-                self._log.warning(
-                    "%s: the digest is not the expected one after a resumed download; fetching all of it again",
-                    what,
-                )
-                shutil.rmtree(staging, ignore_errors=True)
-                staged = self._stager.files(stage)
+            staged = self._download(item, resolved, location, access, staging, what)
+        self._check_digest(item, resolved, staged, staging, what)
+        host = insecure(location, item.endpoint) if item.credentials else None
+        if host is None:
+            return staged
+        note = LoadFinding(
+            step=item.step,
+            reason=LoadReason.INSECURE_SOURCE,
+            message=f"the credentials of {item.spec_field}.secretRef were sent to {host} over "
+            "http://, where others can read them: use https:// and caRef",
+            field=item.spec_field,
+        )
+        return replace(staged, notes=(*staged.notes, note))
+
+    def _download(
+        self,
+        item: PlanFetch,
+        resolved: ResolvedSource | None,
+        location: SourceLocation,
+        access: SourceAccess,
+        staging: Path,
+        what: str,
+    ) -> StagedFiles:
+        source = open_source(item, location, access)
+        try:
+            commit = self._retrier.run(what, source.source.resolve)
+            _check_commit(item, resolved, commit, what)
+            scope = cache_key(location.uri, location.endpoint or item.endpoint, item.path)
+            request = StagingRequest(item, source, staging, what, commit, resolved, scope)
+            staged = self._stager.files(request)
+        except SourceError as error:
+            if resolved is not None and resolved.revision is not None and error.missing:
+                raise changed(item, resolved, f"gone ({error})", what) from error
+            raise
+        if _matches(item, resolved, staged) or not staged.resumed:
+            return staged
+        # The part left by an earlier attempt may be wrong; try once more from byte 0.
+        self._log.warning(
+            "%s: the digest does not match after a resumed download; fetching all of it again", what
+        )
+        shutil.rmtree(staging, ignore_errors=True)
+        return self._stager.files(request)
+
+    def _check_digest(
+        self,
+        item: PlanFetch,
+        resolved: ResolvedSource | None,
+        staged: StagedFiles,
+        staging: Path,
+        what: str,
+    ) -> None:
+        """Compare what was staged with the declared digest and with this revision's first load."""
         if item.sha256 is not None and item.sha256 != staged.sha256:
             shutil.rmtree(staging, ignore_errors=True)
-            raise LoadError(
+            raise LoaderError(
                 LoadReason.CHECKSUM_MISMATCH,
-                f"{what}: {item.spec_field}.sha256 is {item.sha256}, the source has {staged.sha256}. "
-                "Check that the source is the one that is meant, then write its digest.",
+                f"{what}: {item.spec_field}.sha256 is {item.sha256}, the source has "
+                f"{staged.sha256}. Check that the source is the intended one, then write its "
+                "digest.",
                 field=f"{item.spec_field}.sha256",
             )
         if resolved is not None and not same_source(resolved, staged.revision, staged.sha256):
             shutil.rmtree(staging, ignore_errors=True)
-            raise changed(
-                item,
-                resolved,
-                f"revision {staged.revision or 'none'}, sha256 {staged.sha256}",
-                what,
-            )
-        if item.credentials and (host := insecure(located, item.endpoint)) is not None:
-            message = f"the credentials of {item.spec_field}.secretRef were sent to {host} over http://, where others can read them: use https:// and caRef"
-            note = LoadFinding(
-                step=item.step,
-                reason=LoadReason.INSECURE_SOURCE,
-                message=message,
-                field=item.spec_field,
-            )
-            staged = replace(staged, notes=(*staged.notes, note))
-        return staged
+            now = f"revision {staged.revision or 'none'}, sha256 {staged.sha256}"
+            raise changed(item, resolved, now, what)
 
-    def _checked(self, item: PlanFetch, path: Path, what: str) -> str | None:
+    def _ignored_settings(self, item: PlanFetch, path: Path, what: str) -> str | None:
         try:
             return tokenizer_files.check(path, cuts_pairs=item.cuts_pairs)
         except ValueError as error:
@@ -233,7 +288,7 @@ class Fetcher:
         return self._state / f"{_key(item)}.json"
 
 
-def _line(item: PlanFetch, revision: str | None, sha256: str) -> ReportSource:
+def _report_source(item: PlanFetch, revision: str | None, sha256: str) -> ReportSource:
     return ReportSource(
         step=item.step,
         slot=item.slot,
@@ -243,35 +298,33 @@ def _line(item: PlanFetch, revision: str | None, sha256: str) -> ReportSource:
     )
 
 
-def _matches(item: PlanFetch, resolved: ResolvedSource | None, staged: Staged) -> bool:
+def _matches(item: PlanFetch, resolved: ResolvedSource | None, staged: StagedFiles) -> bool:
     expected = item.sha256 or (resolved.sha256 if resolved else None)
     return expected in (None, staged.sha256)
 
 
-def _same_or_raise(
-    item: PlanFetch,
-    resolved: ResolvedSource | None,
-    commit: str | None,
-    sha256: str | None,
-    what: str,
+def _check_commit(
+    item: PlanFetch, resolved: ResolvedSource | None, commit: str | None, what: str
 ) -> None:
+    """Compare the source's commit with that of this revision's first load."""
     if resolved is not None and commit is not None and resolved.revision not in (None, commit):
-        raise changed(item, resolved, f"revision {commit}, sha256 {sha256 or 'not fetched'}", what)
+        raise changed(item, resolved, f"revision {commit}, sha256 not fetched", what)
 
 
-def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> LoadError:
-    """The error for a source that is no longer what this revision was loaded from first, with both sides."""
+def changed(item: PlanFetch, resolved: ResolvedSource, now: str, what: str) -> LoaderError:
+    """Return the error for a source that differs from this revision's first load."""
     before = f"revision {resolved.revision or 'none'}, sha256 {resolved.sha256 or 'unknown'}"
-    return LoadError(
+    return LoaderError(
         LoadReason.SOURCE_CHANGED,
-        f"{what}: this pipeline revision was first loaded from {before}; the source now is {now}. Pods of one revision serve the same "
-        f"files: put the old content back, or take the new one as a new revision by setting {item.spec_field}.revision or sha256.",
+        f"{what}: this pipeline revision was first loaded from {before}; the source now is {now}. "
+        "Pods of one revision serve the same files: put the old content back, or make the new "
+        f"content a new revision by setting {item.spec_field}.revision or sha256.",
         field=item.spec_field,
     )
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Move a complete file to its name in the repository, also where that lies on another volume."""
+    """Move a complete file to its name in the repository, even from another volume."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         staged.replace(target)
@@ -286,8 +339,9 @@ def publish(staged: Path, target: Path) -> None:
 
 
 def _key(item: PlanFetch) -> str:
-    """A folder name for an item; another source, file or target is another key."""
+    """Return a folder name for an item; another source, file or target is another key."""
     identity = item.model_dump(
         mode="json", exclude={"step", "slot", "field", "credentials", "ca", "sha256"}
     )
-    return f"{item.key}-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{item.key}-{digest[:12]}"

@@ -1,6 +1,7 @@
-"""A lock that outlives nobody: a file whose owner touches it; one that is not touched any more is free.
+"""Lease as a file whose owner touches it; a file that is not touched anymore is free.
 
-It only saves double work. Whoever does the work twice harms nobody, so a lost race needs no more care than that.
+A lease only avoids double work. Doing the work twice does no harm, so a lost race needs no more
+care than that.
 """
 
 from __future__ import annotations
@@ -18,19 +19,31 @@ from typing import Self
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Seconds: between two signs of life, without one until the owner counts as dead, between two looks, and that a wait may last at most."""
+    """Times of a lease, in seconds."""
 
     beat: float = 5.0
+    """Between two touches by the owner."""
     dead_after: float = 30.0
+    """Without a touch until the owner counts as dead."""
     poll: float = 1.0
+    """Between two checks by a waiting pod."""
     patience: float = 1800.0
+    """Maximum duration of a wait."""
     sleep: Callable[[float], object] = field(default_factory=lambda: threading.Event().wait)
+    """Waits a number of seconds; tests replace it."""
 
 
 class Lease:
-    """A held lease, as context manager; ``path`` None: nothing is held and nobody is kept out."""
+    """A held lease, as context manager."""
 
     def __init__(self, path: Path | None, times: LeaseTimes, owner: str = "") -> None:
+        """Create the lease.
+
+        Args:
+            path: the lease's file; ``None`` holds nothing and excludes no one.
+            times: when to touch the file.
+            owner: content of the file, which identifies the owner.
+        """
         self._path, self._times, self._owner = path, times, owner
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -63,7 +76,11 @@ class Lease:
 
 
 def try_lease(path: Path, times: LeaseTimes) -> Lease | None:
-    """The lease at ``path``, or None while another has it. Raises :class:`OSError` where no file can be made."""
+    """Return the lease at ``path``; ``None`` while another owner has it.
+
+    Raises:
+        OSError: no file can be created there.
+    """
     owner = uuid.uuid4().hex
     try:
         # Exclusive creation is atomic also on NFS (since version 3).
@@ -77,9 +94,11 @@ def try_lease(path: Path, times: LeaseTimes) -> Lease | None:
 def wait_for(
     path: Path, times: LeaseTimes, done: Callable[[], bool], clock: Callable[[], float]
 ) -> None:
-    """Wait until ``done()``, until the lease is given back, or until its owner shows no life; then it is removed.
+    """Wait until ``done()``, until the lease ends, or until its owner counts as dead.
 
-    Life is a changed time stamp within this host's own seconds: clocks of hosts and file servers differ.
+    The lease of a dead owner is removed. An owner is alive while the file's time stamp changes
+    within
+    this host's own seconds: the clocks of hosts and file servers differ.
     """
     began = seen = clock()
     last: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""Who writes which file of the repository: the plan's own files, and what sources bring; no path has two writers."""
+"""Decide which source or plan file writes which path of the repository: one writer per path."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 
 from triton_pipelines.api.loadplan import FetchKind, LoadPlan, LoadReason, PlanFetch
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.selection import FIRST
 
 
 class Layout:
     """Paths below the repository and their writers.
 
-    What the plan puts into version 1 of a model whose versions come from a source (a runner's ``model.py``, side files) belongs
-    to each of its versions: which there are, is known here alone.
+    The plan puts some files (a runner's ``model.py``, side files) into version 1 of a model. If the
+    model's versions come from a source, these files belong to each version, and only this class
+    knows
+    which versions there are.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -24,20 +26,24 @@ class Layout:
         self._written: dict[str, str] = {}
 
     def found(self, item: PlanFetch, versions: Collection[int]) -> None:
-        """Note the versions that a model's source brought."""
+        """Note the versions that a model's source has."""
         if item.kind is FetchKind.MODEL:
             self._versions[item.target] = tuple(sorted(versions))
 
     def note(self, item: PlanFetch, names: Collection[str]) -> None:
-        """Note files that are there from an earlier attempt."""
+        """Note files that an earlier attempt wrote."""
         self._written |= dict.fromkeys(names, item.spec_field)
 
     def of_plan(self) -> Mapping[str, tuple[str, ...]]:
-        """Where each of the plan's own files goes."""
+        """Return the places of each of the plan's own files."""
         return {path: self._everywhere(path) for path in self._plan}
 
     def place(self, item: PlanFetch, path: str, what: str) -> tuple[str, ...]:
-        """Where a fetched file goes. Raises :class:`LoadError` when something else is written there."""
+        """Return the places of a fetched file.
+
+        Raises:
+            LoaderError: something else writes there.
+        """
         model, _, rest = path.partition("/")
         if item.kind is FetchKind.MODEL:
             inner = f"{model}/{FIRST}/{rest.partition('/')[2]}"
@@ -47,24 +53,26 @@ class Layout:
             paths = self._everywhere(path)
             asked = {path, *paths}
         for own in sorted(asked & self._plan):
-            raise LoadError(
+            raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the operator itself: remove or rename the file in the source.",
+                f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the "
+                "operator itself: remove or rename the file in the source.",
             )
         for one in paths:
             if (other := self._written.get(one)) is not None or (
                 other := self._folded(one)
             ) is not None:
-                raise LoadError(
+                raise LoaderError(
                     LoadReason.MODEL_MISMATCH,
-                    f"{what}: would write {one}, which {other} writes too: give one of them another path.",
+                    f"{what}: would write {one}, which {other} writes too: give one of them "
+                    "another path.",
                 )
         for one in paths:
             self._written[one] = item.spec_field
         return paths
 
     def _folded(self, path: str) -> str | None:
-        """Who writes a file where ``path`` needs a folder."""
+        """Return what writes a file where ``path`` needs a folder."""
         return next(
             (
                 self._written[str(parent)]

@@ -1,4 +1,4 @@
-"""What lies at a place of a source: one file, or a folder with everything below it; and the record of it for later pods."""
+"""Files at a place of a source: one file, or a folder with everything below it."""
 
 from __future__ import annotations
 
@@ -13,42 +13,54 @@ from typing import Final
 from triton_pipelines.loader.errors import SourceError
 
 MAX_FILES: Final = 10_000
-"""Files that one source may bring. A model has dozens; more means that the URI names a whole bucket or volume."""
+"""Maximum files of one source.
+
+A model has dozens; more means that the URI names a whole bucket or volume.
+"""
 _SHOWN: Final = 6
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
-"""A version folder's name: Triton reads the digits into 64 bits and takes none with a leading zero."""
+"""Name of a version folder: Triton reads the digits into 64 bits and takes no leading zero."""
 _RECORD: Final = re.compile(
     r"(?:versions=(?P<versions>[1-9][0-9,]*))?;?(?:listing=(?P<listing>[0-9a-f]{64}))?"
 )
 _LEFT_OUT: Final = frozenset({"__pycache__", ".git", "lost+found"})
-"""Folders that are never part of a model: byte code, a repository's history, a file system's own."""
+"""Folders that are never part of a model: byte code, a history, a file system's own."""
 
 
 @dataclass(frozen=True, order=True)
-class Entry:
-    """A file: its name relative to the place, its size in bytes and what changes with its content (ETag, version), where they are known."""
+class ListedFile:
+    """A file of a listing."""
 
     name: str
+    """Its name, relative to the place."""
     size: int | None = None
+    """Its bytes, if known."""
     identity: str | None = None
+    """Changes with the content (ETag, version), if known."""
 
 
 @dataclass(frozen=True)
-class Listing:
-    """What is at a place. ``entries`` None: a folder that cannot be listed (a web server's). ``single``: the place is the one file of ``entries``."""
+class SourceListing:
+    """The files at a place."""
 
-    entries: tuple[Entry, ...] | None
+    entries: tuple[ListedFile, ...] | None
+    """The files; ``None`` for a folder that cannot be listed (a web server's)."""
     single: bool = False
+    """Whether the place is the one file of ``entries``."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files' names."""
+        """Return the names of the files."""
         return tuple(entry.name for entry in self.entries or ())
 
 
-def folder(entries: Iterable[Entry]) -> Listing:
-    """A listing of a folder, in order of names. Raises :class:`SourceError` for too many files and names that lead astray."""
-    kept: list[Entry] = []
+def folder(entries: Iterable[ListedFile]) -> SourceListing:
+    """Return the listing of a folder, ordered by name.
+
+    Raises:
+        SourceError: there are too many files, or a name is not usable.
+    """
+    kept: list[ListedFile] = []
     for entry in entries:
         if _LEFT_OUT.isdisjoint(PurePosixPath(entry.name).parts):
             kept.append(entry)
@@ -60,15 +72,16 @@ def folder(entries: Iterable[Entry]) -> Listing:
         parents = {str(parent) for parent in PurePosixPath(name).parents}
         if clash := parents & names:
             raise SourceError(
-                f"holds {clash.pop()} both as a file and as a folder, which no volume can hold: rename one"
+                f"holds {clash.pop()} both as a file and as a folder, which no volume can "
+                "hold: rename one"
             )
     if not kept:
-        raise SourceError("holds no files: check uri and path", missing=True)
-    return Listing(tuple(sorted(kept)))
+        raise SourceError("has no files: check uri and path", missing=True)
+    return SourceListing(tuple(sorted(kept)))
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that would leave the folder it is written to, or be another on disk than in the source."""
+    """Refuse a name that leaves its target folder, or that differs on disk from the source."""
     pure = PurePosixPath(name)
     if (
         not name
@@ -80,12 +93,12 @@ def check_name(name: str) -> None:
         or len(name.encode()) > 1024
     ):
         raise SourceError(
-            f"holds a file named {name[:200]!r}, which is no plain path below its folder: rename it"
+            f"holds a file named {name[:200]!r}, which is not a plain path below its folder: rename it"
         )
 
 
-def some(names: Iterable[str]) -> str:
-    """A few of ``names`` in words, for messages."""
+def list_some(names: Iterable[str]) -> str:
+    """Return a few of ``names`` as text, for messages."""
     ordered = sorted(names)
     shown = ", ".join(ordered[:_SHOWN])
     return (
@@ -93,18 +106,21 @@ def some(names: Iterable[str]) -> str:
     )
 
 
-def numbered(entries: Iterable[Entry]) -> dict[int, tuple[Entry, ...]]:
-    """The files below each version folder, named relative to it."""
-    found: dict[int, list[Entry]] = {}
+def files_by_version(entries: Iterable[ListedFile]) -> dict[int, tuple[ListedFile, ...]]:
+    """Return the files below each version folder, named relative to it."""
+    found: dict[int, list[ListedFile]] = {}
     for entry in entries:
         first, slash, rest = entry.name.partition("/")
         if slash and _VERSION.fullmatch(first):
-            found.setdefault(int(first), []).append(Entry(rest, entry.size, entry.identity))
+            found.setdefault(int(first), []).append(ListedFile(rest, entry.size, entry.identity))
     return {version: tuple(found[version]) for version in sorted(found)}
 
 
-def digest(entries: Iterable[Entry]) -> str | None:
-    """A digest of names, sizes and identities; None where a file has no identity (a mounted folder: its content's digest stands for it)."""
+def digest(entries: Iterable[ListedFile]) -> str | None:
+    """Return a digest of names, sizes and identities.
+
+    ``None`` if a file has no identity: in a mounted folder the digest of the content stands for it.
+    """
     rows = [[entry.name, entry.size, entry.identity] for entry in sorted(entries)]
     if not rows or any(row[2] is None for row in rows):
         return None
@@ -112,19 +128,21 @@ def digest(entries: Iterable[Entry]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Record:
-    """What a folder without a revision of its own resolved to, as ``resolvedRevision`` holds it."""
+class ListingRecord:
+    """What a folder without a revision resolved to, as ``resolvedRevision`` stores it."""
 
     versions: tuple[int, ...] = ()
+    """Versions that were taken; empty without version folders."""
     listing: str | None = None
+    """Digest of the listing, if known."""
 
     def __str__(self) -> str:
         parts = [f"versions={','.join(map(str, self.versions))}"] if self.versions else []
         return ";".join([*parts, *([f"listing={self.listing}"] if self.listing else [])])
 
     @classmethod
-    def parse(cls, text: str | None) -> Record | None:
-        """The record in ``text``; None when that is something else (a commit, an ETag)."""
+    def parse(cls, text: str | None) -> ListingRecord | None:
+        """Return the record in ``text``; ``None`` if it is something else (a commit, an ETag)."""
         match = _RECORD.fullmatch(text) if text else None
         if match is None:
             return None

@@ -1,4 +1,4 @@
-"""``tritonpipe load``: reads the plan, fetches, writes, checks, reports."""
+"""``tritonpipe load``: read the plan, fetch, write, check, report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -32,10 +32,10 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.loader.cache import KEEP_FREE, FileCache
 from triton_pipelines.loader.download import free_bytes, write_atomically
-from triton_pipelines.loader.errors import LoadError, NoSpaceError
-from triton_pipelines.loader.fetching import Fetched, Fetcher
+from triton_pipelines.loader.errors import LoaderError, NoSpaceError
+from triton_pipelines.loader.fetching import FetchedSource, Fetcher
 from triton_pipelines.loader.layout import Layout
-from triton_pipelines.loader.model_checks import Inspection
+from triton_pipelines.loader.model_checks import ModelInspection
 from triton_pipelines.loader.python_packages import copy_package
 from triton_pipelines.loader.repository import prepare, write_files
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
@@ -46,112 +46,75 @@ from triton_pipelines.redaction import RedactingFormatter, Redactor, redact_url
 
 EXIT_OK: Final = 0
 EXIT_USER: Final = 2
-"""A finding that only the user can mend."""
+"""A finding that only the user can fix."""
 EXIT_RETRY: Final = 3
-"""A finding that another start of the container may mend."""
+"""A finding that another start of the container may fix."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
-"""Where the kubelet reads a container's last words (Kubernetes' default ``terminationMessagePath``)."""
+"""Where the kubelet reads a container's last message.
+
+It is Kubernetes' default ``terminationMessagePath``.
+"""
 STATE_FOLDER: Final = ".load"
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Where everything lies; the defaults are the pod's mounts. ``termination`` None writes no report file."""
+    """Where everything is; the defaults are the pod's mounts."""
 
     revision: Path = Path(names.PATH_REVISION)
+    """The revision's ConfigMap, with the plan."""
     live: Path = Path(names.PATH_LIVE)
+    """The live ConfigMap."""
     root: Path = Path(names.PATH_ROOT)
+    """The volume of the model repository."""
     credentials: Path = Path(names.PATH_CREDENTIALS)
+    """Mounted Secrets, one folder per source."""
     ca: Path = Path(names.PATH_CA)
+    """Mounted CA bundles, one folder per source."""
     configmaps: Path = Path(names.PATH_CONFIGMAPS)
+    """Mounted ConfigMaps that are sources."""
     claims: Path = Path(names.PATH_CLAIMS)
+    """Mounted claims that are sources."""
     termination: Path | None = TERMINATION_LOG
+    """File of the report; ``None`` writes none."""
     source_map: SourceMap = field(default_factory=SourceMap)
+    """Rules that rewrite source URIs."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """How often sources are tried."""
     cache: Path | None = None
+    """Volume on which pods share fetched files; ``None`` for no cache."""
     cache_keep_free: float = 100 * KEEP_FREE
+    """Percent of the cache volume that stays free."""
     folders: tuple[Path, ...] = ()
+    """Folders to create if they are missing."""
     parallel: int = PARALLEL
+    """Files of a source that are fetched at once."""
 
     @property
     def models(self) -> Path:
-        """The model repository."""
+        """Return the model repository."""
         return self.root / Path(names.PATH_MODELS).name
 
     @property
     def site(self) -> Path:
-        """The folder of Python packages."""
+        """Return the folder of Python packages."""
         return self.root / Path(names.PATH_SITE).name
 
     @property
     def state(self) -> Path:
-        """Unfinished downloads and records of finished ones, on the volume of the repository so that a rename is enough."""
+        """Return the folder of unfinished downloads and of records of finished ones.
+
+        It is on the volume of the repository, so that a rename is enough.
+        """
         return self.root / STATE_FOLDER
 
 
 def parse_options(argv: Sequence[str]) -> LoadOptions:
-    """Options from a command line; ``TRITONPIPE_SOURCE_MAP`` adds rules, those of the command line win."""
-    parser = argparse.ArgumentParser(
-        prog="tritonpipe load",
-        description="Fetch a pipeline revision's sources into its model repository.",
-    )
-    defaults = LoadOptions()
-    for name in (
-        "revision",
-        "live",
-        "root",
-        "credentials",
-        "ca",
-        "configmaps",
-        "claims",
-        "termination",
-    ):
-        parser.add_argument(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        default=None,
-        metavar="PATH",
-        help="a volume on which pods share fetched files",
-    )
-    parser.add_argument(
-        "--cache-keep-free",
-        type=_percent,
-        default=defaults.cache_keep_free,
-        metavar="PERCENT",
-        help="share of the cache volume that stays free",
-    )
-    parser.add_argument(
-        "--folder",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="PATH",
-        help="made where it is missing; repeatable",
-    )
-    parser.add_argument(
-        "--parallel",
-        type=_at_least_one,
-        default=defaults.parallel,
-        metavar="COUNT",
-        help="files of a source fetched at once",
-    )
-    parser.add_argument(
-        "--source-map",
-        action="append",
-        default=[],
-        metavar="PREFIX=TARGET",
-        help="rewrite source URIs; repeatable",
-    )
-    parser.add_argument(
-        "--retry-attempts",
-        type=int,
-        default=defaults.retry.attempts,
-        help="tries in a row without progress",
-    )
-    parser.add_argument(
-        "--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS"
-    )
+    """Return the options of a command line.
+
+    ``TRITONPIPE_SOURCE_MAP`` adds rules to the source map; those of the command line win.
+    """
+    parser = _argument_parser(LoadOptions())
     values = vars(parser.parse_args(argv))
     rules = [*os.environ.get(names.ENV_SOURCE_MAP, "").split(","), *values.pop("source_map")]
     retry = RetryPolicy(
@@ -164,6 +127,63 @@ def parse_options(argv: Sequence[str]) -> LoadOptions:
         )
     except ValueError as error:
         parser.error(str(error))
+
+
+_PATHS: Final = (
+    "revision",
+    "live",
+    "root",
+    "credentials",
+    "ca",
+    "configmaps",
+    "claims",
+    "termination",
+)
+"""Options that are fields of :class:`LoadOptions` and paths."""
+
+
+def _argument_parser(defaults: LoadOptions) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tritonpipe load",
+        description="Fetch a pipeline revision's sources into its model repository.",
+    )
+    add = parser.add_argument
+    for name in _PATHS:
+        add(f"--{name}", type=Path, default=getattr(defaults, name), metavar="PATH")
+    add("--cache", type=Path, metavar="PATH", help="volume on which pods share fetched files")
+    add(
+        "--cache-keep-free",
+        type=_percent,
+        default=defaults.cache_keep_free,
+        metavar="PERCENT",
+        help="share of the cache volume that stays free",
+    )
+    add(
+        "--folder",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="folder to create if it is missing; repeatable",
+    )
+    add(
+        "--parallel",
+        type=_at_least_one,
+        default=defaults.parallel,
+        metavar="COUNT",
+        help="files of a source fetched at once",
+    )
+    add(
+        "--source-map",
+        action="append",
+        default=[],
+        metavar="PREFIX=TARGET",
+        help="rewrite source URIs; repeatable",
+    )
+    attempts = defaults.retry.attempts
+    add("--retry-attempts", type=int, default=attempts, help="attempts in a row without progress")
+    add("--retry-delay", type=float, default=defaults.retry.first_delay, metavar="SECONDS")
+    return parser
 
 
 def _percent(text: str) -> float:
@@ -181,7 +201,11 @@ def _at_least_one(text: str) -> int:
 
 
 def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
-    """Load and report; the exit code: 0, 2 (the user must mend something), 3 (another start may help). Never raises."""
+    """Load and report; never raises.
+
+    Returns:
+        The exit code: 0, 2 (the user must fix something), or 3 (another start may help).
+    """
     if not isinstance(options, LoadOptions):
         options = parse_options(options)
     redact = Redactor()
@@ -192,7 +216,7 @@ def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:
 
 
 def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[LoadReport, int]:
-    """Do what the plan says; the report, redacted, and the exit code."""
+    """Carry out the plan; return the redacted report and the exit code."""
     revision = ""
     loading: _Load | None = None
     try:
@@ -201,7 +225,7 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
         loading = _Load(plan, options, redact, log)
         loading.run()
         errors = loading.errors
-    except LoadError as error:
+    except LoaderError as error:
         errors = [*(loading.errors if loading else ()), error]
     except Exception as error:
         log.exception("unexpected error")
@@ -227,17 +251,18 @@ def load(options: LoadOptions, redact: Redactor, log: logging.Logger) -> tuple[L
 
 
 class _Load:
-    """One run; errors, notes and sources gather here so that the report holds what was reached."""
+    """One run; it gathers errors, notes and sources, so that the report has what was reached."""
 
     def __init__(
         self, plan: LoadPlan, options: LoadOptions, redact: Redactor, log: logging.Logger
     ) -> None:
-        self.errors: list[LoadError] = []
+        self.errors: list[LoaderError] = []
         self.notes: list[LoadFinding] = []
         self.sources: list[ReportSource] = []
         self._plan, self._options, self._redact, self._log = plan, options, redact, log
 
     def run(self) -> None:
+        """Fetch, write and check everything; errors are gathered in :attr:`errors`."""
         plan, options = self._plan, self._options
         self._log.info(
             "pipeline %s/%s, revision %s: %d sources",
@@ -248,7 +273,25 @@ class _Load:
         )
         resolved = read_resolved(options.live, plan.revision)
         counts = read_counts(options.live, self._log)
-        folders = Folders(options.credentials, options.ca, options.configmaps, options.claims)
+        layout = Layout(plan)
+        fetched = self._fetch_all(resolved, layout)
+        for change in write_files(plan, options.revision, options.models, counts, layout.of_plan()):
+            self._log.info("count set: %s", change)
+        for package in plan.site:
+            options.site.mkdir(parents=True, exist_ok=True)
+            copy_package(package, options.site)
+        written = {
+            str(path.relative_to(options.models)): done.source.uri
+            for done in fetched.values()
+            for path in done.files
+        }
+        ModelInspection(plan, options.models, written, self.errors, self.notes, self._log).run()
+
+    def _fetch_all(
+        self, resolved: Mapping[str, ResolvedSource], layout: Layout
+    ) -> dict[str, FetchedSource]:
+        """Fetch every source; return what succeeded, by the key of the plan's item."""
+        plan, options = self._plan, self._options
         cache = (
             FileCache(options.cache, self._log, keep_free=options.cache_keep_free / 100)
             if options.cache is not None
@@ -257,7 +300,7 @@ class _Load:
         fetcher = Fetcher(
             options.models,
             options.state,
-            folders,
+            Folders(options.credentials, options.ca, options.configmaps, options.claims),
             options.source_map,
             Retrier(self._log, options.retry),
             self._redact,
@@ -270,38 +313,29 @@ class _Load:
         prepare(options.models, kept, options.state / "started")
         for folder in options.folders:
             self._make(folder)
-        layout = Layout(plan)
-        fetched: dict[str, Fetched] = {}
-        # Models first: where other files go hangs on the versions that their sources have.
+        fetched: dict[str, FetchedSource] = {}
+        # Models first: the places of other files depend on the versions that the models have.
+        models_first = sorted(plan.fetch, key=lambda item: item.kind is not FetchKind.MODEL)
         try:
-            for item in sorted(plan.fetch, key=lambda item: item.kind is not FetchKind.MODEL):
-                if (
-                    done := self._fetch(
-                        fetcher, item, resolved.get(item.key), ready[item.key], layout
-                    )
-                ) is not None:
+            for item in models_first:
+                done = self._fetch(fetcher, item, resolved.get(item.key), ready[item.key], layout)
+                if done is not None:
                     fetched[item.key] = done
         finally:
-            if cache is not None and (finding := cache.finding()) is not None:
+            finding = cache.finding() if cache is not None else None
+            if finding is not None:
                 self.notes.append(finding)
             for item in plan.fetch:
                 if item.key in fetched:
                     self.sources.append(fetched[item.key].source)
                     self.notes.extend(fetched[item.key].findings)
-        for change in write_files(plan, options.revision, options.models, counts, layout.of_plan()):
-            self._log.info("count set: %s", change)
-        for package in plan.site:
-            options.site.mkdir(parents=True, exist_ok=True)
-            copy_package(package, options.site)
-        written = {
-            str(path.relative_to(options.models)): done.source.uri
-            for done in fetched.values()
-            for path in done.files
-        }
-        Inspection(plan, options.models, written, self.errors, self.notes, self._log).run()
+        return fetched
 
     def _make(self, folder: Path) -> None:
-        """A folder of a shared volume that Triton writes to. Where it cannot be made the volume is out of order, which shows in its use."""
+        """Create a folder of a shared volume that Triton writes to.
+
+        If that fails the volume is broken, which shows when the folder is used.
+        """
         try:
             folder.mkdir(mode=0o2775, parents=True, exist_ok=True)
         except OSError as error:
@@ -312,9 +346,9 @@ class _Load:
         fetcher: Fetcher,
         item: PlanFetch,
         resolved: ResolvedSource | None,
-        ready: Fetched | None,
+        ready: FetchedSource | None,
         layout: Layout,
-    ) -> Fetched | None:
+    ) -> FetchedSource | None:
         try:
             if ready is None:
                 done = fetcher.fetch(item, resolved, layout)
@@ -330,7 +364,7 @@ class _Load:
                 )
         except NoSpaceError:
             raise
-        except LoadError as error:
+        except LoaderError as error:
             self.errors.append(error)
             return None
         layout.found(item, done.versions)
@@ -338,25 +372,32 @@ class _Load:
 
 
 def read_plan(folder: Path) -> LoadPlan:
-    """The revision's plan. Raises :class:`LoadError` (InternalError) that names the first field in error."""
+    """Return the revision's plan.
+
+    Raises:
+        LoaderError: the plan is not readable or not valid; names the first field in error.
+    """
     path = folder / names.KEY_PLAN
     try:
         return LoadPlan.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR, f"{path} cannot be read: {error.strerror}"
         ) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR,
             f"{path}: {where}: {first['msg']} (operator and loader of different versions?)",
         ) from error
 
 
 def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
-    """Desired counts by step; none when absent. Broken ones are logged and left out: a pod starts with initial counts then."""
+    """Return the desired instance counts by step; none if absent.
+
+    Invalid ones are logged and ignored: the pod then starts with initial counts.
+    """
     path = folder / names.KEY_COUNTS
     try:
         return LiveCounts.model_validate_json(path.read_bytes()).root
@@ -370,22 +411,26 @@ def read_counts(folder: Path, log: logging.Logger) -> dict[str, int]:
 
 
 def read_resolved(folder: Path, revision: str) -> dict[str, ResolvedSource]:
-    """What each step's source resolved to at the first load of ``revision``; broken content is an error, since pods could differ."""
+    """Return what each step's source was at the first load of ``revision``.
+
+    Raises:
+        LoaderError: the content is not valid; to ignore it could make pods differ.
+    """
     path = folder / names.KEY_RESOLVED
     try:
         return ResolvedSources.model_validate_json(path.read_bytes()).root.get(revision, {})
     except FileNotFoundError:
         return {}
     except (OSError, ValidationError) as error:
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR, f"{path} is not usable: {str(error).partition(chr(10))[0]}"
         ) from error
 
 
-def _unexpected(error: Exception, options: LoadOptions) -> LoadError:
+def _unexpected(error: Exception, options: LoadOptions) -> LoaderError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(None, free_bytes(options.root), error.filename or str(options.root))
-    return LoadError(LoadReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+    return LoaderError(LoadReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
 def _write_report(
@@ -400,12 +445,15 @@ def _write_report(
             path.write_bytes(data)
         else:
             write_atomically(path, data)
-    except (OSError, LoadError) as error:
+    except (OSError, LoaderError) as error:
         log.warning("the report cannot be written to %s: %s", path, error)
 
 
 def _logger(redact: Redactor, out: TextIO) -> logging.Logger:
-    """A logger of this run alone: lines on ``out``, each redacted. Libraries log nothing: httpx would print whole URLs."""
+    """Return a logger of this run alone, which redacts every line it writes to ``out``.
+
+    Libraries are kept quiet: httpx would log whole URLs.
+    """
     log = logging.Logger("load", logging.INFO)
     handler = logging.StreamHandler(out)
     handler.setFormatter(RedactingFormatter(redact, "%(asctime)s %(levelname)s %(message)s"))
@@ -416,7 +464,10 @@ def _logger(redact: Redactor, out: TextIO) -> logging.Logger:
 
 
 def exit_on_sigterm() -> None:
-    """As process 1 of a container a Python process ignores SIGTERM; end at once, what is half done is resumed or redone."""
+    """End at once on SIGTERM, which a Python process as process 1 of a container would ignore.
+
+    Whatever is unfinished is resumed or repeated at the next start.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         os._exit(128 + number)

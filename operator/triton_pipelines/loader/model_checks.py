@@ -1,4 +1,4 @@
-"""What the loader finds out about fetched models, and what it does to them before Triton reads them."""
+"""Check fetched models, and adapt them before Triton reads them."""
 
 from __future__ import annotations
 
@@ -17,41 +17,56 @@ from triton_pipelines.api.loadplan import (
     PlanTokens,
 )
 from triton_pipelines.loader.download import write_atomically
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.onnx_file import compare, read_onnx
-from triton_pipelines.loader.ragged import Adapted, Refusal, adapt_file
-from triton_pipelines.loader.ragged.eligibility import FIXED, Obstacle
+from triton_pipelines.loader.ragged import (
+    AdaptationRefusal,
+    AdaptedFile,
+    adapt_file,
+    not_understood,
+)
 from triton_pipelines.loader.repository import below
-from triton_pipelines.loader.tokenizer_files import Highest, highest
-from triton_pipelines.loader.tokenizer_fit import Misfit, known_ids, misfits
+from triton_pipelines.loader.tokenizer_files import HighestTokenId, highest_token_id
+from triton_pipelines.loader.tokenizer_fit import TokenizerMismatch, find_mismatches, known_ids
 from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
 
-_OTHERS = (OSError, MemoryError)
-"""Errors that say nothing about the file which is looked at."""
+_MACHINE_ERRORS = (OSError, MemoryError)
+"""Errors that say nothing about the inspected file."""
 
 
-class Inspection:
-    """The checks and adaptations of a plan, for files that were fetched.
-
-    ``written`` is each fetched file below ``models`` with the URI that it came from. Errors and notes go to the lists that are given.
-    """
+class ModelInspection:
+    """The checks and adaptations of a plan, for files that were fetched."""
 
     def __init__(
         self,
         plan: LoadPlan,
         models: Path,
         written: Mapping[str, str],
-        errors: list[LoadError],
+        errors: list[LoaderError],
         notes: list[LoadFinding],
         log: logging.Logger,
     ) -> None:
+        """Prepare the inspection; :meth:`run` does it.
+
+        Args:
+            plan: the load plan.
+            models: the model repository.
+            written: fetched file (relative to ``models``) → URI that it came from.
+            errors: list to which errors are added.
+            notes: list to which findings that do not fail the load are added.
+            log: the loader's log.
+        """
         self._plan, self._models, self._written, self._log = plan, models, written, log
         self._errors, self._notes = errors, notes
-        self._tokenizers: dict[str, Highest] = {}
+        self._tokenizers: dict[str, HighestTokenId] = {}
         self._known: dict[str, int] = {}
 
     def run(self) -> None:
-        """Check everything, then adapt what passed. Raises :class:`OSError` where the volume is full."""
+        """Check all files, then adapt those that passed.
+
+        Raises:
+            OSError: the volume is full.
+        """
         targets = {item.target for item in self._plan.fetch}
         for check in self._plan.checks:
             for path in self._paths(check):
@@ -62,15 +77,16 @@ class Inspection:
                 below(self._models, tokenizer).with_name(KNOWN_IDS),
                 json.dumps({"ids": size}).encode(),
             )
-        for wanted in self._plan.adapt:
-            # What does not fit what is declared is told as that, and not adapted.
-            if all(error.step != wanted.step for error in self._errors):
-                for path in self._paths(wanted):
-                    if path in self._written:
-                        self._adapt(wanted, path)
+        for adaptation in self._plan.adapt:
+            # A file that does not match its declaration is reported as that, and not adapted.
+            if any(error.step == adaptation.step for error in self._errors):
+                continue
+            for path in self._paths(adaptation):
+                if path in self._written:
+                    self._adapt(adaptation, path)
 
     def _paths(self, place: PlanPlace) -> list[str]:
-        """The files meant: the one named, or that of every version of a model."""
+        """Return the files meant: the one that is named, or that of every version of a model."""
         if place.path is not None:
             return [place.path]
         folders = (self._models / str(place.model)).glob("[1-9]*")
@@ -84,21 +100,15 @@ class Inspection:
         return uri if place.model is None else f"{uri} (version {path.split('/')[1]})"
 
     def _check(self, check: PlanCheck, path: str) -> None:
-        uri, file, found = self._uri(check, path), below(self._models, path), list[Misfit]()
-        try:
-            if message := compare(check, read_onnx(file), uri):
-                found.append(Misfit(message))
-        except ValueError as error:
-            found.append(Misfit(f"{uri} {error}"))
-        if (
-            not found
-            and check.tokens is not None
-            and (known := self._highest(check.tokens)) is not None
-        ):
-            found = self._misfits(check.tokens, known, file, uri)
+        uri, file = self._uri(check, path), below(self._models, path)
+        found = self._tensor_mismatches(check, file, uri)
+        if not found and check.tokens is not None:
+            highest = self._highest_token_id(check.tokens)
+            if highest is not None:
+                found = self._tokenizer_mismatches(check.tokens, highest, file, uri)
         for item in found:
             self._errors.append(
-                LoadError(
+                LoaderError(
                     LoadReason.MODEL_MISMATCH,
                     item.message,
                     step=check.step,
@@ -108,28 +118,34 @@ class Inspection:
         if not found:
             self._log.info("%s: inputs and outputs of %s fit", check.field, uri)
 
-    def _misfits(self, tokens: PlanTokens, known: Highest, file: Path, uri: str) -> list[Misfit]:
+    def _tensor_mismatches(self, check: PlanCheck, file: Path, uri: str) -> list[TokenizerMismatch]:
+        """Compare the file's inputs and outputs with the declared ones."""
         try:
-            found = list(
-                misfits(
-                    file, tokens, known, uri, self._written.get(tokens.tokenizer, tokens.tokenizer)
-                )
-            )
-            if (
-                not found
-                and known.written > known.id
-                and (size := known_ids(file, tokens)) is not None
-                and size <= known.written
-            ):
-                self._known[tokens.tokenizer] = min(size, self._known.get(tokens.tokenizer, size))
-        except _OTHERS:
+            message = compare(check, read_onnx(file), uri)
+        except ValueError as error:
+            message = f"{uri} {error}"
+        return [TokenizerMismatch(message)] if message else []
+
+    def _tokenizer_mismatches(
+        self, tokens: PlanTokens, highest: HighestTokenId, file: Path, uri: str
+    ) -> list[TokenizerMismatch]:
+        """Compare the file with its tokenizer; note how many ids it knows where that is fewer."""
+        tokenizer_uri = self._written.get(tokens.tokenizer, tokens.tokenizer)
+        try:
+            found = list(find_mismatches(file, tokens, highest, uri, tokenizer_uri))
+            if not found and highest.highest_written > highest.id:
+                size = known_ids(file, tokens)
+                if size is not None and size <= highest.highest_written:
+                    least = self._known.get(tokens.tokenizer, size)
+                    self._known[tokens.tokenizer] = min(size, least)
+        except _MACHINE_ERRORS:
             raise
         except Exception as error:
-            # A graph that nobody foresaw may be one that Triton runs.
+            # Triton may run a graph of a kind that these checks do not know.
             self._log.warning(
-                "%s cannot be looked into for tokens and lengths that it does not take (%s)",
+                "%s cannot be checked for unknown tokens and too long rows (%s)",
                 uri,
-                _named(error),
+                _first_line(error),
                 exc_info=True,
             )
             return []
@@ -137,54 +153,57 @@ class Inspection:
 
     def _adapt(self, item: PlanAdapt, path: str) -> None:
         uri = self._uri(item, path)
-        tokens = next(
-            (check.tokens for check in self._plan.checks if check.step == item.step), None
-        )
-        if (
-            tokens is not None
-            and item.vocabulary is None
-            and (known := self._highest(tokens)) is not None
-        ):
-            item = item.model_copy(update={"vocabulary": known.written + 1})
-        done: Adapted | Refusal
-        try:
-            done = adapt_file(below(self._models, path), item)
-        except _OTHERS:
-            raise
-        except Exception as error:
-            self._log.warning("%s cannot be adapted", uri, exc_info=True)
-            done = Refusal(
-                (
-                    Obstacle(
-                        f"the graph is built in a way that is not understood ({_named(error)})",
-                        FIXED,
-                    ),
+        result = self._adapted(self._with_vocabulary(item), path, uri)
+        if isinstance(result, AdaptationRefusal):
+            message = f"{uri} cannot take requests of different length in one batch: {result}"
+            self._errors.append(
+                LoaderError(
+                    LoadReason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field
                 )
             )
-        if isinstance(done, Refusal):
-            message = f"{uri} cannot take requests of different length in one batch: {done}"
-            self._errors.append(
-                LoadError(LoadReason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field)
-            )
             return
-        self._log.info("%s: %s %s", item.field, uri, done)
-        if not done.proven:
+        self._log.info("%s: %s %s", item.field, uri, result)
+        if not result.is_verified:
             self._notes.append(
                 LoadFinding(
                     step=item.step,
                     reason=LoadReason.ANSWERS_NOT_COMPARED,
                     field=item.field,
-                    message=f"{uri} {done}",
+                    message=f"{uri} {result}",
                 )
             )
 
-    def _highest(self, tokens: PlanTokens) -> Highest | None:
-        """The highest token id of a tokenizer that was fetched; what did not come is told elsewhere."""
+    def _with_vocabulary(self, item: PlanAdapt) -> PlanAdapt:
+        """Return ``item`` with the tokenizer's number of ids where the plan has none."""
+        tokens = next(
+            (check.tokens for check in self._plan.checks if check.step == item.step), None
+        )
+        if tokens is None or item.vocabulary is not None:
+            return item
+        highest = self._highest_token_id(tokens)
+        if highest is None:
+            return item
+        return item.model_copy(update={"vocabulary": highest.highest_written + 1})
+
+    def _adapted(self, item: PlanAdapt, path: str, uri: str) -> AdaptedFile | AdaptationRefusal:
+        try:
+            return adapt_file(below(self._models, path), item)
+        except _MACHINE_ERRORS:
+            raise
+        except Exception as error:
+            self._log.warning("%s cannot be adapted", uri, exc_info=True)
+            return not_understood(_first_line(error))
+
+    def _highest_token_id(self, tokens: PlanTokens) -> HighestTokenId | None:
+        """Return the tokenizer's highest id; ``None`` if it was not fetched.
+
+        A tokenizer that failed to arrive is already reported by its own fetch item.
+        """
         file = below(self._models, tokens.tokenizer)
         if tokens.tokenizer not in self._tokenizers and file.is_file():
-            self._tokenizers[tokens.tokenizer] = highest(file)
+            self._tokenizers[tokens.tokenizer] = highest_token_id(file)
         return self._tokenizers.get(tokens.tokenizer)
 
 
-def _named(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

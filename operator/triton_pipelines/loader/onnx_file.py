@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself: inputs, outputs, side files; and the comparison with what the resource declares."""
+"""Read inputs, outputs and side files of an ONNX file, and compare them with the resource."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
-from triton_pipelines.loader.onnx_store import lean
+from triton_pipelines.loader.onnx_store import load_without_weights
 
 _TYPES: Final = {
     "BOOL": "BOOL",
@@ -30,35 +30,48 @@ _TYPES: Final = {
     "BFLOAT16": "BF16",
     "STRING": "STRING",
 }
-"""ONNX element type (TensorProto.DataType) to Triton's data type without ``TYPE_``."""
+"""ONNX element type (TensorProto.DataType) → Triton's data type without ``TYPE_``."""
 
 
 _RUN: Final = frozenset({".py", ".pyc", ".so"})
-"""Suffixes that Python imports. The python backend puts the version folder on its path: such a side file would run in Triton, or replace the
-runner, where the user only named a model."""
+"""Suffixes that Python imports.
+
+The Python backend puts the version folder on its path. Such a side file would run in Triton, or
+replace the runner, although the user only named a model.
+"""
 _BYTECODE: Final = "__pycache__"
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A graph input or output. ``dims`` holds numbers, symbolic names or None; the whole is None when the file gives no shape."""
+    """A graph input or output."""
 
     name: str
+    """Its name."""
     data_type: str
+    """Triton's data type; ONNX's name where Triton has none."""
     dims: tuple[int | str | None, ...] | None
+    """Number, symbolic name or ``None`` per axis; ``None`` if the file states no shape."""
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """Inputs without initializers, outputs, and side files of external data, relative to the file's folder."""
+    """What an ONNX file says about itself."""
 
     inputs: tuple[FileTensor, ...]
+    """Inputs that are not initializers."""
     outputs: tuple[FileTensor, ...]
+    """Outputs."""
     side_files: tuple[str, ...]
+    """Files with external data, relative to the file's folder."""
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """Read the graph without its external data. Raises :class:`ValueError` when the file is no ONNX model or leads astray."""
+    """Read the graph without its external data.
+
+    Raises:
+        ValueError: the file is not an ONNX model, or names side files that are not allowed.
+    """
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
@@ -70,11 +83,11 @@ def read_onnx(path: Path) -> OnnxFile:
             "is an HTML or XML page: the URI leads to a web page or a login, not to the file"
         )
     try:
-        model = lean(path).model
+        model = load_without_weights(path).model
     except DecodeError as error:
-        raise ValueError(f"is no ONNX model ({error})") from error
+        raise ValueError(f"is not an ONNX model ({error})") from error
     if not model.graph.node and not model.graph.output:
-        raise ValueError("is no ONNX model (it has no graph)")
+        raise ValueError("is not an ONNX model (it has no graph)")
     initialized = {tensor.name for tensor in model.graph.initializer} | {
         tensor.values.name for tensor in model.graph.sparse_initializer
     }
@@ -105,7 +118,7 @@ def _tensor(value: Any) -> FileTensor:
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """Every tensor of the model, also in nodes' attributes, subgraphs and functions."""
+    """Yield every tensor of the model: in nodes' attributes, subgraphs and functions too."""
     graphs = [model.graph]
     nodes = [node for function in model.functions for node in function.node]
     while graphs or nodes:
@@ -134,21 +147,26 @@ def _location(tensor: Any) -> str:
         or path.suffix == ".onnx"
     ):
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the model's own folder are fetched"
+            f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the "
+            "model's own folder are fetched"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as code: save the model with another file name"
+            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as "
+            "code: save the model with another file name"
         )
     return str(path)
 
 
 def compare(check: PlanCheck, file: OnnxFile, uri: str) -> str | None:
-    """None when the file fits what is declared, else a message with both sides and what to write.
+    """Return what does not fit, with both sides and what to write; ``None`` if the file fits.
 
-    The rules are those of Triton's ONNX Runtime backend: every input of the file is declared and no other; declared outputs
-    exist; element types are equal; with ``maxBatchSize`` > 0 the first axis is the batch and dynamic in the file; ranks are
-    equal; a fixed dimension of the file is declared as that number, a dynamic one takes any.
+    The rules are those of Triton's ONNX Runtime backend:
+
+    - every input of the file is declared, and no other; declared outputs exist;
+    - element types and ranks are equal;
+    - with ``maxBatchSize`` > 0 the first axis is the batch, and dynamic in the file;
+    - a fixed dimension of the file is declared as that number; a dynamic one accepts any.
     """
     rows: list[tuple[str, str, str, str]] = []
     wrong = [
@@ -219,7 +237,7 @@ def _differences(
 
 
 def _bare(data_type: str) -> str:
-    """Triton's type name without prefix; BYTES is the wire's word for STRING."""
+    """Return Triton's type name without prefix; BYTES is the protocol's name for STRING."""
     name = data_type.removeprefix("TYPE_")
     return "STRING" if name == "BYTES" else name
 
@@ -242,17 +260,23 @@ def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
 
 
 def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
-    """What to write so that the resource fits the file."""
+    """Yield what to write so that the resource fits the file."""
     tensors = (*file.inputs, *file.outputs)
     odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
     if odd:
-        yield f"Triton has no data type for {', '.join(odd)}: export the model without it (for scikit-learn models: zipmap off)."
+        yield (
+            f"Triton has no data type for {', '.join(odd)}: export the model without it (for "
+            "scikit-learn models: zipmap off)."
+        )
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )
     batched = check.max_batch_size > 0 and not fixed
     if check.max_batch_size and fixed:
-        yield f"Export the model with a dynamic first axis, or write {check.field}.maxBatchSize: 0 and all axes in dims:"
+        yield (
+            f"Export the model with a dynamic first axis, or write {check.field}.maxBatchSize: 0 "
+            "and all axes in dims:"
+        )
     else:
         yield "To fit the file, write:"
     for side, held, declared in (
@@ -266,9 +290,12 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             if side == "inputs"
             else ([tensor for tensor in held if tensor.name in known] or held)
         )
-        items = ", ".join(
-            f"{{name: {tensor.name}, dataType: {tensor.data_type}, dims: "
-            f"{_dims(dim if isinstance(dim, int) else -1 for dim in (tensor.dims or ())[1 if batched else 0 :])}}}"
-            for tensor in chosen
-        )
+        items = ", ".join(_declaration(tensor, is_batched=batched) for tensor in chosen)
         yield f"{check.field}.{side}: [{items}]"
+
+
+def _declaration(tensor: FileTensor, *, is_batched: bool) -> str:
+    """Return how the resource declares a tensor of the file."""
+    dims = (tensor.dims or ())[1 if is_batched else 0 :]
+    declared = _dims(dim if isinstance(dim, int) else -1 for dim in dims)
+    return f"{{name: {tensor.name}, dataType: {tensor.data_type}, dims: {declared}}}"

@@ -1,4 +1,4 @@
-"""Reading and writing ONNX files in little memory: a loader has 2 GiB, and models come close to that or exceed it."""
+"""Read and write ONNX files in little memory: a loader has 2 GiB, and models may exceed that."""
 
 from __future__ import annotations
 
@@ -19,35 +19,43 @@ _INITIALIZER: Final = 5
 _RAW_DATA: Final = 9
 """Field number of ``TensorProto.raw_data``."""
 _BYTES: Final = 2
-"""Wire type of a message or bytes: their length, then they (protobuf encoding)."""
+"""Wire type of a message or bytes: the length, then the content (protobuf encoding)."""
 SMALL: Final = 4096
-"""Bytes up to which a weight is held in memory: axes, shapes and scales, which are looked into."""
+"""Bytes up to which a weight is kept in memory: axes, shapes and scales, which are read."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A run of bytes of a file."""
+    """A range of bytes of a file."""
 
     offset: int
+    """First byte."""
     length: int
+    """Number of bytes."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A model whose large weights are left in its file: ``weights`` says where the data of an initializer lies, by its place among them.
+    """A model whose large weights stay in its file.
 
-    These initializers have their name, type and dims, and no elements.
+    The initializers in ``weights`` have their name, type and dims, and no elements.
     """
 
     model: Any
+    """An ``onnx.ModelProto``."""
     path: Path
+    """The file."""
     weights: dict[int, Span] = field(default_factory=dict)
+    """Place among the initializers → where the data is in the file."""
 
 
 def load(path: Path) -> Any:
-    """The ``onnx.ModelProto`` of a file, without external data. Raises :class:`google.protobuf.message.DecodeError`.
+    """Return the ``onnx.ModelProto`` of a file, without external data.
 
     The file is mapped and not read: parsing bytes would hold every weight twice.
+
+    Raises:
+        google.protobuf.message.DecodeError: the file is not a model.
     """
     model: Any = onnx.ModelProto()
     with mapped(path) as view:
@@ -55,8 +63,12 @@ def load(path: Path) -> Any:
     return model
 
 
-def lean(path: Path) -> Stored:
-    """The model of a file without its large weights, whatever their size. Raises :class:`google.protobuf.message.DecodeError`."""
+def load_without_weights(path: Path) -> Stored:
+    """Return the model of a file without its large weights, whatever their size.
+
+    Raises:
+        google.protobuf.message.DecodeError: the file is not a model.
+    """
     model: Any = onnx.ModelProto()
     stored = Stored(model, path)
     around, inside = bytearray(), bytearray()
@@ -90,7 +102,7 @@ def _initializer(view: memoryview, tensor: Span, stored: Stored) -> None:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, mapped: pages are read when they are looked at, and are the kernel's to take back."""
+    """Map the bytes of a file: pages are read on access, and the kernel may drop them."""
     if not path.stat().st_size:
         yield memoryview(b"")
         return
@@ -103,10 +115,15 @@ def mapped(path: Path) -> Iterator[memoryview]:
 
 
 def save(model: Stored | Any, path: Path) -> None:
-    """Write a model tensor by tensor, and **empty it**: serializing it whole takes four times its size at the peak (measured with upb).
+    """Write a model tensor by tensor, and **empty it**.
 
-    A message may stand in parts that every parser of protobuf joins (encoding, "Last One Wins": embedded messages are merged): the
-    model without its weights comes first, then each weight as another part of its graph. Weights that were left in a file are copied from there.
+    To serialize it as a whole takes four times its size at the peak (measured with upb). A message
+    may
+    consist of parts that every protobuf parser joins (encoding, "Last One Wins": embedded messages
+    are
+    merged): the model without its weights comes first, then each weight as another part of its
+    graph.
+    Weights that were left in a file are copied from there.
     """
     stored = model if isinstance(model, Stored) else Stored(model, path)
     if not stored.weights:
@@ -129,7 +146,10 @@ def _save(stored: Stored, view: memoryview, path: Path) -> None:
 
 
 def skeleton(model: Any) -> Any:
-    """A copy of a model whose initializers have names and types and no elements: enough for the checker, which holds what it checks twice."""
+    """Return a copy of a model whose initializers have names and types, but no elements.
+
+    That is enough for the checker, which holds twice what it checks.
+    """
     bare = _without_weights(model)
     for tensor in model.graph.initializer:
         bare.graph.initializer.add(
@@ -139,7 +159,7 @@ def skeleton(model: Any) -> Any:
 
 
 def _without_weights(model: Any) -> Any:
-    """A copy of the model but for its initializers."""
+    """Return a copy of the model without its initializers."""
     bare = onnx.ModelProto()
     for descriptor, value in model.ListFields():
         if descriptor.name == "graph":
@@ -181,7 +201,12 @@ def _write_tensor(file: BinaryIO, head: Any, raw: bytes | memoryview | None) -> 
 
 
 def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span | None]]:
-    """The fields of a message: number, where the whole field lies, and where its bytes lie where it is of that wire type."""
+    """Yield the fields of a message.
+
+    Each has its number, the place of the whole field, and the place of its bytes if it has that
+    wire
+    type.
+    """
     place, end = message.offset, message.offset + message.length
     while place < end:
         begin = place
@@ -209,7 +234,7 @@ def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span |
 
 
 def _read_varint(view: memoryview, place: int, end: int) -> tuple[int, int]:
-    """A number at ``place`` and the place behind it."""
+    """Return the number at ``place`` and the place after it."""
     value = shift = 0
     while place < end and shift < 70:
         byte = view[place]
@@ -229,7 +254,10 @@ def _varint(value: int) -> bytes:
 
 
 def _groups(value: int) -> Iterator[int]:
-    """A number in groups of 7 bits, the lowest first, all but the last with the high bit (protobuf encoding, "Base 128 Varints")."""
+    """Yield a number in groups of 7 bits, lowest first (protobuf encoding, "Base 128 Varints").
+
+    All groups but the last have the high bit set.
+    """
     while value > 0x7F:
         yield value & 0x7F | 0x80
         value >>= 7

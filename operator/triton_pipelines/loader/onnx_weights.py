@@ -1,4 +1,4 @@
-"""Running a model with ONNX's own evaluator while its weights stay in their files."""
+"""Run a model with ONNX's own evaluator while its weights stay in their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx.external_data_helper import (
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from triton_pipelines.loader.onnx_store import Span, Stored, lean
+from triton_pipelines.loader.onnx_store import Span, Stored, load_without_weights
 
 Array = NDArray[Any]
 _PLAIN: Final = frozenset(
@@ -30,11 +30,14 @@ _PLAIN: Final = frozenset(
         *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
     }
 )
-"""Element types whose bytes in a file are numpy's own."""
+"""Element types whose bytes in a file are those of numpy."""
 
 
 class MatMul(OpRun):
-    """The product as numpy computes it, but of half precision by way of FP32: numpy takes 40 times as long there (measured), and rounds each sum."""
+    """Matrix product as numpy computes it, with half precision by way of FP32.
+
+    In half precision numpy takes 40 times as long (measured), and rounds each sum.
+    """
 
     op_domain = ""
 
@@ -44,18 +47,21 @@ class MatMul(OpRun):
         return (np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float16),)
 
 
-def opened(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
-    """The model of a file as a function. Large weights, external or not, are mapped: they are read as they are used, and the kernel's to drop.
+def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """Return the model of a file as a function.
 
-    Raises what the evaluator raises for operators that it does not know.
+    Large weights, external or not, are mapped: they are read when used, and the kernel may drop
+    them.
+    Raises what the evaluator raises for operators that it does not support.
     """
-    stored = lean(path)
+    stored = load_without_weights(path)
     weights = dict(_taken(stored))
     names = [value.name for value in stored.model.graph.output]
     evaluator = ReferenceEvaluator(stored.model, new_ops=[MatMul])
 
     def run(fed: Mapping[str, Array]) -> dict[str, Array]:
-        # Graphs take logarithms of 0 in places that they then leave out; numpy would warn in the log of the pod.
+        # Graphs take logarithms of 0 in places that they then leave out; numpy would warn in the
+        # log of the pod.
         with np.errstate(all="ignore"):
             return dict(zip(names, evaluator.run(None, {**weights, **fed}), strict=True))
 
@@ -63,13 +69,13 @@ def opened(path: Path) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
 
 
 def size_of(path: Path, model: Any) -> int:
-    """Bytes of a model with its external data, as far as that is there."""
-    files = (path, *(path.parent / side for side in sides(model)))
+    """Return the bytes of a model with those side files that exist."""
+    files = (path, *(path.parent / side for side in side_files_of(model)))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def sides(model: Any) -> set[str]:
-    """The files with a model's external data, as it names them."""
+def side_files_of(model: Any) -> set[str]:
+    """Return the files with a model's external data, as the model names them."""
     return {
         ExternalDataInfo(tensor).location
         for tensor in model.graph.initializer
@@ -78,7 +84,10 @@ def sides(model: Any) -> set[str]:
 
 
 def _taken(stored: Stored) -> Iterator[tuple[str, Array]]:
-    """Takes the weights that can be mapped out of a model, which gets them with each run; all others are read into it."""
+    """Take the weights that can be mapped out of a model, and read all others into it.
+
+    The mapped ones are given to each run.
+    """
     graph, kept, pages = stored.model.graph, list[Any](), dict[Path, Array]()
     for number, tensor in enumerate(graph.initializer):
         place = (
@@ -123,7 +132,8 @@ def _cut(
         np.prod(dims, dtype=np.int64)
     ) * dtype.itemsize != span.length or span.offset + span.length > len(pages):
         raise ValueError(
-            f"{file.name} has {len(pages)} bytes, and not a tensor {list(dims)} of {dtype} in {span.length} bytes at {span.offset}"
+            f"{file.name} has {len(pages)} bytes, and not a tensor {list(dims)} of {dtype} in "
+            f"{span.length} bytes at {span.offset}"
         )
     return np.asarray(pages[span.offset : span.offset + span.length]).view(dtype).reshape(dims)
 

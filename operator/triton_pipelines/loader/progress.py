@@ -1,4 +1,4 @@
-"""Progress of downloads as log lines: bytes, share, rate; of several files at once as one picture."""
+"""Log the progress of downloads: bytes, share and rate, of one file or of several at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ EVERY_SECONDS: Final = 5.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def human(count: float) -> str:
-    """``count`` bytes in the largest binary unit that keeps it at 1 or more."""
+def format_bytes(count: float) -> str:
+    """Return ``count`` bytes in the largest binary unit that keeps the number at 1 or more."""
     for unit in _UNITS[:-1]:
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -21,23 +21,26 @@ def human(count: float) -> str:
 
 
 class Meter(Protocol):
-    """What one download tells its progress to."""
+    """Receives the progress of one download."""
 
     def add(self, count: int) -> None:
-        """Note ``count`` more bytes."""
+        """Add ``count`` bytes."""
         ...
 
     def finish(self) -> None:
-        """Note that the file is whole."""
+        """Note that the file is complete."""
         ...
 
 
-MeterMaker = Callable[[int | None, int], Meter]
-"""Starts a download's meter: the file's size, where it is known, and the bytes that were there before."""
+MeterFactory = Callable[[int | None, int], Meter]
+"""Starts the meter of a download.
+
+Arguments: the file's size, if known, and the bytes that were there before.
+"""
 
 
-class Progress:
-    """Writes a line at most every :data:`EVERY_SECONDS`; ``start`` bytes were there before (a resumed download)."""
+class DownloadProgress:
+    """Log the progress of one file, at most every :data:`EVERY_SECONDS`."""
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Progress:
         self._began = self._last = clock()
 
     def add(self, count: int) -> None:
-        """Note ``count`` more bytes."""
+        """Add ``count`` bytes."""
         self._done += count
         now = self._clock()
         if now - self._last >= EVERY_SECONDS:
@@ -60,7 +63,7 @@ class Progress:
             self._log.info("%s: %s", self._what, self._line(now))
 
     def finish(self) -> None:
-        """Write the closing line."""
+        """Log the final line."""
         self._log.info("%s: fetched %s", self._what, self._line(self._clock()))
 
     def _line(self, now: float) -> str:
@@ -68,7 +71,7 @@ class Progress:
 
 
 class GroupProgress:
-    """One picture of several files that are fetched at once; safe for threads. ``total`` bytes of all of them, where they are known."""
+    """Log the joint progress of files that are fetched at once; thread-safe."""
 
     def __init__(
         self,
@@ -91,8 +94,8 @@ class GroupProgress:
         self._whole = 0
         self._began = self._last = clock()
 
-    def of(self, name: str) -> MeterMaker:
-        """A meter for the file ``name``; a new attempt at it starts from what it has then."""
+    def of(self, name: str) -> MeterFactory:
+        """Return a meter factory for the file ``name``; a new attempt continues its count."""
 
         def begin(_: int | None, start: int) -> Meter:
             with self._lock:
@@ -109,12 +112,12 @@ class GroupProgress:
             self._whole += 1
 
     def finish(self) -> None:
-        """Write the closing line."""
+        """Log the final line."""
         with self._lock:
             self._log.info("%s: fetched %s", self._what, self._text(self._clock()))
 
     def add(self, name: str, count: int, whole: int = 0) -> None:
-        """Note ``count`` more bytes of a file, and whether it is whole now."""
+        """Add ``count`` bytes of a file, and whether it is complete now."""
         with self._lock:
             self._done[name] += count
             self._whole += whole
@@ -125,7 +128,10 @@ class GroupProgress:
 
     def _text(self, now: float) -> str:
         start = sum(self._start.values())
-        return f"{self._whole} of {self._files} files, {_line(sum(self._done.values()), start, self._total, now - self._began)}"
+        return (
+            f"{self._whole} of {self._files} files, "
+            f"{_line(sum(self._done.values()), start, self._total, now - self._began)}"
+        )
 
 
 class _Share:
@@ -142,5 +148,8 @@ class _Share:
 def _line(done: int, start: int, total: int | None, seconds: float) -> str:
     rate = max(0, done - start) / max(seconds, 1e-6)
     if total:
-        return f"{human(done)} of {human(total)} ({100 * done // total} %), {human(rate)}/s"
-    return f"{human(done)}, {human(rate)}/s"
+        return (
+            f"{format_bytes(done)} of {format_bytes(total)} ({100 * done // total} %), "
+            f"{format_bytes(rate)}/s"
+        )
+    return f"{format_bytes(done)}, {format_bytes(rate)}/s"

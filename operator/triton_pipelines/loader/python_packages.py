@@ -1,4 +1,4 @@
-"""Python packages for the stock Triton image, copied from the loader's own environment."""
+"""Copy Python packages for the stock Triton image from the loader's own environment."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from pathlib import Path
 from typing import Final
 
 from triton_pipelines.api.loadplan import LoadReason
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 
 _LEFT_OUT: Final = shutil.ignore_patterns("__pycache__", "*.pyi", "py.typed")
 
 
 def copy_package(package: str, site: Path) -> None:
-    """Copy import package ``package`` and its distribution's metadata (licence, version) into ``site``.
+    """Copy an import package and its distribution's metadata (license, version) into ``site``.
 
-    Its requirements are not copied: ``tokenizers`` needs none to import and encode (huggingface_hub only serves
-    ``from_pretrained``). Extension modules must be of the stable ABI, since the Triton image brings its own Python.
+    Its requirements are not copied: ``tokenizers`` needs none to import and encode (huggingface_hub
+    only serves ``from_pretrained``). Extension modules must use the stable ABI, because the Triton
+    image has another Python.
+
+    Raises:
+        LoaderError: the package is missing, or is built for one Python version.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise LoadError(LoadReason.INTERNAL_ERROR, f"the loader's image has no package {package}")
+        raise LoaderError(LoadReason.INTERNAL_ERROR, f"the loader's image has no package {package}")
     source = Path(next(iter(spec.submodule_search_locations)))
     bound = [path.name for path in source.rglob("*.so") if not path.name.endswith(".abi3.so")]
     if bound:
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"package {package} holds {', '.join(bound)}, built for one Python version: install its abi3 wheel",
+            f"package {package} holds {', '.join(bound)}, built for one Python version: "
+            "install its abi3 wheel",
         )
     _copy(source, site / package)
     for distribution in metadata.packages_distributions().get(package, [])[:1]:
@@ -47,7 +52,7 @@ def _named(folder: Path, distribution: str) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder so that ``target`` is whole or absent."""
+    """Copy a folder so that ``target`` is complete or absent."""
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(source, temporary, ignore=_LEFT_OUT)

@@ -1,4 +1,4 @@
-"""The model repository on disk: files of the revision verbatim, empty folders, current instance counts."""
+"""Write the model repository: the revision's files, empty folders and current instance counts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import LoadPlan, LoadReason, PlanCount
 from triton_pipelines.loader.download import write_atomically
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 
 _COUNT: Final = re.compile(r"(\binstance_group\b[^#]*?\bcount\s*:\s*)(\d+)", re.DOTALL)
 
 
 def below(root: Path, path: str) -> Path:
-    """``root / path``, refused when it, or a link on its way, leaves ``root``."""
+    """Return ``root / path``.
+
+    Raises:
+        LoaderError: the path, or a link in it, leaves ``root``.
+    """
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
         )
     return target
@@ -31,11 +35,17 @@ def below(root: Path, path: str) -> Path:
 def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     """Empty ``root`` except for ``keep`` (verified files of an earlier attempt).
 
-    ``marker`` exists in folders that the loader has filled before; one that holds something else is not touched.
+    Args:
+        root: the model repository.
+        keep: files that stay.
+        marker: exists if the loader has filled the folder before.
+
+    Raises:
+        LoaderError: the folder holds files that the loader did not write.
     """
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR,
             f"{root} holds files that the loader did not write: give it an empty folder",
         )
@@ -63,16 +73,22 @@ def write_files(
     counts: dict[str, int],
     places: Mapping[str, tuple[str, ...]],
 ) -> list[str]:
-    """Write the plan's files, each to its ``places``, and folders; a config whose step has a live count gets it. Returns what was changed, in words."""
+    """Write the plan's files to their places, and its folders.
+
+    The config of a step with a live count gets that count.
+
+    Returns:
+        The counts that were changed, for the log.
+    """
     wanted = {item.path: item for item in plan.counts}
     changes = []
     for item in plan.files:
         try:
             data = (revision / item.key).read_bytes()
         except OSError as error:
-            raise LoadError(
+            raise LoaderError(
                 LoadReason.INTERNAL_ERROR,
-                f"the revision's ConfigMap lacks key {item.key}: {error.strerror}",
+                f"the revision's ConfigMap has no key {item.key}: {error.strerror}",
             ) from error
         if (count := wanted.get(item.path)) is not None:
             number = count.clamp(counts.get(count.step))
@@ -89,15 +105,22 @@ def write_files(
 
 
 def with_count(config: str, count: int, path: str) -> str:
-    """``config`` (text format ModelConfig) with ``instance_group.count`` set and nothing else changed, byte for byte where equal.
+    """Return a config with ``instance_group.count`` set and nothing else changed.
 
-    A config with several instance groups, or none, has no one live count and is refused.
+    Args:
+        config: a ModelConfig in text format; all other bytes stay the same.
+        count: the number of instances.
+        path: the config's path, for messages.
+
+    Raises:
+        LoaderError: the config has several instance groups, or none.
     """
     message = _parse(config, path)
     if len(message.instance_group) != 1:
-        raise LoadError(
+        raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{path} has {len(message.instance_group)} instance groups; a live count needs exactly one",
+            f"{path} has {len(message.instance_group)} instance groups; a live count needs "
+            "exactly one",
         )
     if message.instance_group[0].count == count:
         return config
@@ -115,11 +138,11 @@ def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
     try:
         return text_format.Parse(config, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise LoadError(
-            LoadReason.INTERNAL_ERROR, f"{path} is no model configuration: {error}"
+        raise LoaderError(
+            LoadReason.INTERNAL_ERROR, f"{path} is not a model configuration: {error}"
         ) from error
 
 
 def starting_counts(counts: Iterable[PlanCount], live: dict[str, int]) -> dict[str, int]:
-    """The instances each scaled step starts with."""
+    """Return the number of instances that each scaled step starts with."""
     return {item.step: item.clamp(live.get(item.step)) for item in counts}

@@ -1,4 +1,4 @@
-"""Bounded retries with exponential back-off and jitter."""
+"""Retry an action with exponential back-off and jitter, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -16,41 +16,63 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and how far apart a source is tried.
-
-    ``attempts`` counts tries in a row that brought nothing new; ``limit`` all tries, so that a server that cuts every
-    connection after a few bytes does not hold the pod for ever. Delays are seconds.
-    """
+    """How often and how far apart a source is tried."""
 
     attempts: int = 6
+    """Attempts in a row that bring no new bytes."""
     limit: int = 60
+    """Attempts in total, so that a server that cuts every connection early cannot hold the pod."""
     first_delay: float = 1.0
+    """Seconds before the second attempt."""
     factor: float = 2.0
+    """Growth of the delay from one failure in a row to the next."""
     longest_delay: float = 30.0
+    """Maximum seconds between two attempts."""
 
-    def delay(self, failures: int, draw: float, asked: float | None = None) -> float:
-        """Seconds to wait after the ``failures``-th failure in a row (from 1).
+    def delay(self, failures: int, draw: float, retry_after: float | None = None) -> float:
+        """Return the seconds to wait after a failure.
 
-        Equal jitter: half fixed, half by ``draw`` in [0, 1), so that pods of one rollout spread out and none hammers at once.
-        ``asked`` (Retry-After) is a lower bound, itself bounded by twice ``longest_delay``.
+        Equal jitter: half of the delay is fixed and half is random, so that the pods of one rollout
+        spread out and none retries at once.
+
+        Args:
+            failures: failures in a row, from 1.
+            draw: random number in [0, 1).
+            retry_after: seconds from the server's ``Retry-After``; a lower bound, itself bounded by
+                twice ``longest_delay``.
         """
         # The exponent is capped: a float overflows long before anyone waits that often.
-        whole = min(self.longest_delay, self.first_delay * self.factor ** min(failures - 1, 30))
+        exponent = min(failures - 1, 30)
+        whole = min(self.longest_delay, self.first_delay * self.factor**exponent)
         wait = whole / 2 + draw * whole / 2
-        return wait if asked is None else max(wait, min(asked, 2 * self.longest_delay))
+        if retry_after is None:
+            return wait
+        return max(wait, min(retry_after, 2 * self.longest_delay))
 
 
 @dataclass
 class Retrier:
-    """Runs actions under a :class:`RetryPolicy`; clock and chance are passed in so that tests decide them."""
+    """Run actions under a :class:`RetryPolicy`."""
 
     log: logging.Logger
+    """Where failed attempts are logged."""
     policy: RetryPolicy = field(default_factory=RetryPolicy)
+    """How often and how far apart."""
     sleep: Callable[[float], None] = time.sleep
+    """Waits a number of seconds; tests replace it."""
     draw: Callable[[], float] = random.random
+    """Returns a random number in [0, 1); tests replace it."""
 
     def run(self, what: str, action: Callable[[], T]) -> T:
-        """The result of ``action``; its last :class:`SourceError` when it is final or the tries are used up."""
+        """Return the result of ``action``.
+
+        Args:
+            what: start of every log line, such as field and URI.
+            action: what is tried.
+
+        Raises:
+            SourceError: the last one of ``action``, if it is final or the attempts are used up.
+        """
         failures = 0
         for attempt in range(1, self.policy.limit + 1):
             try:

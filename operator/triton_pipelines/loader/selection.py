@@ -1,4 +1,4 @@
-"""Which files of a source a model or folder takes, and where they go. Pure: decided from the plan's item and a listing."""
+"""Decide which files of a source a model or folder takes, and where they go. No I/O."""
 
 from __future__ import annotations
 
@@ -8,35 +8,43 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from triton_pipelines.api.loadplan import FetchKind, LoadFinding, LoadReason, PlanFetch
-from triton_pipelines.loader.errors import LoadError, SourceError
-from triton_pipelines.loader.listing import Entry, Listing, numbered, some
+from triton_pipelines.loader.errors import LoaderError, SourceError
+from triton_pipelines.loader.listing import ListedFile, SourceListing, files_by_version, list_some
 
 CONFIG: Final = "config.pbtxt"
 _CONFIGS: Final = "configs"
-"""Triton's folder of further model configurations beside config.pbtxt."""
+"""Triton's folder of further model configurations, next to config.pbtxt."""
 _NEWEST: Final = 10
-"""Versions that a message names."""
+"""Maximum versions that a message names."""
 FIRST: Final = 1
-"""The version of a model whose source has no version folders."""
+"""Version of a model whose source has no version folders."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """``files``: path below the item's target → file of the source. ``onnx``: those that may name side files, which come along too.
+    """The files that are taken of a source."""
 
-    ``versions`` are set for a source of version folders; ``ignored`` are files that lie there and are not taken.
-    """
-
-    files: Mapping[str, Entry]
+    files: Mapping[str, ListedFile]
+    """Path below the item's target → file of the source."""
     versions: tuple[int, ...] = ()
+    """Versions, for a source with version folders."""
     ignored: tuple[str, ...] = ()
+    """Files of the source that are not taken."""
     onnx: tuple[str, ...] = ()
+    """Paths in ``files`` of models that may have side files, which are taken too."""
 
 
-def select(item: PlanFetch, listing: Listing, held: Collection[int] = ()) -> Selection:
-    """What ``item`` (kind model or folder) takes of ``listing``; ``held`` are the versions that this pipeline revision was loaded from first.
+def select(item: PlanFetch, listing: SourceListing, held: Collection[int] = ()) -> Selection:
+    """Return what ``item`` takes of ``listing``.
 
-    Raises :class:`LoadError` (ModelMismatch, SourceUnavailable, SourceChanged) that says what was found.
+    Args:
+        item: a plan item of kind model or folder.
+        listing: the files of its source.
+        held: versions that this pipeline revision was first loaded from.
+
+    Raises:
+        LoaderError: the source does not have what the resource asks for (ModelMismatch,
+            SourceUnavailable, SourceChanged); says what was found.
     """
     if item.kind is FetchKind.FOLDER:
         return _folder(listing)
@@ -45,11 +53,12 @@ def select(item: PlanFetch, listing: Listing, held: Collection[int] = ()) -> Sel
     entries = listing.entries
     if entries is None:
         return _unlisted(item)
-    found = numbered(entries)
+    found = files_by_version(entries)
     if found and not _plain(item, listing.names, found):
         return _versions(item, found, listing.names, held)
     _only_first(
-        item, f"a folder without numbered version folders (it holds {some(_tops(listing.names))})"
+        item,
+        f"a folder without numbered version folders (it holds {list_some(_tops(listing.names))})",
     )
     return (
         _whole(item, entries)
@@ -58,8 +67,13 @@ def select(item: PlanFetch, listing: Listing, held: Collection[int] = ()) -> Sel
     )
 
 
-def _plain(item: PlanFetch, names: Collection[str], found: Mapping[int, tuple[Entry, ...]]) -> bool:
-    """Whether numbered folders are just folders: the main file lies beside them and in none of them."""
+def _plain(
+    item: PlanFetch, names: Collection[str], found: Mapping[int, tuple[ListedFile, ...]]
+) -> bool:
+    """Return whether numbered folders are not versions.
+
+    That is so where the main file is next to them and in none of them.
+    """
     main = item.source_file or item.file
     return (
         main is not None
@@ -68,10 +82,11 @@ def _plain(item: PlanFetch, names: Collection[str], found: Mapping[int, tuple[En
     )
 
 
-def _folder(listing: Listing) -> Selection:
+def _folder(listing: SourceListing) -> Selection:
     if listing.entries is None:
         raise SourceError(
-            "is a web server's folder, which has no listing: name one file of it, or keep the folder in a bucket, registry or hub"
+            "is a web server's folder, which has no listing: name one file of it, or keep the "
+            "folder in a bucket, registry or hub"
         )
     ignored = (
         tuple(
@@ -88,7 +103,7 @@ def _folder(listing: Listing) -> Selection:
     )
 
 
-def _single(item: PlanFetch, listing: Listing) -> Selection:
+def _single(item: PlanFetch, listing: SourceListing) -> Selection:
     assert listing.entries is not None
     (entry,) = listing.entries
     _only_first(item, f"the one file {entry.name}")
@@ -98,36 +113,37 @@ def _single(item: PlanFetch, listing: Listing) -> Selection:
 def _unlisted(item: PlanFetch) -> Selection:
     if item.whole:
         raise SourceError(
-            "is a web server's folder, which has no listing: keep the model's files in a bucket, registry or hub, or name one file"
+            "is a web server's folder, which has no listing: keep the model's files in a "
+            "bucket, registry or hub, or name one file"
         )
     _only_first(item, "a web server's folder, which has no listing")
     main = str(item.source_file or item.file)
-    return _first({str(item.file): Entry(main)}, item)
+    return _first({str(item.file): ListedFile(main)}, item)
 
 
-def _main(item: PlanFetch, names: Collection[str], entries: Mapping[str, Entry]) -> Selection:
+def _main(item: PlanFetch, names: Collection[str], entries: Mapping[str, ListedFile]) -> Selection:
     main = str(item.source_file or item.file)
     return _first({str(item.file): entries[_required(item, main, names, "")]}, item)
 
 
-def _whole(item: PlanFetch, entries: Collection[Entry]) -> Selection:
+def _whole(item: PlanFetch, entries: Collection[ListedFile]) -> Selection:
     files, ignored = _version(item, entries, "")
     return Selection({f"{FIRST}/{name}": entry for name, entry in files.items()}, ignored=ignored)
 
 
-def _first(files: Mapping[str, Entry], item: PlanFetch) -> Selection:
+def _first(files: Mapping[str, ListedFile], item: PlanFetch) -> Selection:
     made = {f"{FIRST}/{name}": entry for name, entry in files.items()}
     return Selection(made, onnx=tuple(name for name in made if name.endswith(".onnx")))
 
 
 def _versions(
     item: PlanFetch,
-    found: Mapping[int, tuple[Entry, ...]],
+    found: Mapping[int, tuple[ListedFile, ...]],
     names: Collection[str],
     held: Collection[int],
 ) -> Selection:
     wanted = _wanted(item, found, held)
-    files: dict[str, Entry] = {}
+    files: dict[str, ListedFile] = {}
     ignored = [
         name
         for name in names
@@ -136,7 +152,7 @@ def _versions(
     for version in wanted:
         taken, left = _version(item, found[version], f"{version}/")
         files |= {
-            f"{version}/{name}": Entry(f"{version}/{entry.name}", entry.size, entry.identity)
+            f"{version}/{name}": ListedFile(f"{version}/{entry.name}", entry.size, entry.identity)
             for name, entry in taken.items()
         }
         ignored += [f"{version}/{name}" for name in left]
@@ -148,10 +164,14 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
     if held:
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
-            text = f"version {', '.join(map(str, gone))} is gone, from which this pipeline revision was first loaded; {there}"
-            raise LoadError(
+            text = (
+                f"version {', '.join(map(str, gone))} is gone, from which this pipeline revision "
+                f"was first loaded; {there}"
+            )
+            raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
-                f"{text}. Put it back, or name the versions to serve from now on in the version policy.",
+                f"{text}. Put it back, or name the versions to serve from now on in the "
+                "version policy.",
             )
         return tuple(sorted(held))
     chosen = set(item.versions.select(found) if item.versions else (max(found),))
@@ -160,17 +180,18 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
         *([item.pinned] if item.pinned else []),
     }
     if absent := sorted(asked - set(found)):
-        raise LoadError(
+        raise LoaderError(
             LoadReason.MODEL_MISMATCH,
-            f"version {', '.join(map(str, absent))} is asked for; {there}: publish it, or ask for another one.",
+            f"version {', '.join(map(str, absent))} is requested; {there}: publish it, or request "
+            "another one.",
         )
     return tuple(sorted(chosen | asked))
 
 
 def _version(
-    item: PlanFetch, entries: Collection[Entry], where: str
-) -> tuple[dict[str, Entry], tuple[str, ...]]:
-    """A version folder's files by the name they get, and those left out."""
+    item: PlanFetch, entries: Collection[ListedFile], where: str
+) -> tuple[dict[str, ListedFile], tuple[str, ...]]:
+    """Return a version folder's files by their new names, and those left out."""
     main, names = item.source_file or item.file, {entry.name for entry in entries}
     if main is not None:
         _required(item, main, names, where)
@@ -181,15 +202,16 @@ def _version(
             if name == CONFIG or (not where and name.startswith(f"{_CONFIGS}/"))
         )
     )
-    files: dict[str, Entry] = {}
+    files: dict[str, ListedFile] = {}
     for entry in entries:
         if entry.name in left:
             continue
         name = str(item.file) if entry.name == main else entry.name
         if name in files or (name != entry.name and name in names):
-            raise LoadError(
+            raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"holds both {where}{main} and {where}{name}; the first is to be named {name}: remove one.",
+                f"holds both {where}{main} and {where}{name}; the first is to be named "
+                f"{name}: remove one.",
             )
         files[name] = entry
     return files, left
@@ -197,15 +219,19 @@ def _version(
 
 def _required(item: PlanFetch, main: str, names: Collection[str], where: str) -> str:
     if main not in names:
-        raise LoadError(
+        raise LoaderError(
             LoadReason.SOURCE_UNAVAILABLE,
-            f"has no file {where}{main}; {where or 'the folder'} holds {some(_tops(names))}. Name the file in {item.spec_field}.path or fileName.",
+            f"has no file {where}{main}; {where or 'the folder'} holds "
+            f"{list_some(_tops(names))}. Name the file in {item.spec_field}.path or fileName.",
         )
     return main
 
 
 def _only_first(item: PlanFetch, what: str) -> None:
-    """A source without version folders is version 1 alone; refuse what asks for another, or for several."""
+    """Check that the resource asks for no more than version 1.
+
+    A source without version folders is version 1 alone.
+    """
     policy = item.versions
     if item.pinned not in (None, FIRST):
         asked = f"version {item.pinned}"
@@ -217,15 +243,16 @@ def _only_first(item: PlanFetch, what: str) -> None:
             if policy.specific
             else "several versions"
         )
-    raise LoadError(
+    raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource asks for {asked} of the model, and the source is {what}, which is version {FIRST} alone: name a folder that holds a folder "
+        f"the resource asks for {asked} of the model, and the source is {what}, which is "
+        f"version {FIRST} alone: name a folder that holds a folder "
         "per version (1, 2, …), or remove the version policy.",
     )
 
 
 def _tops(names: Collection[str]) -> set[str]:
-    """The first parts of ``names``, folders with their slash."""
+    """Return the first path components of ``names``, folders with their slash."""
     return {
         f"{first}/" if slash else first
         for first, slash, _ in (name.partition("/") for name in names)
@@ -233,14 +260,17 @@ def _tops(names: Collection[str]) -> set[str]:
 
 
 def ignored_finding(item: PlanFetch, ignored: Collection[str]) -> LoadFinding:
-    """The note that files of the source are not taken."""
+    """Return the note that files of the source are not taken."""
     configs = [name for name in ignored if PurePosixPath(name).name == CONFIG]
     why = (
         "the operator writes the configuration itself"
         if len(configs) == len(ignored)
-        else "they lie outside the version folders or are configurations"
+        else "they are outside the version folders or are configurations"
     )
-    message = f"not taken from the source: {some(_tops(ignored) if len(ignored) > len(configs) else ignored)} ({why})"
+    message = (
+        "not taken from the source: "
+        f"{list_some(_tops(ignored) if len(ignored) > len(configs) else ignored)} ({why})"
+    )
     return LoadFinding(
         step=item.step, reason=LoadReason.FILES_IGNORED, field=item.spec_field, message=message
     )

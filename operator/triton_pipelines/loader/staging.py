@@ -1,4 +1,4 @@
-"""From a readable source to complete files in a staging folder: one file, a tokenizer, a model's versions or a folder."""
+"""Download what a plan item takes of its source into a staging folder."""
 
 from __future__ import annotations
 
@@ -20,56 +20,66 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.download import (
-    Downloaded,
+    DownloadedFile,
     Downloader,
-    Job,
+    DownloadJob,
     free_bytes,
     sha256_of,
     write_atomically,
 )
-from triton_pipelines.loader.errors import LoadError, NoSpaceError, SourceError
-from triton_pipelines.loader.listing import Entry, Record, digest
+from triton_pipelines.loader.errors import LoaderError, NoSpaceError, SourceError
+from triton_pipelines.loader.listing import ListedFile, ListingRecord, SourceListing, digest
 from triton_pipelines.loader.onnx_file import read_onnx
 from triton_pipelines.loader.progress import GroupProgress
 from triton_pipelines.loader.repository import below
 from triton_pipelines.loader.retry import Retrier
-from triton_pipelines.loader.selection import FIRST, ignored_finding, select
-from triton_pipelines.loader.sources import Opened, join
+from triton_pipelines.loader.selection import FIRST, Selection, ignored_finding, select
+from triton_pipelines.loader.sources import OpenedSource, join
 
 PARALLEL: Final = 4
-"""Files of a source that are fetched at once. More would share the same network."""
+"""Files of a source that are fetched at once; more would share the same network."""
 
 
 @dataclass(frozen=True)
-class Staged:
-    """Files that lie complete in the staging folder: target (relative to the repository) to staged file and its digest.
-
-    ``versions`` are those of a model; ``notes`` inform.
-    """
+class StagedFiles:
+    """Complete files in the staging folder."""
 
     files: Mapping[str, tuple[Path, str]]
+    """Target (relative to the repository) → staged file and its digest."""
     sha256: str
+    """Digest of the whole source."""
     revision: str | None
+    """What the source resolved to."""
     resumed: bool
+    """Whether part of it came from an earlier attempt."""
     versions: tuple[int, ...] = ()
+    """The versions of a model."""
     notes: tuple[LoadFinding, ...] = ()
+    """Findings that inform."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Where and for whom files are staged: the item, its source and the commit it is at; ``what`` starts every log line."""
+class StagingRequest:
+    """What is staged, from where and to where."""
 
     item: PlanFetch
-    opened: Opened
+    """The plan's item."""
+    source: OpenedSource
+    """Its source."""
     folder: Path
+    """The staging folder."""
     what: str
+    """Field and URI: the start of every log line."""
     commit: str | None
+    """The commit that the source is at, if it has commits."""
     resolved: ResolvedSource | None
+    """What the source was at this revision's first load, if known."""
     scope: str
+    """Identifies the source in the cache's keys."""
 
 
 class Stager:
-    """Stages items; ``parallel`` files of one at once."""
+    """Stage plan items; ``parallel`` files of one item at once."""
 
     def __init__(
         self,
@@ -85,8 +95,13 @@ class Stager:
             parallel,
         )
 
-    def files(self, stage: Stage) -> Staged:
-        """Everything that the item takes. Raises :class:`SourceError` and :class:`LoadError`."""
+    def files(self, stage: StagingRequest) -> StagedFiles:
+        """Stage everything that the item takes.
+
+        Raises:
+            SourceError: the source cannot be read.
+            LoaderError: the source does not have what the plan asks for.
+        """
         self._unpack(stage)
         match stage.item.kind:
             case FetchKind.TOKENIZER:
@@ -95,98 +110,109 @@ class Stager:
                 return self._file(stage)
         return self._tree(stage)
 
-    def _unpack(self, stage: Stage) -> None:
-        """Fetch the archives of a registry's image and lay them out; other sources have none."""
+    def _unpack(self, stage: StagingRequest) -> None:
+        """Fetch and unpack the archives of a registry's image; other sources have none."""
         from triton_pipelines.loader.sources.oci import OciSource
 
-        source = stage.opened.source
+        source = stage.source.source
         if not isinstance(source, OciSource) or not source.packed:
             return
         folder = stage.folder / "layers"
         entries = {
-            layer.digest: Entry(layer.digest, layer.size, layer.digest) for layer in source.packed
+            layer.digest: ListedFile(layer.digest, layer.size, layer.digest)
+            for layer in source.packed
         }
         got = self._all(
             stage, [(name, name, folder / name.partition(":")[2]) for name in entries], entries
         )
         self._log.info("%s: unpacking %d layers", stage.what, len(got))
-        place = stage.opened.place if stage.opened.place is not None else (stage.item.path or "")
+        place = stage.source.place if stage.source.place is not None else (stage.item.path or "")
         source.unpack([got[layer.digest].path for layer in source.packed], place)
         for done in got.values():
             # Space counts more here than a second download after a restart.
             done.path.unlink(missing_ok=True)
 
-    def _tree(self, stage: Stage) -> Staged:
-        item, place = stage.item, stage.opened.place
+    def _tree(self, stage: StagingRequest) -> StagedFiles:
+        """Stage a model's versions or a folder."""
+        item, place = stage.item, stage.source.place
         assert place is not None
-        listing = self._retrier.run(stage.what, lambda: stage.opened.source.list(place))
-        before = Record.parse(stage.resolved.revision) if stage.resolved is not None else None
-        try:
-            chosen = select(item, listing, before.versions if before else ())
-        except LoadError as error:
-            error.message = f"{stage.what}: {error.message}"
-            raise
-        now = digest(chosen.files.values())
-        if before is not None and before.listing not in (None, now):
-            self._log.info(
-                "%s: its listing is another than at this revision's first load; its content is compared",
-                stage.what,
-            )
-        wanted = [
+        listing = self._retrier.run(stage.what, lambda: stage.source.source.list(place))
+        selection, listing_digest = self._select(stage, listing)
+        requests = [
             (
                 entry.name,
                 place if listing.single else join(place, entry.name),
                 self._at(stage, entry.name),
             )
-            for entry in chosen.files.values()
+            for entry in selection.files.values()
         ]
-        got = self._all(stage, wanted, {entry.name: entry for entry in chosen.files.values()})
+        downloads = self._all(
+            stage, requests, {entry.name: entry for entry in selection.files.values()}
+        )
         files = {
-            f"{item.target}/{path}": (got[entry.name].path, got[entry.name].sha256)
-            for path, entry in chosen.files.items()
+            f"{item.target}/{path}": (downloads[entry.name].path, downloads[entry.name].sha256)
+            for path, entry in selection.files.items()
         }
-        # Of a folder's own file the data files lie beside it, of a URI's file beside that.
+        # Side files lie next to the model: in its folder, or next to the file that a URI names.
         parent = PurePosixPath(place).parent if listing.single else PurePosixPath(place)
-        for path in chosen.onnx:
-            main = chosen.files[path]
-            beside = "" if listing.single else str(PurePosixPath(main.name).parent)
-            names = {
-                join("" if beside == "." else beside, name): name
-                for name in _side_files(item, got[main.name].path, stage.what)
-            }
-            sides = self._all(
-                stage,
-                [
-                    (
-                        key,
-                        join("" if str(parent) == "." else str(parent), key),
-                        self._at(stage, key),
-                    )
-                    for key in names
-                ],
-                {},
-            )
-            files |= {
-                str(PurePosixPath(f"{item.target}/{path}").parent / names[key]): (
-                    done.path,
-                    done.sha256,
-                )
-                for key, done in sides.items()
-            }
-            got |= sides
-        notes = (ignored_finding(item, chosen.ignored),) if chosen.ignored else ()
-        versions = chosen.versions or (FIRST,)
-        revision = next(iter(got.values())).revision if listing.single or now is None else None
+        for path in selection.onnx:
+            main = selection.files[path]
+            folder = PurePosixPath("") if listing.single else PurePosixPath(main.name).parent
+            target = PurePosixPath(f"{item.target}/{path}").parent
+            model = downloads[main.name].path
+            for name, done in self._model_side_files(stage, model, parent, folder).items():
+                files[str(target / name)] = (done.path, done.sha256)
+                downloads[str(folder / name)] = done
+        notes = (ignored_finding(item, selection.ignored),) if selection.ignored else ()
+        is_single = listing.single or listing_digest is None
+        revision = next(iter(downloads.values())).revision if is_single else None
         record = (
-            str(Record(chosen.versions, now))
-            if not listing.single and (chosen.versions or now)
+            str(ListingRecord(selection.versions, listing_digest))
+            if not listing.single and (selection.versions or listing_digest)
             else None
         )
-        return replace(
-            _staged(files, got, stage.commit or record or revision), versions=versions, notes=notes
-        )
+        staged = _staged(files, downloads, stage.commit or record or revision)
+        return replace(staged, versions=selection.versions or (FIRST,), notes=notes)
 
-    def _file(self, stage: Stage) -> Staged:
+    def _select(
+        self, stage: StagingRequest, listing: SourceListing
+    ) -> tuple[Selection, str | None]:
+        """Return what to take of a listing, and the digest of that part of the listing."""
+        first_load = (
+            ListingRecord.parse(stage.resolved.revision) if stage.resolved is not None else None
+        )
+        try:
+            selection = select(stage.item, listing, first_load.versions if first_load else ())
+        except LoaderError as error:
+            error.message = f"{stage.what}: {error.message}"
+            raise
+        listing_digest = digest(selection.files.values())
+        if first_load is not None and first_load.listing not in (None, listing_digest):
+            self._log.info(
+                "%s: the listing differs from that of this revision's first load; "
+                "the content is compared",
+                stage.what,
+            )
+        return selection, listing_digest
+
+    def _model_side_files(
+        self, stage: StagingRequest, model: Path, parent: PurePosixPath, folder: PurePosixPath
+    ) -> dict[str, DownloadedFile]:
+        """Fetch the external data of an ONNX file; by the name that the model has for it.
+
+        Args:
+            stage: what is staged.
+            model: the fetched ONNX file.
+            parent: the place in the source that file names are relative to.
+            folder: the model's folder below ``parent``.
+        """
+        keys = {str(folder / name): name for name in _side_files(stage.item, model, stage.what)}
+        place = "" if str(parent) == "." else str(parent)
+        requests = [(key, join(place, key), self._at(stage, key)) for key in keys]
+        return {keys[key]: done for key, done in self._all(stage, requests, {}).items()}
+
+    def _file(self, stage: StagingRequest) -> StagedFiles:
+        """Stage a single file with its side files."""
         item, file = stage.item, self._named(stage)
         assert file is not None
         main = self._one(stage, file)
@@ -199,76 +225,91 @@ class Stager:
                 files[str(PurePosixPath(item.target).parent / name)] = (side.path, side.sha256)
         return _staged(files, got, stage.commit or main.revision)
 
-    def _named(self, stage: Stage) -> str | None:
-        """The file that is wanted; an artifact that holds one file alone needs no name for it."""
-        file = stage.opened.file
-        if stage.opened.located.scheme == "oci" and stage.item.path is None and file is not None:
-            names = stage.opened.source.list("").names
+    def _named(self, stage: StagingRequest) -> str | None:
+        """Return the requested file; for an artifact with a single file, that one."""
+        file = stage.source.file
+        if stage.source.location.scheme == "oci" and stage.item.path is None and file is not None:
+            names = stage.source.source.list("").names
             if file not in names and len(names) == 1:
                 return names[0]
         return file
 
-    def _tokenizer(self, stage: Stage) -> Staged:
-        item, file = stage.item, stage.opened.file
+    def _tokenizer(self, stage: StagingRequest) -> StagedFiles:
+        """Stage tokenizer.json, or what it can be built from."""
+        file = stage.source.file
         if file is not None and PurePosixPath(file).name != tokenizer_files.VOCABULARY:
-            main = self._one(stage, file)
-            return _staged(
-                {item.target: (main.path, main.sha256)},
-                {PurePosixPath(file).name: main},
-                stage.commit or main.revision,
-            )
-        folder = PurePosixPath(file).parent if file is not None else PurePosixPath()
-        if file is None:
-            try:
-                main = self._one(stage, tokenizer_files.TOKENIZER_JSON)
-                return _staged(
-                    {item.target: (main.path, main.sha256)},
-                    {tokenizer_files.TOKENIZER_JSON: main},
-                    stage.commit or main.revision,
-                )
-            except SourceError as error:
-                if not error.missing:
-                    raise
-        got: dict[str, Downloaded] = {}
+            return self._tokenizer_file(stage, file)
+        if file is not None:
+            return self._built_tokenizer(stage, PurePosixPath(file).parent)
+        try:
+            return self._tokenizer_file(stage, tokenizer_files.TOKENIZER_JSON)
+        except SourceError as error:
+            if not error.missing:
+                raise
+        return self._built_tokenizer(stage, PurePosixPath())
+
+    def _tokenizer_file(self, stage: StagingRequest, file: str) -> StagedFiles:
+        """Stage a tokenizer.json."""
+        main = self._one(stage, file)
+        return _staged(
+            {stage.item.target: (main.path, main.sha256)},
+            {PurePosixPath(file).name: main},
+            stage.commit or main.revision,
+        )
+
+    def _built_tokenizer(self, stage: StagingRequest, folder: PurePosixPath) -> StagedFiles:
+        """Build tokenizer.json from the vocabulary and settings in ``folder``."""
+        item, parts = stage.item, self._tokenizer_parts(stage, folder)
+        try:
+            text = tokenizer_files.convert({name: part.path for name, part in parts.items()})
+        except ValueError as error:
+            raise tokenizer_files.invalid(
+                f"{stage.what}: {error}. Save the tokenizer as tokenizer.json (save_pretrained of "
+                "its fast class) and use that.",
+                item.step,
+                item.spec_field,
+            ) from error
+        built = stage.folder / "built" / tokenizer_files.TOKENIZER_JSON
+        write_atomically(built, text.encode())
+        self._log.info("%s: built tokenizer.json from %s", stage.what, ", ".join(parts))
+        return _staged(
+            {item.target: (built, sha256_of(built))},
+            parts,
+            stage.commit or parts[tokenizer_files.VOCABULARY].revision,
+        )
+
+    def _tokenizer_parts(
+        self, stage: StagingRequest, folder: PurePosixPath
+    ) -> dict[str, DownloadedFile]:
+        """Fetch the files that tokenizer.json is built from; special tokens may be missing."""
+        parts: dict[str, DownloadedFile] = {}
         for name in (
             tokenizer_files.VOCABULARY,
             tokenizer_files.CONFIGURATION,
             tokenizer_files.SPECIAL_TOKENS,
         ):
             try:
-                got[name] = self._one(stage, str(folder / name))
+                parts[name] = self._one(stage, str(folder / name))
             except SourceError as error:
                 if not error.missing:
                     raise
                 if name != tokenizer_files.SPECIAL_TOKENS:
                     raise SourceError(
-                        f"has neither {tokenizer_files.TOKENIZER_JSON} nor {tokenizer_files.VOCABULARY} with its {tokenizer_files.CONFIGURATION} ({error})",
+                        f"has neither {tokenizer_files.TOKENIZER_JSON} nor "
+                        f"{tokenizer_files.VOCABULARY} with its {tokenizer_files.CONFIGURATION} "
+                        f"({error})",
                         missing=True,
                     ) from error
-        try:
-            text = tokenizer_files.convert({name: value.path for name, value in got.items()})
-        except ValueError as error:
-            advice = "Save the tokenizer as tokenizer.json (save_pretrained of its fast class) and use that."
-            raise tokenizer_files.invalid(
-                f"{stage.what}: {error}. {advice}", item.step, item.spec_field
-            ) from error
-        built = stage.folder / "built" / tokenizer_files.TOKENIZER_JSON
-        write_atomically(built, text.encode())
-        self._log.info("%s: built tokenizer.json from %s", stage.what, ", ".join(got))
-        return _staged(
-            {item.target: (built, sha256_of(built))},
-            got,
-            stage.commit or got[tokenizer_files.VOCABULARY].revision,
-        )
+        return parts
 
-    def _one(self, stage: Stage, name: str) -> Downloaded:
-        what = f"{stage.what} {name}" if stage.opened.file != name else stage.what
+    def _one(self, stage: StagingRequest, name: str) -> DownloadedFile:
+        what = f"{stage.what} {name}" if stage.source.file != name else stage.what
         return self._downloader.fetch(
-            Job(stage.opened.source, name, below(stage.folder, name), what, stage.scope)
+            DownloadJob(stage.source.source, name, below(stage.folder, name), what, stage.scope)
         )
 
-    def _at(self, stage: Stage, name: str) -> Path:
-        """A folder of its own for each file: no two names can meet there, whatever a source calls them."""
+    def _at(self, stage: StagingRequest, name: str) -> Path:
+        """Return a path in a folder of its own for each file, so that names cannot collide."""
         return (
             stage.folder
             / "files"
@@ -277,13 +318,25 @@ class Stager:
         )
 
     def _all(
-        self, stage: Stage, wanted: Sequence[tuple[str, str, Path]], entries: Mapping[str, Entry]
-    ) -> dict[str, Downloaded]:
-        """Fetch files (key, name in the source, staged path), several at once; by key. The first that fails ends the others."""
+        self,
+        stage: StagingRequest,
+        wanted: Sequence[tuple[str, str, Path]],
+        entries: Mapping[str, ListedFile],
+    ) -> dict[str, DownloadedFile]:
+        """Fetch files, several at once; the first that fails ends the others.
+
+        Args:
+            stage: what is staged.
+            wanted: key, name in the source and staged path of each file.
+            entries: key → listed file, where it is known.
+
+        Returns:
+            The files by key.
+        """
         from triton_pipelines.loader.sources.oci import OciSource
 
-        source, found = stage.opened.source, dict[str, Downloaded]()
-        jobs: list[tuple[str, Job]] = []
+        source, found = stage.source.source, dict[str, DownloadedFile]()
+        jobs: list[tuple[str, DownloadJob]] = []
         sizes = [entries[key].size if key in entries else None for key, _, _ in wanted]
         total = (
             sum(size or 0 for size in sizes) if all(size is not None for size in sizes) else None
@@ -295,7 +348,7 @@ class Stager:
         )
         for key, name, path in wanted:
             if isinstance(source, OciSource) and (lies := source.local(name)) is not None:
-                found[key] = Downloaded(
+                found[key] = DownloadedFile(
                     lies, sha256_of(lies), lies.stat().st_size, stage.commit, resumed=False
                 )
                 if group is not None:
@@ -303,11 +356,16 @@ class Stager:
                 continue
             what = (
                 stage.what
-                if len(wanted) == 1 and name == stage.opened.place
+                if len(wanted) == 1 and name == stage.source.place
                 else f"{stage.what} {key}"
             )
             jobs.append(
-                (key, Job(source, name, path, what, stage.scope, group.of(key) if group else None))
+                (
+                    key,
+                    DownloadJob(
+                        source, name, path, what, stage.scope, group.of(key) if group else None
+                    ),
+                )
             )
         if total is not None and group is not None:
             self._room(stage, total - sum(done.size for done in found.values()))
@@ -316,8 +374,11 @@ class Stager:
             group.finish()
         return {key: found[key] for key, _, _ in wanted}
 
-    def _room(self, stage: Stage, needed: int) -> None:
-        """Say that the volume is too small before the first byte, counting what an earlier attempt left there."""
+    def _room(self, stage: StagingRequest, needed: int) -> None:
+        """Check that the volume has room before the first byte is written.
+
+        Files that an earlier attempt left count as written.
+        """
         stage.folder.mkdir(parents=True, exist_ok=True)
         there = sum(
             path.stat().st_size for path in (stage.folder / "files").rglob("*") if path.is_file()
@@ -326,11 +387,11 @@ class Stager:
         if needed - there > free:
             raise NoSpaceError(needed - there, free, stage.what)
 
-    def _together(self, jobs: Sequence[tuple[str, Job]]) -> dict[str, Downloaded]:
+    def _together(self, jobs: Sequence[tuple[str, DownloadJob]]) -> dict[str, DownloadedFile]:
         if len(jobs) == 1:
             return {jobs[0][0]: self._downloader.fetch(jobs[0][1])}
         stop = threading.Event()
-        futures: dict[str, Future[Downloaded]] = {}
+        futures: dict[str, Future[DownloadedFile]] = {}
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
             try:
                 futures = {key: pool.submit(self._downloader.fetch, job, stop) for key, job in jobs}
@@ -355,7 +416,7 @@ def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
     try:
         return read_onnx(path).side_files
     except ValueError as error:
-        raise LoadError(
+        raise LoaderError(
             LoadReason.MODEL_MISMATCH,
             f"{what}: the file {error}",
             step=item.step,
@@ -364,14 +425,20 @@ def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
 
 
 def _staged(
-    files: Mapping[str, tuple[Path, str]], got: Mapping[str, Downloaded], revision: str | None
-) -> Staged:
+    files: Mapping[str, tuple[Path, str]], got: Mapping[str, DownloadedFile], revision: str | None
+) -> StagedFiles:
     sums = {name: value.sha256 for name, value in got.items()}
-    return Staged(files, digest_of(sums), revision, any(value.resumed for value in got.values()))
+    return StagedFiles(
+        files, digest_of(sums), revision, any(value.resumed for value in got.values())
+    )
 
 
 def digest_of(files: Mapping[str, str]) -> str:
-    """The digest of a source: its file's; of several files that of their ``sha256sum`` lines in the order of their names."""
+    """Return the digest of a source.
+
+    For a single file that is the file's digest. For several files it is the digest of their
+    ``sha256sum`` lines in the order of their names.
+    """
     if len(files) == 1:
         return next(iter(files.values()))
     lines = "".join(f"{value}  {name}\n" for name, value in sorted(files.items()))

@@ -1,4 +1,4 @@
-"""Tokenizer sources: which files they need, building tokenizer.json from a BERT vocabulary, and proof that it loads."""
+"""Tokenizer files: find them, build tokenizer.json from a BERT vocabulary, check that it loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
-from triton_pipelines.loader.errors import LoadError
+from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.runtime.tokenizer.encoder import PAD_TOKENS, pair_layout
 
 TOKENIZER_JSON: Final = "tokenizer.json"
@@ -24,26 +24,39 @@ CONFIGURATION: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 
 TRIED: Final = 64
-"""Tokens of a vocabulary that are tried as texts, spread over the whole of it, where it does not encode the first text that comes to mind."""
+"""Tokens of a vocabulary that are tried as texts if it does not encode the first text.
+
+They are spread over the whole vocabulary.
+"""
 _WORDPIECE_CLASSES: Final = frozenset(
     f"{name}Tokenizer{suffix}"
     for name in ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "RetriBert")
     for suffix in ("", "Fast")
 )
-"""Classes whose vocab.txt is a WordPiece vocabulary under BERT's normalizer and template ([CLS] A [SEP] B [SEP])."""
+"""Classes whose vocab.txt is a WordPiece vocabulary with BERT's normalizer and template.
+
+The template is [CLS] A [SEP] B [SEP].
+"""
 
 
 def build_from_vocabulary(
     vocabulary: Path, configuration: Mapping[str, Any], special: Mapping[str, Any]
 ) -> str:
-    """tokenizer.json of a BERT WordPiece vocabulary under its tokenizer_config.json and special_tokens_map.json.
+    """Return the tokenizer.json of a BERT WordPiece vocabulary.
 
-    Raises :class:`ValueError` when they describe something else.
+    Args:
+        vocabulary: vocab.txt.
+        configuration: content of tokenizer_config.json.
+        special: content of special_tokens_map.json.
+
+    Raises:
+        ValueError: the files describe another kind of tokenizer.
     """
     name = configuration.get("tokenizer_class")
     if name is not None and name not in _WORDPIECE_CLASSES:
         raise ValueError(
-            f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be built from {VOCABULARY}"
+            f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be "
+            f"built from {VOCABULARY}"
         )
     if configuration.get("do_basic_tokenize", True) is not True:
         raise ValueError(
@@ -79,7 +92,7 @@ def build_from_vocabulary(
 
 
 def _token(role: str, configuration: Mapping[str, Any], special: Mapping[str, Any]) -> str:
-    """A special token's text: from the configuration, the map beside it, or BERT's default."""
+    """Return a special token's text: from the configuration, the map, or BERT's default."""
     key = f"{role}_token"
     for value in (configuration.get(key), special.get(key)):
         text = value.get("content") if isinstance(value, Mapping) else value
@@ -96,7 +109,11 @@ def _flag(configuration: Mapping[str, Any], key: str) -> bool | None:
 
 
 def convert(files: Mapping[str, Path]) -> str:
-    """tokenizer.json built from fetched ``files`` (by name). Raises :class:`ValueError`."""
+    """Return the tokenizer.json built from fetched ``files`` (by name).
+
+    Raises:
+        ValueError: they cannot be read, or describe another kind of tokenizer.
+    """
     return build_from_vocabulary(
         files[VOCABULARY], _object(files[CONFIGURATION]), _object(files.get(SPECIAL_TOKENS))
     )
@@ -108,16 +125,19 @@ def _object(path: Path | None) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} must hold a JSON object")
     return value
 
 
 def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
-    """Load ``path`` as the runtime will. Returns what of its own settings is ignored, in words, or None.
+    """Load ``path`` as the runtime will; return its own settings that are ignored, for messages.
 
-    Raises :class:`ValueError` with the reason when it does not load, cannot encode or, where it ``cuts_pairs`` of texts, has no template for that.
+    Raises:
+        ValueError: it does not load, cannot encode or, if it ``cuts_pairs`` of texts, has no
+            template
+            for that.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -131,7 +151,7 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
         raise ValueError(
             "it is an HTML or XML page: the URI leads to a web page or a login, not to the file"
         )
-    with _told():
+    with _library_errors_as_value_errors():
         tokenizer = Tokenizer.from_str(text)
     _encodes(tokenizer)
     ignored = []
@@ -152,10 +172,14 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
 
 
 def _encodes(tokenizer: Any) -> None:
-    """Raises :class:`ValueError` for a tokenizer that encodes no text at all.
+    """Check that the tokenizer encodes any text.
 
-    No one text will do: without a token for what is unknown, a vocabulary refuses the texts that it does not cover. Its own tokens, read back, are texts
-    that it should.
+    No single text is enough: without a token for unknown words, a vocabulary refuses texts that it
+    does
+    not cover. Its own tokens, decoded, are texts that it should cover.
+
+    Raises:
+        ValueError: it encodes nothing.
     """
     vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=itemgetter(1))
     step = max(1, len(vocabulary) // TRIED)
@@ -167,7 +191,7 @@ def _encodes(tokenizer: Any) -> None:
     failed: ValueError | None = None
     for text in ("a", *own):
         try:
-            with _told():
+            with _library_errors_as_value_errors():
                 tokenizer.encode(text)
             return
         except ValueError as error:
@@ -176,8 +200,13 @@ def _encodes(tokenizer: Any) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What fails in the library is a :class:`ValueError`: its panics are no exceptions, and would end the loader without a report."""
+def _library_errors_as_value_errors() -> Iterator[None]:
+    """Turn errors of the tokenizers library into :class:`ValueError`.
+
+    Its panics are not an :class:`Exception`, and would end the loader without a report. PyO3 raises
+    them as ``pyo3_runtime.PanicException``, a class that cannot be imported, so it is known by
+    name.
+    """
     try:
         yield
     except BaseException as error:
@@ -188,20 +217,28 @@ def _told() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Highest:
-    """The highest token id that texts lead to, and its token's text ("" where the vocabulary has none: padding, templates)."""
+class HighestTokenId:
+    """The highest token id that texts lead to."""
 
     id: int
+    """The id."""
     token: str
-    written: int = 0
-    """The highest of all ids: with those of special tokens that come only where a text spells them out."""
+    """Its token; "" if the vocabulary has none (padding, templates)."""
+    highest_written: int = 0
+    """The highest of all ids.
+
+    This counts special tokens that appear only if a text spells them out.
+    """
 
 
-def highest(path: Path) -> Highest:
-    """Look through a tokenizer.json that passed :func:`check`: vocabulary, added tokens, template and padding.
+def highest_token_id(path: Path) -> HighestTokenId:
+    """Return the highest id of a tokenizer.json that passed :func:`check`.
 
-    A special token that is in none of these but the added ones comes with a text that spells it out, and with no other. There are models without
-    a row for such a token that do well without it: their tokenizer is that of a family.
+    Considers vocabulary, added tokens, template and padding. Any other special token appears only
+    if a
+    text spells it out. There are models without a row for such a token that work well without it:
+    their
+    tokenizer belongs to a family of models.
     """
     tokenizer = Tokenizer.from_file(str(path))
     padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)
@@ -214,10 +251,10 @@ def highest(path: Path) -> Highest:
     pads = [number for token in PAD_TOKENS if (number := tokenizer.token_to_id(token)) is not None]
     ids = [*own.values(), *added, *([int(padding["pad_id"])] if padding else pads[:1])]
     for texts in (("",), ("", "")):  # a template need not have a form for pairs
-        with suppress(ValueError), _told():
+        with suppress(ValueError), _library_errors_as_value_errors():
             ids += tokenizer.encode(*texts).ids
     found = max(ids, default=0)
-    return Highest(
+    return HighestTokenId(
         found,
         tokenizer.id_to_token(found) or "",
         max((found, *tokenizer.get_vocab(with_added_tokens=True).values())),
@@ -225,15 +262,18 @@ def highest(path: Path) -> Highest:
 
 
 def finding_of_settings(ignored: str, step: str, field: str) -> LoadFinding:
-    """The note that settings of tokenizer.json do not count."""
+    """Return the note that settings of tokenizer.json are ignored."""
     return LoadFinding(
         step=step,
         reason=LoadReason.TOKENIZER_SETTINGS_IGNORED,
         field=field,
-        message=f"tokenizer.json has {ignored} of its own; these are switched off: maxLength, truncation and padding of the step decide.",
+        message=(
+            f"tokenizer.json has {ignored} of its own, which are ignored: maxLength, "
+            "truncation and padding of the step decide."
+        ),
     )
 
 
-def invalid(message: str, step: str, field: str) -> LoadError:
-    """The error for a tokenizer that cannot be used."""
-    return LoadError(LoadReason.INVALID_TOKENIZER, message, step=step, field=field)
+def invalid(message: str, step: str, field: str) -> LoaderError:
+    """Return the error for a tokenizer that cannot be used."""
+    return LoaderError(LoadReason.INVALID_TOKENIZER, message, step=step, field=field)

@@ -1,5 +1,8 @@
-"""Whether an ONNX file knows every token that the pipeline's tokenizer can emit, and takes rows as long as it sends. In every padding mode:
-what a model cannot take fails when the first such text comes, which may be long after the rollout."""
+"""Compare an ONNX file with the pipeline's tokenizer: token ids and row lengths.
+
+The comparison runs in every padding mode. A model that cannot take a token or a length fails only
+when the first such text arrives, which may be long after the rollout.
+"""
 
 from __future__ import annotations
 
@@ -9,125 +12,153 @@ from pathlib import Path
 from typing import Any, Final
 
 from triton_pipelines.api.loadplan import PlanTokens
-from triton_pipelines.loader.onnx_store import lean
-from triton_pipelines.loader.onnx_weights import size_of
-from triton_pipelines.loader.ragged.equivalence import (
+from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
+from triton_pipelines.loader.onnx_graph.input_limits import (
+    computed_positions,
+    positions,
+    table_size,
+)
+from triton_pipelines.loader.onnx_graph.model_runner import (
     LONGEST,
-    Means,
-    answers,
-    generate,
-    givens,
-    means_for,
+    Evaluator,
+    accepts,
+    choose_evaluator,
+    generate_rows,
+    graph_inputs,
     open_model,
 )
-from triton_pipelines.loader.ragged.inline_functions import inlined
-from triton_pipelines.loader.ragged.input_limits import computed_positions, positions, table_size
-from triton_pipelines.loader.tokenizer_files import Highest
+from triton_pipelines.loader.onnx_store import load_without_weights
+from triton_pipelines.loader.onnx_weights import size_of
+from triton_pipelines.loader.tokenizer_files import HighestTokenId
 
 MAX_LENGTH: Final = "spec.tokenizer.maxLength"
-KEPT: Final = 2
-"""Rows of a table of counted positions that belong to no token: RoBERTa and its kin keep two, and count from there (padding_idx + 1)."""
+RESERVED_POSITIONS: Final = 2
+"""Rows of a table of counted positions that belong to no token.
+
+RoBERTa and its relatives reserve two and count from there (``padding_idx + 1``).
+"""
 _SHORT: Final = 3
-"""Tokens of a row that any encoder takes."""
+"""Tokens of a row that any encoder accepts."""
 
 
 @dataclass(frozen=True)
-class Misfit:
-    """What does not fit; ``field`` is the resource's field to change, None where that is the step itself."""
+class TokenizerMismatch:
+    """A way in which tokenizer and model do not fit."""
 
     message: str
+    """What does not fit and what to do."""
     field: str | None = None
+    """The resource's field to change; ``None`` if that is the step itself."""
 
 
-def misfits(
-    path: Path, tokens: PlanTokens, highest: Highest, uri: str, tokenizer_uri: str
-) -> Iterator[Misfit]:
-    """Look at the file at ``path``, which came from ``uri`` and whose inputs are as declared. Only what is certain is told."""
-    model = lean(path).model
-    inlined(model)
-    yield from _ids(model, tokens, highest, uri, tokenizer_uri)
-    most = longest(path, model, tokens)
+def find_mismatches(
+    path: Path, tokens: PlanTokens, highest: HighestTokenId, uri: str, tokenizer_uri: str
+) -> Iterator[TokenizerMismatch]:
+    """Yield the mismatches of a model file whose inputs are as declared.
+
+    Only certain mismatches are reported.
+
+    Args:
+        path: the ONNX file.
+        tokens: what the plan says about the tokenizer step.
+        highest: the highest token id that the tokenizer emits.
+        uri: where the file came from.
+        tokenizer_uri: where the tokenizer came from.
+    """
+    model = load_without_weights(path).model
+    inline_local_functions(model)
+    for name in tokens.ids:
+        # A table may have more rows than there are tokens: vocabularies are padded to multiples
+        # that are fast to compute.
+        size = table_size(model.graph, name)
+        if size is not None and highest.id >= size:
+            token = f" ({highest.token})" if highest.token else ""
+            yield TokenizerMismatch(
+                f"{tokenizer_uri} can emit token id {highest.id}{token}, and {uri} knows {size} "
+                f"ids (0 to {size - 1}) for {name}: take the tokenizer that the model was trained "
+                "with, or a model whose embedding table was resized to it"
+            )
+    most = maximum_length(path, model, tokens)
     if most is not None:
-        yield Misfit(
-            f"{uri} takes rows of at most {most} tokens, and {MAX_LENGTH} lets the tokenizer send {tokens.max_length}: "
-            f"set {MAX_LENGTH} to at most {most}",
+        yield TokenizerMismatch(
+            f"{uri} accepts rows of at most {most} tokens, and {MAX_LENGTH} lets the tokenizer "
+            f"send {tokens.max_length}: set {MAX_LENGTH} to at most {most}",
             MAX_LENGTH,
         )
 
 
-def _ids(
-    model: Any, tokens: PlanTokens, highest: Highest, uri: str, tokenizer_uri: str
-) -> Iterator[Misfit]:
-    for name in tokens.ids:
-        # A table may have more rows than there are tokens: they are filled up to multiples that are fast to compute.
-        size = table_size(model.graph, name)
-        if size is not None and highest.id >= size:
-            token = f" ({highest.token})" if highest.token else ""
-            yield Misfit(
-                f"{tokenizer_uri} can emit token id {highest.id}{token}, and {uri} knows {size} ids (0 to {size - 1}) for {name}: "
-                "take the tokenizer that the model was trained with, or a model whose table of embeddings was resized to it"
-            )
-
-
 def known_ids(path: Path, tokens: PlanTokens) -> int | None:
-    """How many token ids the file at ``path`` knows (0 to one less); None where it does not show."""
-    model = lean(path).model
-    inlined(model)
-    return min(
-        (size for name in tokens.ids if (size := table_size(model.graph, name)) is not None),
-        default=None,
-    )
+    """Return how many token ids the model knows; ``None`` if the graph does not show it."""
+    model = load_without_weights(path).model
+    inline_local_functions(model)
+    sizes = (table_size(model.graph, name) for name in tokens.ids)
+    return min((size for size in sizes if size is not None), default=None)
 
 
-def longest(path: Path, model: Any, tokens: PlanTokens) -> int | None:
-    """The most tokens that the file takes, where that is certainly fewer than the tokenizer may send; else None.
+def maximum_length(path: Path, model: Any, tokens: PlanTokens) -> int | None:
+    """Return the maximum tokens of a row if that is certainly less than the tokenizer may send.
 
-    Where the graph's tables let one think so, it is tried: a table that is cut to length need not be that of the positions.
+    Where the graph's tables suggest a limit, it is tried: a table that is cut to length need not
+    be the table of positions.
     """
-    wanted, shown = tokens.max_length, positions(model.graph)
-    # Both may be: RoBERTa's types are cut from a buffer that is two longer than its rows may be.
-    counted = computed_positions(model.graph)
-    if not (shown is not None and shown < wanted) and not (
-        counted is not None and counted < wanted + KEPT
-    ):
+    wanted = tokens.max_length
+    guesses = _length_guesses(model, wanted)
+    if not guesses:
         return None
-    means = means_for(size_of(path, model))
-    if means is Means.NONE:
+    evaluator = choose_evaluator(size_of(path, model))
+    if evaluator is Evaluator.NONE:
         return None
     sizes = {
         name: size for name in tokens.inputs if (size := table_size(model.graph, name)) is not None
     }
-    given = givens(model, tokens.inputs)
+    inputs = graph_inputs(model, tokens.inputs)
     try:
-        run = open_model(path, means)
+        run = open_model(path, evaluator)
     except Exception:
-        # What this engine cannot read, Triton's may.
+        # Triton's runtime may read what this evaluator cannot.
         return None
 
-    def takes(length: int) -> bool:
-        return answers(run, generate(given, [length], sizes, tokens.masks)[0])
+    def accepts_length(length: int) -> bool:
+        return accepts(run, generate_rows(inputs, [length], sizes, tokens.masks)[0])
 
-    # The usual case first: exactly what the table has.
-    guesses = [
-        *(() if shown is None else (shown, shown + 1)),
-        *(() if counted is None else (counted - KEPT, counted - KEPT + 1)),
-    ]
     try:
-        return _last(takes, wanted, guesses)
+        return _longest_accepted(accepts_length, wanted, guesses)
     except MemoryError:
-        # Triton may have more.
+        # Triton may have more memory.
         return None
 
 
-def _last(takes: Callable[[int], bool], wanted: int, guesses: Iterable[int]) -> int | None:
-    """The greatest length that is taken, below ``wanted``; None where that is taken, or as much as is ever tried, or not even a short row."""
+def _length_guesses(model: Any, wanted: int) -> list[int]:
+    """Return lengths to try first; empty if the graph suggests no limit below ``wanted``."""
+    stated = positions(model.graph)
+    # Both may exist: RoBERTa's types are cut from a buffer that is two longer than its rows may be.
+    counted = computed_positions(model.graph)
+    is_stated_less = stated is not None and stated < wanted
+    is_counted_less = counted is not None and counted < wanted + RESERVED_POSITIONS
+    if not is_stated_less and not is_counted_less:
+        return []
+    # The usual case first: exactly what the table has.
+    guesses = [] if stated is None else [stated, stated + 1]
+    if counted is not None:
+        guesses += [counted - RESERVED_POSITIONS, counted - RESERVED_POSITIONS + 1]
+    return guesses
+
+
+def _longest_accepted(
+    accepts_length: Callable[[int], bool], wanted: int, guesses: Iterable[int]
+) -> int | None:
+    """Return the greatest accepted length below ``wanted``.
+
+    ``None`` if ``wanted`` is accepted, or the longest row that is ever tried, or if not even a
+    short row is accepted.
+    """
     low, high = min(_SHORT, wanted - 1), min(wanted, LONGEST)
-    if low < 1 or takes(high) or not takes(low):
+    if low < 1 or accepts_length(high) or not accepts_length(low):
         return None
     for guess in guesses:
         if low < guess < high:
-            low, high = (guess, high) if takes(guess) else (low, guess)
+            low, high = (guess, high) if accepts_length(guess) else (low, guess)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if takes(middle) else (low, middle)
+        low, high = (middle, high) if accepts_length(middle) else (low, middle)
     return low

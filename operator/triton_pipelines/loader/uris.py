@@ -1,4 +1,4 @@
-"""Source URIs and the source map that rewrites them."""
+"""Source URIs, and the source map that rewrites them."""
 
 from __future__ import annotations
 
@@ -13,36 +13,47 @@ from triton_pipelines.loader.errors import SourceError
 SCHEMES: Final = ("hf", "s3", "gs", "az", "oci", "https", "pvc", "configmap")
 """Schemes of ``source.uri`` in a resource."""
 MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
-"""Schemes that a source map may lead to."""
+"""Schemes that a source map may map to."""
 _ENDPOINT_SCHEMES: Final = ("hf", "s3", "gs", "az", "oci")
-"""Protocols over HTTP whose server a source map may replace: ``hf://=http://mirror`` names an endpoint. A longer prefix
-(``s3://models/=http://files/``) names another URI, fetched as a plain file."""
+"""Protocols over HTTP whose server a source map may replace.
+
+``hf://=http://mirror`` names an endpoint. A longer prefix (``s3://models/=http://files/``) names
+another URI, which is fetched as a plain file.
+"""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
-class Located:
-    """Where a source is fetched from: ``uri`` after mapping, ``endpoint`` of a mapped protocol (:data:`_ENDPOINT_SCHEMES`), ``mapped`` when a rule applied."""
+class SourceLocation:
+    """Where a source is fetched from."""
 
     uri: str
+    """The URI after mapping."""
     endpoint: str | None = None
+    """The endpoint of a mapped protocol (:data:`_ENDPOINT_SCHEMES`)."""
     mapped: bool = False
+    """Whether a rule applied."""
 
     @property
     def scheme(self) -> str:
-        """The scheme in lower case."""
+        """Return the scheme in lower case."""
         return scheme_of(self.uri)
 
 
 @dataclass(frozen=True)
 class SourceMap:
-    """Rules ``PREFIX=TARGET``; the longest prefix that fits wins."""
+    """Rules ``PREFIX=TARGET``; the longest matching prefix wins."""
 
     rules: tuple[tuple[str, str], ...] = ()
+    """Prefix and target, longest prefix first."""
 
     @classmethod
     def parse(cls, rules: Iterable[str]) -> SourceMap:
-        """Read rules as given by ``--source-map``; :class:`ValueError` names the one that is wrong."""
+        """Return the map of rules as given by ``--source-map``.
+
+        Raises:
+            ValueError: a rule is not valid; names it.
+        """
         parsed: dict[str, str] = {}
         for rule in (item.strip() for item in rules):
             if not rule:
@@ -50,7 +61,8 @@ class SourceMap:
             prefix, separator, target = rule.partition("=")
             if not separator or "://" not in prefix:
                 raise ValueError(
-                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// or https://host/"
+                    f"source map {rule!r}: must be PREFIX=TARGET with a prefix such as hf:// "
+                    "or https://host/"
                 )
             if scheme_of(target) not in MAPPED_SCHEMES:
                 folder = (
@@ -59,13 +71,14 @@ class SourceMap:
                     else ""
                 )
                 raise ValueError(
-                    f"source map {rule!r}: the target must start with one of {', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}"
+                    f"source map {rule!r}: the target must start with one of "
+                    f"{', '.join(f'{s}://' for s in MAPPED_SCHEMES)}{folder}"
                 )
             parsed[prefix] = target
         return cls(tuple(sorted(parsed.items(), key=lambda rule: -len(rule[0]))))
 
-    def apply(self, uri: str) -> Located:
-        """Where ``uri`` is fetched from."""
+    def apply(self, uri: str) -> SourceLocation:
+        """Return where ``uri`` is fetched from."""
         for prefix, target in self.rules:
             if not uri.startswith(prefix):
                 continue
@@ -74,51 +87,66 @@ class SourceMap:
                 and scheme_of(uri) in _ENDPOINT_SCHEMES
                 and scheme_of(target) in ("http", "https")
             ):
-                return Located(uri, endpoint=target.rstrip("/"), mapped=True)
-            return Located(target + uri[len(prefix) :], mapped=True)
-        return Located(uri)
+                return SourceLocation(uri, endpoint=target.rstrip("/"), mapped=True)
+            return SourceLocation(target + uri[len(prefix) :], mapped=True)
+        return SourceLocation(uri)
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme of ``uri`` in lower case; empty without one."""
+    """Return the scheme of ``uri`` in lower case; empty without one."""
     scheme, separator, _ = uri.partition("://")
     return scheme.lower() if separator else ""
 
 
-def check_scheme(located: Located) -> None:
-    """Raise :class:`SourceError` for a URI that a resource may not use; ``http`` and ``file`` need a source map (http: or loopback)."""
-    scheme = located.scheme
+def check_scheme(location: SourceLocation) -> None:
+    """Refuse a URI that a resource may not use; ``http`` and ``file`` need a source map.
+
+    ``http`` is also allowed on loopback.
+
+    Raises:
+        SourceError: the URI is refused.
+    """
+    scheme = location.scheme
     # Where a rule put a prefix before it, .. would lead out of what the rule opened.
-    if ".." in unquote(located.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
+    if ".." in unquote(location.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
         "/"
     ):
         raise SourceError("the URI may not hold '..': write the path without it")
-    if scheme in SCHEMES or (located.mapped and scheme in MAPPED_SCHEMES):
+    if scheme in SCHEMES or (location.mapped and scheme in MAPPED_SCHEMES):
         return
     if scheme == "http":
-        if (urlsplit(located.uri).hostname or "") in LOOPBACK:
+        if (urlsplit(location.uri).hostname or "") in LOOPBACK:
             return
         raise SourceError(
-            "http:// sends credentials and models in the clear: use https://, or map it with --source-map"
+            "http:// sends credentials and models in the clear: use https://, or map it with "
+            "--source-map"
         )
     if scheme == "file":
         raise SourceError(
-            "file:// is only read through --source-map: a resource cannot name files of the loader's container"
+            "file:// is only read through --source-map: a resource cannot name files of the "
+            "loader's container"
         )
     raise SourceError(f"the URI must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
 
 
 @dataclass(frozen=True)
 class HubUri:
-    """``hf://org/name[/path][@revision]``."""
+    """Parts of ``hf://org/name[/path][@revision]``."""
 
     repo: str
+    """``org/name``."""
     path: str
+    """Path in the repository; empty for the repository itself."""
     revision: str | None
+    """Branch, tag or commit, if named."""
 
 
 def parse_hub(uri: str) -> HubUri:
-    """Split a model hub URI; :class:`SourceError` when it names no repository."""
+    """Split a model hub URI.
+
+    Raises:
+        SourceError: it names no repository.
+    """
     rest, _, revision = uri.partition("://")[2].partition("@")
     parts = [part for part in rest.split("/") if part]
     if not parts or ".." in parts:
@@ -127,7 +155,10 @@ def parse_hub(uri: str) -> HubUri:
 
 
 def parse_bucket(uri: str) -> tuple[str, str]:
-    """Bucket and key of an ``s3://bucket/key`` or ``gs://bucket/key`` URI; a key that ends with ``/``, or an empty one, is a folder."""
+    """Return bucket and key of an ``s3://bucket/key`` or ``gs://bucket/key`` URI.
+
+    A key that is empty or ends with ``/`` is a folder.
+    """
     bucket, _, key = uri.partition("://")[2].partition("/")
     if not bucket:
         raise SourceError(f"names no bucket: write {scheme_of(uri)}://bucket/key")
@@ -136,15 +167,18 @@ def parse_bucket(uri: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class AzureUri:
-    """``az://account/container/key``."""
+    """Parts of ``az://account/container/key``."""
 
     account: str
+    """Storage account."""
     container: str
+    """Container."""
     key: str
+    """Key of the blob, or prefix."""
 
 
 def parse_azure(uri: str) -> AzureUri:
-    """Split a URI of Azure Blob Storage. The account is part of the address, as it is of a blob's own URL."""
+    """Split a URI of Azure Blob Storage; it names the account, as a blob's own URL does."""
     account, container, key = [*uri.partition("://")[2].split("/", 2), "", ""][:3]
     if not account or not container:
         raise SourceError("names no container: write az://account/container/key")
@@ -153,63 +187,75 @@ def parse_azure(uri: str) -> AzureUri:
 
 @dataclass(frozen=True)
 class RegistryUri:
-    """``oci://registry/repository[:tag|@digest]``; ``reference`` is a tag or digest, None where the URI names none."""
+    """Parts of ``oci://registry/repository[:tag|@digest]``."""
 
     registry: str
+    """Host, with port if it has one."""
     repository: str
+    """Repository in the registry."""
     reference: str | None
+    """Tag or digest, if named."""
 
 
 _REPOSITORY: Final = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
 )
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|sha256:[0-9a-f]{64}")
-"""Names and tags as the OCI distribution specification (1.1) has them."""
+"""Names and tags as in the OCI distribution specification (1.1)."""
 
 
 def parse_registry(uri: str) -> RegistryUri:
-    """Split a URI of an OCI registry. Raises :class:`SourceError` for names that no registry takes."""
+    """Split a URI of an OCI registry.
+
+    Raises:
+        SourceError: a name is not valid in registries.
+    """
     registry, _, rest = uri.partition("://")[2].partition("/")
     name, at, digest = rest.strip("/").partition("@")
     name, colon, tag = name.partition(":")
     if not registry or not _REPOSITORY.fullmatch(name):
         raise SourceError(
-            "names no repository of a registry: write oci://registry/repository:tag or …@sha256:digest, in lower case"
+            "names no repository of a registry: write oci://registry/repository:tag or "
+            "…@sha256:digest, in lower case"
         )
     reference = digest if at else tag
     if (at or colon) and not is_reference(reference):
         raise SourceError(
-            f"{reference[:140]!r} is no tag and no digest: write oci://registry/repository:tag or …@sha256: and 64 digits"
+            f"{reference[:140]!r} is not a tag or digest: write "
+            "oci://registry/repository:tag or …@sha256: and 64 digits"
         )
     return RegistryUri(registry, name, reference or None)
 
 
 def is_reference(text: str) -> bool:
-    """Whether this is a tag or a digest of a registry."""
+    """Return whether this is a tag or a digest of a registry."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 def parse_folder(uri: str) -> tuple[str, str]:
-    """First part (claim, ConfigMap) and path of a ``pvc://`` or ``configmap://`` URI."""
+    """Return name (of a claim or ConfigMap) and path of a ``pvc://`` or ``configmap://`` URI."""
     name, _, path = uri.partition("://")[2].partition("/")
     if not name:
         raise SourceError("names no object: write pvc://claim/path or configmap://name/key")
     return name, path.strip("/")
 
 
-def insecure(located: Located, endpoint: str | None) -> str | None:
-    """The host that credentials would reach in the clear; None for https, for what is no network, and on loopback."""
-    for address in (located.endpoint or endpoint, located.uri):
+def insecure(location: SourceLocation, endpoint: str | None) -> str | None:
+    """Return the host to which credentials would be sent unencrypted.
+
+    ``None`` for https, for sources that are not on a network, and on loopback.
+    """
+    for address in (location.endpoint or endpoint, location.uri):
         if address and scheme_of(address) == "http":
             host = urlsplit(address).hostname or ""
             return None if host in LOOPBACK else host
-        if address and address is not located.uri:
+        if address and address is not location.uri:
             return None
     return None
 
 
 def file_path(uri: str) -> str:
-    """The path of a ``file:///path`` URI."""
+    """Return the path of a ``file:///path`` URI."""
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
         raise SourceError("file:// takes an absolute path: file:///path")

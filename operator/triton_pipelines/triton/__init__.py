@@ -1,0 +1,1 @@
+"""One Triton pod: client, probe, and a server on this machine."""

@@ -1,7 +1,8 @@
 """Async client of ONE Triton pod over gRPC.
 
-Repository control goes over gRPC only: an HTTP load blocks a worker thread of the server and all inference on it (measured, Triton 2.51.0).
-Every call has a deadline; failures are the few types of ``errors``. Address pods, never a Service: a load changes one pod.
+Repository control uses gRPC only: a load over HTTP blocks a worker thread of the server and all
+inference on it (measured, Triton 2.51.0). Every call has a deadline; failures are the types of
+``errors``. Address pods, never a Service: a load changes one pod.
 """
 
 from __future__ import annotations
@@ -31,51 +32,48 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 DEADLINE_S: Final = 5.0
-# Removing instances takes about 1.2 s each, one after the other, beside the running batch; new ones load in parallel (measured).
+"""Default deadline of a call, in seconds."""
 LOAD_DEADLINE_S: Final = 120.0
-# Asks for an empty last response, so that a request without any answer ends as well.
+"""Deadline of a load, in seconds.
+
+Triton removes instances one after the other while batches run, about 1.2 s each (measured). It
+loads new ones in parallel.
+"""
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+"""Parameter that asks for an empty last response, so that a request without a response ends too."""
 _MAX_MESSAGE_BYTES: Final = 2**31 - 1
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.enable_http_proxy", 0),  # pods are reached directly
-    (
-        "grpc.use_local_subchannel_pool",
-        1,
-    ),  # a failed connection to an earlier pod at this address is not remembered
+    # Pods are reached directly.
+    ("grpc.enable_http_proxy", 0),
+    # Forget a failed connection to an earlier pod at this address.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 
 @dataclass(frozen=True)
-class ModelState:
-    """One entry of a pod's repository index.
-
-    Attributes:
-        name: model.
-        version: "" for a model that has never been loaded.
-        state: READY, LOADING, UNLOADING, UNAVAILABLE, or "" for one that has never been loaded.
-        reason: why it is not ready; also set on a READY model whose last change failed.
-    """
+class ModelIndexEntry:
+    """One entry of a pod's repository index."""
 
     name: str
+    """Model."""
     version: str
+    """"" for a model that has never been loaded."""
     state: str
+    """READY, LOADING, UNLOADING, UNAVAILABLE, or "" for a model that has never been loaded."""
     reason: str
+    """Why it is not ready; also set on a READY model whose last change failed."""
 
     @property
     def ready(self) -> bool:
-        """Whether this version serves."""
+        """Return whether this version serves."""
         return self.state == "READY"
 
 
 class TritonClient:
-    """Client of one pod; an async context manager. All methods raise ``errors.TritonError``.
+    """Client of one pod; an async context manager.
 
-    Args:
-        address: ``host:port`` of the pod's gRPC API.
-        control_key: the pod's control key; needed for the repository index and for loads where these are restricted. Never logged.
-        deadline_s: deadline of every call that is given none of its own, in seconds.
-        max_answer_bytes: largest answer taken in; a larger one is an ``errors.TooLargeError``.
+    All methods raise ``errors.TritonError``.
     """
 
     def __init__(
@@ -83,14 +81,25 @@ class TritonClient:
         address: str,
         control_key: str | None = None,
         deadline_s: float = DEADLINE_S,
-        max_answer_bytes: int = _MAX_MESSAGE_BYTES,
+        max_response_bytes: int = _MAX_MESSAGE_BYTES,
     ) -> None:
+        """Create the client.
+
+        Args:
+            address: ``host:port`` of the pod's gRPC API.
+            control_key: the pod's control key, which the repository index and loads need where they
+                are
+                restricted. Never logged.
+            deadline_s: default deadline of a call, in seconds.
+            max_response_bytes: maximum size of a response; a larger one is an
+                ``errors.TooLargeError``.
+        """
         self.address = address
         self._deadline_s = deadline_s
         self._control = {} if control_key is None else {names.CONTROL_GRPC_METADATA: control_key}
         self._channel_options = [
             *_CHANNEL_OPTIONS,
-            ("grpc.max_receive_message_length", max_answer_bytes),
+            ("grpc.max_receive_message_length", max_response_bytes),
         ]
         self._client = InferenceServerClient(address, channel_args=self._channel_options)
 
@@ -112,21 +121,23 @@ class TritonClient:
         """Close the connection."""
         await self._client.close()
 
-    # --- health ----------------------------------------------------------------------------------------------------------
     async def server_live(self, deadline_s: float | None = None) -> bool:
-        """Whether the server process answers."""
+        """Return whether the server process answers."""
         return bool(
             await self._call(
-                "asking whether the server lives", self._client.is_server_live, deadline_s
+                "checking whether the server is live", self._client.is_server_live, deadline_s
             )
         )
 
     async def model_ready(self, name: str, deadline_s: float | None = None) -> bool:
-        """Whether a version of the model (for an ensemble: of all its steps, too) serves; False for an unknown one."""
+        """Return whether a version of the model serves; False for an unknown one.
+
+        An ensemble serves only if all of its steps do.
+        """
         try:
             return bool(
                 await self._call(
-                    f"asking whether model '{name}' is ready",
+                    f"checking whether model '{name}' is ready",
                     self._client.is_model_ready,
                     deadline_s,
                     model_name=name,
@@ -135,22 +146,24 @@ class TritonClient:
         except NotReadyError:
             return False
 
-    async def repository_index(self, deadline_s: float | None = None) -> list[ModelState]:
-        """State of every model in the repository. Needs the control key where model-repository is restricted."""
+    async def repository_index(self, deadline_s: float | None = None) -> list[ModelIndexEntry]:
+        """Return the state of every model in the repository.
+
+        Needs the control key where model-repository is restricted.
+        """
         answer = await self._call(
-            "asking for the repository index",
+            "reading the repository index",
             self._client.get_model_repository_index,
             deadline_s,
             headers=self._control,
         )
         return [
-            ModelState(model.name, model.version, model.state, model.reason)
+            ModelIndexEntry(model.name, model.version, model.state, model.reason)
             for model in answer.models
         ]
 
-    # --- configuration and statistics --------------------------------------------------------------------------------------
     async def model_config(self, name: str, deadline_s: float | None = None) -> Any:
-        """The running config: a ``tritonclient.grpc.model_config_pb2.ModelConfig``."""
+        """Return the running config: a ``tritonclient.grpc.model_config_pb2.ModelConfig``."""
         answer = await self._call(
             f"reading the config of model '{name}'",
             self._client.get_model_config,
@@ -160,34 +173,40 @@ class TritonClient:
         return answer.config
 
     async def instance_count(self, name: str, deadline_s: float | None = None) -> int:
-        """Instances of the model, over all its instance groups."""
+        """Return the instances of the model, over all its instance groups."""
         config = await self.model_config(name, deadline_s)
         return sum(group.count for group in config.instance_group)
 
     async def statistics(self, name: str = "", deadline_s: float | None = None) -> list[Any]:
-        """Statistics per model version (``service_pb2.ModelStatistics``) of one model, or of all with an empty name."""
+        """Return statistics per model version (``service_pb2.ModelStatistics``).
+
+        An empty name returns those of all models.
+        """
         action = f"reading the statistics of {f'model {name!r}' if name else 'all models'}"
         answer = await self._call(
             action, self._client.get_inference_statistics, deadline_s, model_name=name
         )
         return list(answer.model_stats)
 
-    # --- control -----------------------------------------------------------------------------------------------------------
     async def load_model(
         self, name: str, config_json: str | None = None, deadline_s: float = LOAD_DEADLINE_S
     ) -> None:
         """Load a model, or change a loaded one.
 
-        Success says nothing about the ensembles it is part of: ask ``model_ready`` of these, the index and the count afterwards.
+        Success says nothing about the ensembles that the model is part of: check ``model_ready`` of
+        these,
+        the index and the count afterwards.
 
         Args:
-            name: model. Not an ensemble with a config: a refused one takes the running ensemble down.
-            config_json: the whole ModelConfig in JSON; it replaces the config wholly (a part of it would drop the tensors). None loads what
-                the files say.
-            deadline_s: seconds; after ``DeadlineError`` the load goes on in the server.
+            name: model. Not an ensemble with a config: a rejected one takes the running ensemble
+                down.
+            config_json: the whole ModelConfig in JSON. It replaces the config as a whole (a part of
+                it
+                would drop the tensors). ``None`` loads what the files say.
+            deadline_s: seconds; after ``DeadlineError`` the load continues in the server.
 
         Raises:
-            RejectedError: with Triton's reason; what ran before goes on.
+            RejectedError: with Triton's reason; what ran before continues.
             RestrictedError: without the right control key.
         """
         await self._call(
@@ -199,7 +218,6 @@ class TritonClient:
             headers=self._control,
         )
 
-    # --- inference -----------------------------------------------------------------------------------------------------------
     async def infer(
         self,
         name: str,
@@ -209,23 +227,25 @@ class TritonClient:
         request_id: str = "",
         sequence_id: int | str = 0,
     ) -> dict[str, Array]:
-        """One inference.
+        """Run one inference.
 
         Args:
             name: model or ensemble.
-            inputs: arrays by input name, rows first where the model batches; texts as an object array of bytes or str, BF16 as
-                ``ml_dtypes.bfloat16``.
-            outputs: names of the outputs wanted; None for all.
+            inputs: arrays by input name, rows first where the model batches; texts as an object
+                array of
+                bytes or str, BF16 as ``ml_dtypes.bfloat16``.
+            outputs: names of the requested outputs; ``None`` for all.
             deadline_s: seconds.
             request_id: returned by the server and written to its traces.
-            sequence_id: where given, the request is the whole of a sequence with this id: its first and its last.
+            sequence_id: if given, the request is a whole sequence with this id: its first and its
+                last.
 
         Returns:
             Arrays by output name; texts as object arrays of bytes.
 
         Raises:
             RejectedError: the request was wrong, or a queue was full.
-            DeadBackendError: a process of a python model is gone.
+            DeadBackendError: a process of a Python model is gone.
             NotReadyError: no such model is serving.
         """
         answer: InferResult = await self._call(
@@ -244,7 +264,7 @@ class TritonClient:
         )
         return self._arrays(name, answer)
 
-    async def first_answer(
+    async def first_response(
         self,
         name: str,
         inputs: Mapping[str, Array],
@@ -252,12 +272,12 @@ class TritonClient:
         request_id: str = "",
         sequence_id: int | str = 0,
     ) -> dict[str, Array]:
-        """The first answer to a request on a stream, which decoupled models need; the rest is cancelled.
+        """Return the first response to a request on a stream and cancel the rest.
 
-        Args and errors as of :meth:`infer`.
+        Decoupled models need a stream. Arguments and errors are those of :meth:`infer`.
 
         Returns:
-            As :meth:`infer`; empty where the model ends the request without any answer, which it may.
+            As :meth:`infer`; empty if the model ends the request without a response, which it may.
         """
         request = _request(name, inputs, request_id, sequence_id)
 
@@ -280,7 +300,7 @@ class TritonClient:
                     stream.cancel()
             if answer is grpc.aio.EOF:
                 raise InferenceServerException(
-                    "the stream ended without an answer", "StatusCode.UNAVAILABLE"
+                    "the stream ended without a response", "StatusCode.UNAVAILABLE"
                 )
             if answer.error_message:
                 raise InferenceServerException(answer.error_message)
@@ -296,8 +316,9 @@ class TritonClient:
                 for tensor in answer.get_response().outputs
             }
         except Exception as error:
-            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go together.
-            reason = f"the answer cannot be read ({type(error).__name__}: {error})"
+            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go
+            # together.
+            reason = f"the response cannot be read ({type(error).__name__}: {error})"
             raise RejectedError(
                 f"inference on '{name}' at {self.address}: {reason}", reason
             ) from None
@@ -331,7 +352,7 @@ class TritonClient:
 def _request(
     model: str, inputs: Mapping[str, Array], request_id: str, sequence_id: int | str
 ) -> Any:
-    """A ``ModelInferRequest`` that asks for an empty last response, too."""
+    """Return a ``ModelInferRequest`` that asks for an empty last response too."""
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     request.parameters[_EMPTY_FINAL].bool_param = True
     if sequence_id:
@@ -352,7 +373,7 @@ def _request(
 def _data_type(name: str, array: Array) -> str:
     data_type: str | None = np_to_triton_dtype(array.dtype)
     if data_type is None:
-        reason = f"input '{name}' has type {array.dtype}, which Triton does not know"
+        reason = f"input '{name}' has type {array.dtype}, which Triton does not support"
         raise RejectedError(reason, reason)
     return data_type
 

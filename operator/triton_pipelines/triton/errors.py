@@ -1,11 +1,12 @@
-"""What can go wrong in a conversation with a Triton pod, in our words.
+"""Errors of calls to a Triton pod, and their translation from gRPC.
 
-Triton and gRPC share status codes: UNAVAILABLE is a pod that cannot be reached, a missing control key (which no retry mends) and a full queue alike.
-``translate`` tells them apart by the text Triton sends (2.51.0).
+Triton and gRPC share status codes: UNAVAILABLE is a pod that cannot be reached, a missing control
+key (which no retry fixes) and a full queue alike. :func:`translate` tells them apart.
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Final
 
 
@@ -18,11 +19,11 @@ class UnreachableError(TritonError):
 
 
 class DeadlineError(TritonError):
-    """The pod did not answer in time; what was asked may still happen."""
+    """The pod did not answer in time; the requested action may still happen."""
 
 
 class RestrictedError(TritonError):
-    """The pod wants its control key, and got none or another one; trying again does not help."""
+    """The pod requires its control key and got none or another one; a retry does not help."""
 
 
 class NotReadyError(TritonError):
@@ -30,27 +31,50 @@ class NotReadyError(TritonError):
 
 
 class RejectedError(TritonError):
-    """The pod understood and refused: an invalid config, request or input, or a full queue.
-
-    Attributes:
-        reason: Triton's own words.
-    """
+    """The pod refused an invalid config, request or input, or its queue is full."""
 
     def __init__(self, message: str, reason: str) -> None:
+        """Create the error.
+
+        Args:
+            message: the whole message.
+            reason: Triton's own message.
+        """
         super().__init__(message)
         self.reason = reason
 
 
 class OverloadedError(RejectedError):
-    """The pod sheds load: a full queue, or a request that waited longer than its queue policy allows. Says nothing about the answers."""
+    """The pod sheds load: a full queue, or a request that waited longer than its queue allows.
+
+    Says nothing about the outputs.
+    """
 
 
 class DeadBackendError(RejectedError):
-    """A process of a python model is gone. The server keeps calling the model ready; up to 26.03 nothing but a reload or restart brings it back."""
+    """A process of a Python model is gone.
+
+    The server keeps reporting the model as ready. Up to Triton 26.03 only a reload or a restart
+    brings the process back.
+    """
 
 
 class TooLargeError(TritonError):
-    """The pod answered with more than the client takes in."""
+    """The response is larger than the client accepts."""
+
+
+class FailureKind(Enum):
+    """What a failed call means."""
+
+    DEADLINE = auto()
+    TOO_LARGE = auto()
+    RESTRICTED = auto()
+    OVERLOADED = auto()
+    DEAD_BACKEND = auto()
+    NOT_READY = auto()
+    UNREACHABLE = auto()
+    POLL_FAILED = auto()
+    REJECTED = auto()
 
 
 _TOO_LARGE: Final = "message larger than max"
@@ -67,41 +91,67 @@ _DEAD: Final = ("stub process", "is not healthy")
 _POLL_FAILED: Final = "failed to poll from model repository"
 
 
+def classify(code: str, detail: str) -> FailureKind:
+    """Return what a failed call means; the only place that reads Triton's messages.
+
+    The wording is that of Triton 2.51.0: of its core (model repository, queue), of its gRPC
+    front end ("This protocol is restricted, expecting header …"), and of its Python backend ("Stub
+    process … is not healthy."). "message larger than max" is gRPC's own. The tests in
+    ``tests/integration/triton`` produce these errors on a real server.
+
+    Args:
+        code: gRPC status, such as ``UNAVAILABLE``.
+        detail: the message that came with it.
+    """
+    text = detail.lower()
+    rules = (
+        (FailureKind.DEADLINE, code == "DEADLINE_EXCEEDED"),
+        (FailureKind.TOO_LARGE, code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in text),
+        (FailureKind.RESTRICTED, _RESTRICTED in text),
+        (FailureKind.OVERLOADED, any(part in text for part in _OVERLOADED)),
+        (FailureKind.DEAD_BACKEND, all(part in text for part in _DEAD)),
+        (FailureKind.NOT_READY, any(part in text for part in _NOT_READY)),
+        (FailureKind.UNREACHABLE, code in ("UNAVAILABLE", "CANCELLED")),
+        (FailureKind.POLL_FAILED, _POLL_FAILED in text),
+    )
+    return next((kind for kind, applies in rules if applies), FailureKind.REJECTED)
+
+
 def translate(action: str, address: str, status: str, detail: str) -> TritonError:
-    """The error for a failed call.
+    """Return the error for a failed call.
 
     Args:
         action: what was tried, such as "loading model 'tokenizer'".
         address: the pod's gRPC address.
         status: gRPC status, such as ``UNAVAILABLE`` (a prefix ``StatusCode.`` is allowed).
-        detail: the text that came with it.
+        detail: the message that came with it.
     """
     code = status.removeprefix("StatusCode.")
-    said = detail.strip().splitlines()[0] if detail.strip() else code
-    lower = detail.lower()
-    if code == "DEADLINE_EXCEEDED":
-        return DeadlineError(f"{action} at {address}: no answer before the deadline")
-    if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in lower:
-        return TooLargeError(f"{action} at {address}: the answer is larger than is taken in")
-    if _RESTRICTED in lower:
-        return RestrictedError(
-            f"{action} at {address}: the control key is missing or is not this pod's"
-        )
-    if any(text in lower for text in _OVERLOADED):
-        return OverloadedError(
-            f"{action} at {address}: the queue is full or the request waited too long ({said})",
-            said,
-        )
-    if all(text in lower for text in _DEAD):
-        return DeadBackendError(f"{action} at {address}: {said}", said)
-    if any(text in lower for text in _NOT_READY):
-        return NotReadyError(f"{action} at {address}: {said}")
-    if code in ("UNAVAILABLE", "CANCELLED"):
-        return UnreachableError(f"{action} at {address}: the pod cannot be reached ({said})")
-    if _POLL_FAILED in lower:
-        # Triton keeps the reason of a config that fails its checks to its log.
-        return RejectedError(
-            f"{action} at {address}: Triton refused the model's files or config; the reason is in the pod's log",
-            said,
-        )
-    return RejectedError(f"{action} at {address}: {said}", said)
+    reason = detail.strip().splitlines()[0] if detail.strip() else code
+    start = f"{action} at {address}:"
+    match classify(code, detail):
+        case FailureKind.DEADLINE:
+            return DeadlineError(f"{start} no answer before the deadline")
+        case FailureKind.TOO_LARGE:
+            return TooLargeError(f"{start} the response is larger than the client accepts")
+        case FailureKind.RESTRICTED:
+            return RestrictedError(f"{start} the control key is missing or is not this pod's")
+        case FailureKind.OVERLOADED:
+            return OverloadedError(
+                f"{start} the queue is full or the request waited too long ({reason})", reason
+            )
+        case FailureKind.DEAD_BACKEND:
+            return DeadBackendError(f"{start} {reason}", reason)
+        case FailureKind.NOT_READY:
+            return NotReadyError(f"{start} {reason}")
+        case FailureKind.UNREACHABLE:
+            return UnreachableError(f"{start} the pod cannot be reached ({reason})")
+        case FailureKind.POLL_FAILED:
+            # Triton writes the reason of a config that fails its checks only to its log.
+            return RejectedError(
+                f"{start} Triton refused the model's files or config; "
+                "the reason is in the pod's log",
+                reason,
+            )
+        case FailureKind.REJECTED:
+            return RejectedError(f"{start} {reason}", reason)

@@ -1,7 +1,9 @@
-"""Runs a real Triton server on this machine as a child process: what ``tritonpipe serve`` and the integration tests use.
+"""Run a real Triton server on this machine as a child process.
 
-The server gets the flags of a pipeline's pod (explicit model control, no auto-complete, exit-on-error off, restricted control APIs when a
-key is given), listens on loopback unless told otherwise, and leaves nothing behind: processes, ports and shared memory are its own.
+``tritonpipe serve`` and the integration tests use it. The server gets the flags of a pipeline's pod
+(explicit model control, no auto-complete, exit-on-error off, restricted control APIs if a key is
+given), listens on loopback by default, and leaves nothing behind: processes, ports and shared
+memory are its own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import atexit
 import compileall
 import contextlib
 import os
-import re
 import secrets
 import signal
 import socket
@@ -28,49 +29,24 @@ import httpx
 from triton_pipelines.api import names
 from triton_pipelines.compile.graph.server_settings import server_arguments
 from triton_pipelines.triton.distribution import Distribution, obtain
+from triton_pipelines.triton.server_log import failure_reason, is_port_taken
 
 LOOPBACK: Final = "127.0.0.1"
 _POLL_S: Final = 0.05
-_SHM: Final = Path("/dev/shm")  # noqa: S108 the kernel's shared memory folder, not a temporary file of ours
+# The kernel's folder of shared memory, not a temporary file of this program.
+_SHM: Final = Path("/dev/shm")  # noqa: S108
 _SHM_PREFIX: Final = "tritonpipe-local-"
 _PORT_TRIES: Final = 3
 _KILL_AFTER_S: Final = 5.0
 _REQUEST_S: Final = 1.0
-_PORT_TAKEN: Final = re.compile(
-    r"[Aa]ddress (already )?in use|failed to start (HTTP|GRPC|Metrics) service|Unable to bind"
-)
-# Triton's own error lines, protobuf's on a config it cannot parse, and getopt's on a flag it does not know.
-_LOG_ERROR: Final = re.compile(
-    r"^(?:E\d{4} [\d:.]+ \d+ (?:[\w.]+:\d+\] )?|\[libprotobuf ERROR \S+\] |\S*tritonserver: )(.*)$"
-)
-# Error lines that every machine without a GPU logs and that explain nothing.
-_HARMLESS: Final = re.compile(r"CUDA|cuda|pinned memory|NVML|DCGM|unable to create stream")
 
 
 class LocalTritonError(RuntimeError):
-    """The local server did not start or a model did not load; the message carries the server's own reason."""
+    """The local server did not start, or a model did not load; has the server's own reason."""
 
 
 class LocalTriton:
-    """One local tritonserver; a sync and an async context manager, ready on entry.
-
-    Args:
-        repository: model repository folder.
-        load: models to load at the start; loading an ensemble loads its steps.
-        ready: model whose readiness is awaited; default: every model of ``load``.
-        control_key: value clients must send in ``names.CONTROL_HEADER`` for the control APIs; None leaves these open.
-        http_port, grpc_port, metrics_port: 0 takes a free one.
-        address: address to listen on.
-        log_file: the server's log; default: a temporary file, removed at the end when all went well.
-        deadline_s: seconds until the models must be ready.
-        stop_s: whole seconds the server gets after SIGTERM to answer what it has begun (an idle keep-alive connection uses them up).
-        environment: extra environment variables of the server.
-        extra_args: further flags of tritonserver.
-        auto_complete: whether backends may complete the configs.
-        precompile: byte-compile the models' python files first, so that the server writes no ``__pycache__`` after it took the timestamps,
-            which would turn the first instance-count change into a full reload.
-        distribution: a tritonserver; default: ``distribution.obtain()``.
-    """
+    """One local tritonserver; a sync and an async context manager, ready on entry."""
 
     def __init__(
         self,
@@ -92,6 +68,33 @@ class LocalTriton:
         precompile: bool = True,
         distribution: Distribution | None = None,
     ) -> None:
+        """Prepare the server; nothing is started.
+
+        Args:
+            repository: model repository.
+            load: models to load at the start; an ensemble loads its steps.
+            ready: model whose readiness is awaited; default: every model of ``load``.
+            control_key: value that clients must send in ``names.CONTROL_HEADER`` for the control
+                APIs;
+                ``None`` leaves these open.
+            http_port: port of the HTTP API; 0 takes a free one.
+            grpc_port: port of the gRPC API; 0 takes a free one.
+            metrics_port: port of the metrics; 0 takes a free one.
+            address: address to listen on.
+            log_file: the server's log; default: a temporary file, removed at the end.
+            deadline_s: seconds until the models must be ready.
+            stop_s: whole seconds after SIGTERM for requests in flight (an idle keep-alive
+                connection uses
+                them up).
+            environment: additional environment variables of the server.
+            extra_args: additional flags of tritonserver.
+            auto_complete: whether backends may complete the configs.
+            precompile: byte-compile the models' Python files first. Otherwise the server writes
+                ``__pycache__`` after it took the timestamps, which turns the first change of an
+                instance
+                count into a full reload.
+            distribution: a tritonserver; default: ``distribution.obtain()``.
+        """
         self.repository = repository
         self.load = tuple(load)
         self.awaited = (ready,) if ready is not None else self.load
@@ -111,47 +114,45 @@ class LocalTriton:
         self._own_log = log_file is None
         self._shm_prefix = f"{_SHM_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-"
 
-    # --- what clients need ---------------------------------------------------------------------------------------------
     @property
     def http_url(self) -> str:
-        """Base URL of the HTTP API, without a trailing slash."""
+        """Return the base URL of the HTTP API, without a trailing slash."""
         return f"http://{self.address}:{self.http_port}"
 
     @property
     def grpc_address(self) -> str:
-        """``host:port`` of the gRPC API."""
+        """Return ``host:port`` of the gRPC API."""
         return f"{self.address}:{self.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
-        """URL of the Prometheus metrics."""
+        """Return the URL of the Prometheus metrics."""
         return f"http://{self.address}:{self.metrics_port}/metrics"
 
     @property
     def pid(self) -> int:
-        """Process id of tritonserver, also its process group's."""
+        """Return the process id of tritonserver, which is also that of its process group."""
         if self._process is None:
             raise LocalTritonError("the server has not been started")
         return self._process.pid
 
     def running(self) -> bool:
-        """Whether the server process lives."""
+        """Return whether the server process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
-        """Everything the server has logged so far."""
+        """Return everything that the server has logged so far."""
         return (
             self.log_file.read_text(errors="replace")
             if self.log_file is not None and self.log_file.exists()
             else ""
         )
 
-    # --- life cycle ------------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Start the process; returns at once (see ``wait_ready``).
+        """Start the process and return at once (see ``wait_ready``).
 
         Raises:
-            DistributionError: no Triton for this machine.
+            DistributionError: there is no Triton for this machine.
             LocalTritonError: the repository folder is missing.
         """
         if not self.repository.is_dir():
@@ -169,7 +170,9 @@ class LocalTriton:
         """Block until the awaited models are ready.
 
         Raises:
-            LocalTritonError: a model failed, the server ended, or the deadline passed; nothing is left running.
+            LocalTritonError: a model failed, the server ended, or the deadline passed. Nothing is
+                left
+                running.
         """
         deadline = time.monotonic() + self._deadline_s
         tries = _PORT_TRIES
@@ -179,7 +182,8 @@ class LocalTriton:
                 while not self._ready(client):
                     if time.monotonic() > deadline:
                         raise LocalTritonError(
-                            f"{', '.join(self.awaited)}: not ready within {self._deadline_s:g} s: {self._reason()}"
+                            f"{', '.join(self.awaited)}: not ready within "
+                            f"{self._deadline_s:g} s: {self._reason()}"
                         )
                     if self._wait_for_end(_POLL_S):
                         tries -= 1
@@ -189,7 +193,10 @@ class LocalTriton:
             raise
 
     def stop(self) -> None:
-        """End the server (SIGTERM, then SIGKILL to its whole process group) and remove its shared memory and temporary log."""
+        """End the server and remove its shared memory and temporary log.
+
+        Sends SIGTERM, then SIGKILL to the whole process group.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -239,9 +246,8 @@ class LocalTriton:
     ) -> None:
         await asyncio.to_thread(self.stop)
 
-    # --- inside ----------------------------------------------------------------------------------------------------------
     def arguments(self, distribution: Distribution) -> list[str]:
-        """The server's command line."""
+        """Return the server's command line."""
         return [
             str(distribution.executable),
             f"--backend-directory={distribution.backends}",
@@ -279,19 +285,25 @@ class LocalTriton:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # An own process group: Ctrl-C reaches the server only through stop(), and stop() reaches its stubs.
+                # An own process group: Ctrl-C reaches the server only through stop(), and stop()
+                # reaches its stubs.
                 start_new_session=True,
             )
         atexit.register(self.stop)
 
     def _ready(self, client: httpx.Client) -> bool:
-        """One look: True when ready, False when it needs more time; raises when a model has failed for good."""
+        """Return whether the models are ready; False if they need more time.
+
+        Raises:
+            LocalTritonError: a model failed for good.
+        """
         try:
             if all(
                 client.get(f"{self.http_url}/v2/models/{model}/ready").status_code == httpx.codes.OK
                 for model in self.awaited
             ):
-                # The metrics port opens last: until it answers, a taken port may still end the server.
+                # The metrics port opens last: until it answers, a taken port may still end the
+                # server.
                 return client.get(self.metrics_url).status_code == httpx.codes.OK
             models = client.post(f"{self.http_url}/v2/repository/index").raise_for_status().json()
         except httpx.TransportError:
@@ -310,7 +322,7 @@ class LocalTriton:
         )
 
     def _wait_for_end(self, seconds: float) -> bool:
-        """Wait ``seconds`` or until the process ends; whether it ended."""
+        """Wait ``seconds`` or until the process ends; return whether it ended."""
         if self._process is None:
             return True
         try:
@@ -320,34 +332,27 @@ class LocalTriton:
         return True
 
     def _relaunch_or_raise(self, tries: int) -> None:
-        """A chosen free port may be taken by another program before the server binds it: then try others."""
+        """Start again if another program took a free port before the server bound it."""
         process, distribution = self._process, self._distribution
         if process is None or distribution is None:
             raise LocalTritonError("the server was stopped while it started")
-        if tries <= 0 or 0 not in self._wanted_ports or not _PORT_TAKEN.search(self.log()):
+        if tries <= 0 or 0 not in self._wanted_ports or not is_port_taken(self.log()):
             raise LocalTritonError(
-                f"tritonserver ended with exit code {process.returncode} before it was ready: {self._reason()}"
+                f"tritonserver ended with exit code {process.returncode} before it was ready: "
+                f"{self._reason()}"
             )
         self._launch(distribution)
 
     def _reason(self) -> str:
-        """The server's own error lines (some reasons are only in its log), else the end of its log."""
-        text = self.log()
-        errors = [
-            match[1].strip('"')
-            for line in text.splitlines()
-            if (match := _LOG_ERROR.match(line)) and not _HARMLESS.search(line)
-        ]
-        # The first error is the cause of the others.
-        return (
-            " | ".join(list(dict.fromkeys(errors))[:3])
-            or " | ".join(text.strip().splitlines()[-3:])
-            or "it logged nothing"
-        )
+        """Return why the server failed, from its log."""
+        return failure_reason(self.log())
 
 
 def _free_ports(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The wanted ports, 0 replaced by one that is free now; all are held open until chosen, so that they differ."""
+    """Return the requested ports, with 0 replaced by a port that is free now.
+
+    All are held open until chosen, so that they differ.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.ExitStack() as stack:
 
@@ -362,7 +367,7 @@ def _free_ports(address: str, wanted: tuple[int, int, int]) -> tuple[int, int, i
 
 
 def remove_stale_shared_memory() -> None:
-    """Remove regions that earlier local servers left behind when their owner was killed."""
+    """Remove regions that earlier local servers left when their owner was killed."""
     for region in _SHM.glob(f"{_SHM_PREFIX}*"):
         owner = region.name.removeprefix(_SHM_PREFIX).split("-", 1)[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():

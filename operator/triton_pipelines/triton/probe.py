@@ -1,6 +1,7 @@
-"""Health of one pod, told by what it does: is the ensemble ready, what state is each model in, does a real request get a sane answer.
+"""Probe one pod: readiness of the ensemble, state of each model, and a test inference.
 
-Readiness endpoints alone are not enough: a dead python stub or an ensemble that was taken down leaves the server "ready" (measured, Triton 2.51.0).
+Readiness endpoints are not enough: with a dead Python stub process, or an ensemble that was
+unloaded, the server stays "ready" (measured, Triton 2.51.0).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import DataType
 from tritonclient.utils import np_to_triton_dtype
 
-from triton_pipelines.triton.client import Array, ModelState, TritonClient
+from triton_pipelines.triton.client import Array, ModelIndexEntry, TritonClient
 from triton_pipelines.triton.errors import (
     DeadBackendError,
     DeadlineError,
@@ -28,37 +29,42 @@ from triton_pipelines.triton.errors import (
 )
 
 DEADLINE_S: Final = 10.0
-# Many pods are asked side by side, and what they answer is a tenant's choice: the operator's memory must not be.
-MAX_ANSWER_BYTES: Final = 16 * 1024**2
-# In traces and logs, so that a probe is not taken for a client.
+"""Seconds for a whole probe."""
+MAX_RESPONSE_BYTES: Final = 16 * 1024**2
+"""Largest response to a probe.
+
+Many pods are probed at the same time, and tenants choose what their models return: they must not
+choose how much memory the operator uses.
+"""
 REQUEST_ID: Final = "tritonpipe-probe"
+"""Request id in traces and logs, so that a probe is not taken for a client's request."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What one look at a pod found.
-
-    Attributes:
-        ensemble_ready: the ensemble (or entry model) serves.
-        models: the repository index; empty when it could not be read.
-        inference_ok: an inference was answered and the answer is sane.
-        inference_error: why not, in words; None when it was.
-        latency_s: seconds the inference took; None when there was no answer.
-        mismatch: the answer is of another type, shape or number of rows than declared, and nothing worse: ``inference_error`` says how.
-        dead_process: the inference failed since a process of a python model is gone.
-        alone: what is said rests on :attr:`Question.alone`.
-        error: what kept the probe from looking (unreachable, control key, deadline); None when it could look.
-    """
+    """Result of one probe of a pod."""
 
     ensemble_ready: bool
-    models: tuple[ModelState, ...] = ()
+    """Whether the ensemble (or entry model) serves."""
+    models: tuple[ModelIndexEntry, ...] = ()
+    """The repository index; empty if it could not be read."""
     inference_ok: bool = False
+    """Whether the test inference succeeded with plausible outputs."""
     inference_error: str | None = None
+    """Why the test inference failed; ``None`` if it succeeded or was not run."""
     latency_s: float | None = None
+    """Seconds that the test inference took; ``None`` without a response."""
     error: str | None = None
+    """What prevented the probe (unreachable, control key, deadline); ``None`` if nothing did."""
     dead_process: bool = False
+    """Whether the test inference failed because a process of a Python model is gone."""
     mismatch: bool = False
-    alone: bool = False
+    """Whether type, shape or number of rows differ from the declaration, and nothing is worse.
+
+    ``inference_error`` then says how.
+    """
+    used_fallback: bool = False
+    """Whether the result is that of :attr:`ProbeRequest.fallback_inputs`."""
 
     @property
     def healthy(self) -> bool:
@@ -67,202 +73,243 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class Question:
-    """An example request, and how it is to be asked.
-
-    Attributes:
-        inputs: arrays by input name.
-        stream: the model may answer any number of times: one answer, or the end without any, is enough.
-        sequence_id: an id of its own for models that keep sequences; 0: no sequence.
-        finite: outputs in which no infinity is meant. In others a negative one is: models mask logits with it.
-        alone: the same with fewer rows, for where nobody wrote how many the model takes: it is asked where ``inputs`` is refused, or answered with another
-            number of rows in an output of free shape. ``None``: ``inputs`` has the rows that were meant.
-    """
+class ProbeRequest:
+    """The request of a test inference."""
 
     inputs: Mapping[str, Array]
+    """Arrays by input name."""
     stream: bool = False
+    """Whether the model may respond any number of times.
+
+    One response, or the end of the stream without any, is then enough.
+    """
     sequence_id: int | str = 0
+    """A sequence id of its own for models that keep sequences; 0 for no sequence."""
     finite: Collection[str] = ()
-    alone: Mapping[str, Array] | None = None
+    """Outputs in which infinity is a fault.
+
+    Elsewhere minus infinity is allowed: models mask logits with it.
+    """
+    fallback_inputs: Mapping[str, Array] | None = None
+    """The same request with fewer rows; ``None`` if the rows of ``inputs`` were declared.
+
+    Sent where nothing declares how many rows the model takes, and ``inputs`` is rejected or
+    answered with another number of rows in an output of free shape.
+    """
 
 
-class Kind(enum.IntEnum):
-    """How bad it is, worst first."""
+class FaultSeverity(enum.IntEnum):
+    """How bad a fault is, worst first."""
 
-    BROKEN = 0  # nothing that a client could use
-    MISMATCH = 1  # another type, shape or number of rows than declared: clients that go by the answer itself get on with it
-    ROWS_OF_FREE_SHAPE = 2  # several rows asked, another number answered: it may be meant, or the model takes one at a time
+    BROKEN = 0
+    """Nothing that a client could use."""
+    MISMATCH = 1
+    """Another type, shape or number of rows than declared; adaptive clients can still use it."""
+    ROWS_OF_FREE_SHAPE = 2
+    """Another number of rows than sent; either intended, or the model takes one row at a time."""
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What is wrong with an answer, in words."""
+class OutputFault:
+    """What is wrong with the outputs of a test inference."""
 
     text: str
-    kind: Kind = Kind.BROKEN
+    """The fault, for people."""
+    severity: FaultSeverity = FaultSeverity.BROKEN
+    """How bad it is."""
 
 
 async def probe(
     address: str,
     ensemble: str,
     control_key: str | None,
-    question: Question | None,
+    request: ProbeRequest | None,
     deadline_s: float = DEADLINE_S,
 ) -> ProbeResult:
-    """Look at one pod. Never raises for what a pod can do wrong: that is the result.
+    """Probe one pod. A fault of the pod is a result, never an exception.
 
     Args:
         address: ``host:port`` of the pod's gRPC API.
-        ensemble: the pipeline's ensemble, or the entry model of one without.
+        ensemble: the pipeline's ensemble, or the entry model of a pipeline without one.
         control_key: the pod's control key, for the repository index.
-        question: an example request; None: only readiness and states are asked.
-        deadline_s: seconds for all of it.
+        request: request of the test inference; ``None`` probes readiness and states only.
+        deadline_s: seconds for the whole probe.
     """
     end = time.monotonic() + deadline_s
     ready = False
-    models: tuple[ModelState, ...] = ()
-    async with TritonClient(address, control_key, max_answer_bytes=MAX_ANSWER_BYTES) as client:
+    models: tuple[ModelIndexEntry, ...] = ()
+    async with TritonClient(address, control_key, max_response_bytes=MAX_RESPONSE_BYTES) as client:
         try:
             ready = await client.model_ready(ensemble, end - time.monotonic())
             models = tuple(await client.repository_index(end - time.monotonic()))
         except TritonError as error:
             return ProbeResult(ready, models, error=str(error))
-        if question is None:
-            return ProbeResult(ready, models)
+        state = ProbeResult(ready, models)
+        if request is None:
+            return state
         if not ready:
-            return ProbeResult(ready, models, inference_error=f"'{ensemble}' is not ready")
-        begin = time.monotonic()
-        try:
-            config = await client.model_config(ensemble, end - begin)
-            begin = time.monotonic()
-            fault, alone = await _judged(client, ensemble, config, question, end)
-        except TooLargeError:
-            # Answered, and too much to look at: that it came says that every step works.
-            return ProbeResult(ready, models, True, None, time.monotonic() - begin)
-        except (DeadlineError, OverloadedError) as error:
-            if question.sequence_id:
-                # Every slot may be held by a client's sequence for as long as that lasts; a dead process would have said so at once.
-                return ProbeResult(ready, models, True)
-            # Busy is not broken: a long or a full queue in front of the probe's request says nothing about the answers.
-            return ProbeResult(ready, models, error=str(error))
-        except UnreachableError as error:
-            # Nor does a connection that breaks; a server that goes down over the request is told of by its pod.
-            return ProbeResult(ready, models, error=str(error))
-        except TritonError as error:
-            return ProbeResult(
-                ready,
-                models,
-                inference_error=str(error),
-                dead_process=isinstance(error, DeadBackendError),
-                alone=question.alone is not None,
-            )
-        took = time.monotonic() - begin
-        if fault is None:
-            return ProbeResult(ready, models, True, None, took, alone=alone)
-        return ProbeResult(
-            ready,
-            models,
-            False,
-            fault.text,
-            took,
-            mismatch=fault.kind is Kind.MISMATCH,
-            alone=alone,
-        )
+            return replace(state, inference_error=f"'{ensemble}' is not ready")
+        return await _probe_inference(client, ensemble, request, end, state)
 
 
-async def _judged(
-    client: TritonClient, ensemble: str, config: Any, question: Question, end: float
-) -> tuple[Fault | None, bool]:
-    """What is wrong with the answer, and whether it is that to :attr:`Question.alone`. Raises what the client does; ``end`` is monotonic."""
-
-    async def fault_of(asked: Question) -> Fault | None:
-        ask = client.first_answer if asked.stream else client.infer
-        left = end - time.monotonic()
-        return find_fault(
-            config,
-            asked,
-            await ask(
-                ensemble,
-                asked.inputs,
-                deadline_s=left,
-                request_id=REQUEST_ID,
-                sequence_id=asked.sequence_id,
-            ),
-        )
-
-    if question.alone is None:
-        return await fault_of(question), False
+async def _probe_inference(
+    client: TritonClient, ensemble: str, request: ProbeRequest, end: float, state: ProbeResult
+) -> ProbeResult:
+    """Run the test inference and add its result to ``state``; ``end`` is monotonic."""
+    begin = time.monotonic()
     try:
-        fault = await fault_of(question)
+        config = await client.model_config(ensemble, end - begin)
+        begin = time.monotonic()
+        fault, used_fallback = await _find_fault(client, ensemble, config, request, end)
+    except TooLargeError:
+        # The response came, so every step works; only its content is not checked.
+        return replace(state, inference_ok=True, latency_s=time.monotonic() - begin)
+    except (DeadlineError, OverloadedError) as error:
+        if request.sequence_id:
+            # Clients' sequences may hold every slot for as long as they last. A dead process would
+            # have failed at once.
+            return replace(state, inference_ok=True)
+        # Busy is not broken: a long or full queue says nothing about the outputs.
+        return replace(state, error=str(error))
+    except UnreachableError as error:
+        # A broken connection says nothing either; the status of the pod shows a server that dies.
+        return replace(state, error=str(error))
+    except TritonError as error:
+        return replace(
+            state,
+            inference_error=str(error),
+            dead_process=isinstance(error, DeadBackendError),
+            used_fallback=request.fallback_inputs is not None,
+        )
+    took = time.monotonic() - begin
+    if fault is None:
+        return replace(state, inference_ok=True, latency_s=took, used_fallback=used_fallback)
+    return replace(
+        state,
+        inference_error=fault.text,
+        latency_s=took,
+        mismatch=fault.severity is FaultSeverity.MISMATCH,
+        used_fallback=used_fallback,
+    )
+
+
+async def _find_fault(
+    client: TritonClient, ensemble: str, config: Any, request: ProbeRequest, end: float
+) -> tuple[OutputFault | None, bool]:
+    """Return the fault of the outputs, and whether it is that of the fallback inputs.
+
+    Raises what the client raises; ``end`` is monotonic.
+    """
+
+    async def fault_of(sent: ProbeRequest) -> OutputFault | None:
+        infer = client.first_response if sent.stream else client.infer
+        outputs = await infer(
+            ensemble,
+            sent.inputs,
+            deadline_s=end - time.monotonic(),
+            request_id=REQUEST_ID,
+            sequence_id=sent.sequence_id,
+        )
+        return find_output_fault(config, sent, outputs)
+
+    if request.fallback_inputs is None:
+        return await fault_of(request), False
+    try:
+        fault = await fault_of(request)
     except (DeadBackendError, OverloadedError):
         raise
     except (RejectedError, NotReadyError):
-        pass  # a step may take one row a request; what it says then is what counts
+        pass  # A step may take only one row per request; the fallback decides then.
     else:
-        if fault is None or fault.kind is not Kind.ROWS_OF_FREE_SHAPE:
+        if fault is None or fault.severity is not FaultSeverity.ROWS_OF_FREE_SHAPE:
             return fault, False
-    return await fault_of(replace(question, inputs=question.alone, alone=None)), True
+    fallback = replace(request, inputs=request.fallback_inputs, fallback_inputs=None)
+    return await fault_of(fallback), True
 
 
-def find_fault(config: Any, question: Question, answer: Mapping[str, Array]) -> Fault | None:
-    """The worst thing that cannot be right in an answer; None for a sane one.
+def find_output_fault(
+    config: Any, request: ProbeRequest, outputs: Mapping[str, Array]
+) -> OutputFault | None:
+    """Return the worst fault of the outputs; ``None`` if they are plausible.
 
-    Sane: every output of the config is there, of the type and shape that the config says (Triton hands on whatever a python step answers), and, unless its
-    shape is free, holds something; no number is NaN or plus infinity, nor
-    minus infinity where none is meant; where the model batches every output has a row per input row. A response of a stream may leave
-    outputs out, and has its own rows. A shape without any fixed size says nothing of the number of axes either: NVIDIA's postprocess of
-    TensorRT-LLM declares [-1] and answers a flat array.
+    Triton passes on whatever a Python step returns. Plausible outputs have:
+
+    - every output of the config, of its declared type and shape, and not empty unless the declared
+      shape allows it;
+    - no NaN and no infinity, except minus infinity in outputs not listed in ``request.finite``;
+    - where the model batches, one row per input row.
+
+    A response of a stream may leave outputs out, and has its own number of rows. A shape without
+    any fixed size does not declare the number of axes either: NVIDIA's postprocess of TensorRT-LLM
+    declares [-1] and returns a flat array.
 
     Args:
         config: the model's ModelConfig.
-        question: what was asked.
-        answer: what came back.
+        request: what was sent.
+        outputs: what came back.
     """
-    return min(_faults(config, question, answer), key=lambda fault: fault.kind, default=None)
+    return min(
+        _output_faults(config, request, outputs), key=lambda fault: fault.severity, default=None
+    )
 
 
-def _faults(config: Any, question: Question, answer: Mapping[str, Array]) -> Iterator[Fault]:
+def _output_faults(
+    config: Any, request: ProbeRequest, outputs: Mapping[str, Array]
+) -> Iterator[OutputFault]:
     rows = (
-        {len(array) for array in question.inputs.values()}
-        if config.max_batch_size > 0 and not question.stream
+        {len(array) for array in request.inputs.values()}
+        if config.max_batch_size > 0 and not request.stream
         else set()
     )
     for output in config.output:
-        array = answer.get(output.name)
-        if array is None:
-            if not question.stream:
-                yield Fault(f"output {output.name} is missing from the answer")
-            continue
-        fixed = any(size != -1 for size in output.dims)
-        declared = DataType.Name(output.data_type).removeprefix("TYPE_")
-        if (came := _type_of(array)) != declared:
-            yield Fault(f"output {output.name} is {came}, declared {declared}", Kind.MISMATCH)
-        if rows and array.ndim and len(array) not in rows:
-            # A request of rows that nobody wrote is no promise of the pipeline's.
-            kind = (
-                Kind.BROKEN
-                if question.alone is None
-                else Kind.MISMATCH
-                if fixed
-                else Kind.ROWS_OF_FREE_SHAPE
-            )
-            yield Fault(
-                f"output {output.name} has {len(array)} rows for {max(rows)} rows of input", kind
-            )
-        if array.size == 0 and -1 not in output.dims:
-            yield Fault(f"output {output.name} is empty: shape {list(array.shape)}")
-        shape = [-1, *output.dims] if config.max_batch_size > 0 else list(output.dims)
-        if fixed and not question.stream and not _fits(array.shape, shape):
-            yield Fault(
-                f"output {output.name} has shape {list(array.shape)}, declared {shape}",
-                Kind.MISMATCH,
-            )
-        if fault := _fault_of_numbers(array, finite=output.name in question.finite):
-            yield Fault(f"output {output.name} holds {fault}")
+        array = outputs.get(output.name)
+        if array is not None:
+            yield from _array_faults(config, output, array, rows, request)
+        elif not request.stream:
+            yield OutputFault(f"output {output.name} is missing from the answer")
+
+
+def _array_faults(
+    config: Any, output: Any, array: Array, rows: Collection[int], request: ProbeRequest
+) -> Iterator[OutputFault]:
+    """Yield the faults of one output; ``rows`` is empty where their number is free."""
+    is_fixed = any(size != -1 for size in output.dims)
+    declared = DataType.Name(output.data_type).removeprefix("TYPE_")
+    actual = _type_of(array)
+    if actual != declared:
+        yield OutputFault(
+            f"output {output.name} is {actual}, declared {declared}", FaultSeverity.MISMATCH
+        )
+    if rows and array.ndim and len(array) not in rows:
+        yield OutputFault(
+            f"output {output.name} has {len(array)} rows for {max(rows)} rows of input",
+            _row_severity(request, is_fixed=is_fixed),
+        )
+    if array.size == 0 and -1 not in output.dims:
+        yield OutputFault(f"output {output.name} is empty: shape {list(array.shape)}")
+    shape = [-1, *output.dims] if config.max_batch_size > 0 else list(output.dims)
+    if is_fixed and not request.stream and not _fits(array.shape, shape):
+        yield OutputFault(
+            f"output {output.name} has shape {list(array.shape)}, declared {shape}",
+            FaultSeverity.MISMATCH,
+        )
+    content = _fault_of_numbers(array, finite=output.name in request.finite)
+    if content:
+        yield OutputFault(f"output {output.name} holds {content}")
+
+
+def _row_severity(request: ProbeRequest, *, is_fixed: bool) -> FaultSeverity:
+    """Return how bad a wrong number of rows is.
+
+    Where no one declared how many rows the model takes, it is not part of what the pipeline declares.
+    """
+    if request.fallback_inputs is None:
+        return FaultSeverity.BROKEN
+    return FaultSeverity.MISMATCH if is_fixed else FaultSeverity.ROWS_OF_FREE_SHAPE
 
 
 def _type_of(array: Array) -> str:
-    """Triton's name of an array's type; that of NumPy where it has none."""
+    """Return Triton's name of an array's type; NumPy's where Triton has none."""
     name: str = np_to_triton_dtype(array.dtype) or str(array.dtype)
     return "STRING" if name == "BYTES" else name
 
@@ -274,7 +321,7 @@ def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
 
 
 def _fault_of_numbers(array: Array, *, finite: bool) -> str | None:
-    # bfloat16 is no kind of NumPy's own.
+    # NumPy has no kind of its own for bfloat16.
     if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
         return None
     numbers = array.astype(np.float32) if array.dtype.name == "bfloat16" else array

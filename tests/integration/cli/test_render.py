@@ -22,7 +22,7 @@ from triton_pipelines.cli.render import KEY_PLACEHOLDER
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render.objects import PLACEHOLDER_UID
 from triton_pipelines.controllers.pipeline.plan import Context, plan
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 pytestmark = pytest.mark.integration
 FILES = sorted(SAMPLES.glob("*.yaml"))
@@ -88,7 +88,7 @@ def test_the_stored_resource_gives_the_same_manifests(
     del stored["metadata"]["managedFields"]
     try:
         applied = plan(
-            Observed(stored),
+            Snapshot(stored),
             Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER),
             dt.datetime.now(dt.UTC),
         ).apply

@@ -1,4 +1,6 @@
-"""`tritonpipe bench` and the load engine on a real Triton: what they say against what Triton itself says."""
+"""`tritonpipe bench` and the load engine on a real Triton: what they say against what Triton itself
+says.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,17 @@ from tests.support.triton import triton_server
 from triton_pipelines.cli.errors import CommandError
 from triton_pipelines.cli.main import app
 from triton_pipelines.tools.loadgen import (
-    LoadError,
+    InferenceProtocol,
+    LoadGeneratorError,
     LoadSpec,
-    Protocol,
-    Target,
-    blocking,
-    run,
-    summarise,
+    LoadTarget,
+    TextLengths,
+    generate_texts,
+    read_statistics,
+    run_blocking,
+    run_load,
+    summarize,
 )
-from triton_pipelines.tools.loadgen.texts import Lengths, texts
-from triton_pipelines.tools.loadgen.triton_statistics import read
 from triton_pipelines.triton.local_server import LocalTriton
 
 pytestmark = pytest.mark.integration
@@ -50,10 +53,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTriton]:
         yield running
 
 
-def target(server: LocalTriton, protocol: Protocol, rows: int = 1) -> Target:
+def target(server: LocalTriton, protocol: InferenceProtocol, rows: int = 1) -> LoadTarget:
     inputs = [{"TEXT": np.array([[b"a b"], [b"b"], [b"c a b"]][:rows], dtype=np.object_)}]
-    return Target(
-        server.http_url if protocol is Protocol.HTTP else server.grpc_address,
+    return LoadTarget(
+        server.http_url if protocol is InferenceProtocol.HTTP else server.grpc_address,
         pipelines.ENSEMBLE,
         inputs,
         protocol,
@@ -78,15 +81,15 @@ def bench(*arguments: str, columns: str = "400") -> Result:
     return done
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
+@pytest.mark.parametrize("protocol", list(InferenceProtocol))
 async def test_every_request_of_a_load_is_in_tritons_own_count(
-    server: LocalTriton, protocol: Protocol
+    server: LocalTriton, protocol: InferenceProtocol
 ) -> None:
-    before = await read(target(server, protocol))
-    result = await run(
+    before = await read_statistics(target(server, protocol))
+    result = await run_load(
         target(server, protocol, rows=3), LoadSpec(concurrency=4, duration_s=0.6, warmup_s=0.2)
     )
-    after = await read(target(server, protocol))
+    after = await read_statistics(target(server, protocol))
     assert set(result.error.tolist()) == {-1}
     assert after[pipelines.ENSEMBLE].counts["success"] - before[pipelines.ENSEMBLE].counts[
         "success"
@@ -94,10 +97,12 @@ async def test_every_request_of_a_load_is_in_tritons_own_count(
     assert after[pipelines.TOKENIZER].rows - before[pipelines.TOKENIZER].rows == 3 * len(result.end)
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
-def test_steps_are_those_of_the_measured_time(server: LocalTriton, protocol: Protocol) -> None:
-    summary = summarise(
-        blocking(target(server, protocol), LoadSpec(rate=200, duration_s=0.9, warmup_s=0.3))
+@pytest.mark.parametrize("protocol", list(InferenceProtocol))
+def test_steps_are_those_of_the_measured_time(
+    server: LocalTriton, protocol: InferenceProtocol
+) -> None:
+    summary = summarize(
+        run_blocking(target(server, protocol), LoadSpec(rate=200, duration_s=0.9, warmup_s=0.3))
     )
     assert set(summary.steps) == {
         pipelines.ENSEMBLE,
@@ -106,21 +111,23 @@ def test_steps_are_those_of_the_measured_time(server: LocalTriton, protocol: Pro
         pipelines.POSTPROCESS,
     }
     ensemble, tokenizer = summary.steps[pipelines.ENSEMBLE], summary.steps[pipelines.TOKENIZER]
-    # Looks are taken a little after the bounds of the windows: a fifth of 180 requests is allowed for it.
+    # Looks are taken a little after the bounds of the windows: a fifth of 180 requests is allowed
+    # for it.
     assert tokenizer.requests == pytest.approx(summary.requests, rel=0.2)
     assert (
         tokenizer.executions
         <= tokenizer.rows
         == sum(rows * count for rows, count in tokenizer.batches.items())
     )
-    # A request is longer under way for its client than in Triton, and in the ensemble than in one step.
+    # A request is longer under way for its client than in Triton, and in the ensemble than in one
+    # step.
     assert tokenizer.queue_s + tokenizer.compute_s <= ensemble.request_s <= summary.mean_s
     assert 0 < tokenizer.busy < 2
 
 
 async def test_what_the_server_refuses_is_counted_by_its_own_words(server: LocalTriton) -> None:
-    wrong = Target(server.http_url, pipelines.ENSEMBLE, [{"TEXT": np.array([[1]])}])
-    summary = summarise(await run(wrong, LoadSpec(concurrency=1, duration_s=0.3, warmup_s=0)))
+    wrong = LoadTarget(server.http_url, pipelines.ENSEMBLE, [{"TEXT": np.array([[1]])}])
+    summary = summarize(await run_load(wrong, LoadSpec(concurrency=1, duration_s=0.3, warmup_s=0)))
     (message,) = summary.errors
     assert message.startswith("400 Bad Request: ")
     assert "TEXT" in message
@@ -128,15 +135,22 @@ async def test_what_the_server_refuses_is_counted_by_its_own_words(server: Local
 
 
 async def test_a_server_without_grpc_there_is_one_message(server: LocalTriton) -> None:
-    with pytest.raises(LoadError, match=r"cannot be reached over gRPC within 0.5 s"):
-        await run(
-            Target("127.0.0.1:9", "m", target(server, Protocol.GRPC).requests, Protocol.GRPC),
+    with pytest.raises(LoadGeneratorError, match=r"cannot be reached over gRPC within 0.5 s"):
+        await run_load(
+            LoadTarget(
+                "127.0.0.1:9",
+                "m",
+                target(server, InferenceProtocol.GRPC).requests,
+                InferenceProtocol.GRPC,
+            ),
             LoadSpec(concurrency=1, timeout_s=0.5),
         )
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
-def test_bench_prints_json(server: LocalTriton, tmp_path: Path, protocol: Protocol) -> None:
+@pytest.mark.parametrize("protocol", list(InferenceProtocol))
+def test_bench_prints_json(
+    server: LocalTriton, tmp_path: Path, protocol: InferenceProtocol
+) -> None:
     data, plot = tmp_path / "data.json", tmp_path / "curve.svg"
     data.write_text(
         json.dumps(
@@ -151,7 +165,7 @@ def test_bench_prints_json(server: LocalTriton, tmp_path: Path, protocol: Protoc
         f"--protocol={protocol}",
         f"--grpc-address={server.grpc_address}",
     )
-    if protocol is Protocol.HTTP:  # once as a process, as users have it
+    if protocol is InferenceProtocol.HTTP:  # once as a process, as users have it
         done = command("bench", url(server), *SHORT, *options, "--output=json")
         assert done.returncode == 0, done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
@@ -224,13 +238,17 @@ def test_made_up_texts_have_as_many_tokens_as_asked_for() -> None:
     tokenizer = Tokenizer.from_file(str(tree.build() / TOKENIZER))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    lengths = Lengths(32, 0.6, 512).sample(300, seed=2)
-    counted = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts(lengths, seed=2))]
+    lengths = TextLengths(32, 0.6, 512).sample(300, seed=2)
+    counted = [
+        len(encoding.ids) for encoding in tokenizer.encode_batch(generate_texts(lengths, seed=2))
+    ]
     assert counted == [max(length, 3) for length in lengths]
 
 
 def as_in_the_foreground() -> None:
-    """Signals as a terminal's command has them: what a shell runs in the background, tests perhaps, ignores SIGINT, and so do its children."""
+    """Signals as a terminal's command has them: what a shell runs in the background, tests perhaps,
+    ignores SIGINT, and so do its children.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

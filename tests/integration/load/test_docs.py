@@ -1,4 +1,6 @@
-"""The commands of docs/user/bench.md, run as they stand there but for addresses and times, on a real Triton."""
+"""The commands of docs/user/bench.md, run as they stand there but for addresses and times, on a
+real Triton.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def test_commands_to_an_address(
 )
 def test_commands_to_a_file(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(markdown.ROOT)
-    # Two loads of a model on CPU instead of seven; on a busy machine it takes its time for each request.
+    # Two loads of a model on CPU instead of seven; on a busy machine it takes its time for each
+    # request.
     done = CliRunner().invoke(
         app, [*words[1:], *SHORT, "--duration=2", "--concurrency=1,2", *sample_sources()]
     )

@@ -1,4 +1,6 @@
-"""Prepared load against a gRPC server on loopback that answers late, refuses, and counts what it has at once."""
+"""Prepared load against a gRPC server on loopback that answers late, refuses, and counts what it
+has at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from e2e.load.prepared import prepared_load, request_of
-from triton_pipelines.tools.loadgen.grpc_client import METHOD
+from triton_pipelines.tools.loadgen import INFER_METHOD
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 DEADLINE = 60.0
@@ -53,7 +55,9 @@ def server() -> Iterator[Server]:
     class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, call: Any) -> Any:
             return (
-                grpc.unary_unary_rpc_method_handler(made.answer) if call.method == METHOD else None
+                grpc.unary_unary_rpc_method_handler(made.answer)
+                if call.method == INFER_METHOD
+                else None
             )
 
     running = grpc.server(futures.ThreadPoolExecutor(64), handlers=(Handler(),))

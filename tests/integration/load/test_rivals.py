@@ -1,4 +1,6 @@
-"""The architectures of the benchmark S3: all three give the same answers, and take load from many clients without an error."""
+"""The architectures of the benchmark S3: all three give the same answers, and take load from many
+clients without an error.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,19 @@ import numpy as np
 import pytest
 
 from bench.rivals import OURS, PLAINLY, WELL, measured, refuse_different, targets
-from triton_pipelines.tools.loadgen import Target
+from triton_pipelines.tools.loadgen import LoadTarget
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def ways() -> Iterator[Mapping[str, Target]]:
+def ways() -> Iterator[Mapping[str, LoadTarget]]:
     """All three; their answers have been compared."""
     with targets([WELL, PLAINLY]) as found:
         yield found
 
 
-def test_all_ways_carry_load(ways: Mapping[str, Target]) -> None:
+def test_all_ways_carry_load(ways: Mapping[str, LoadTarget]) -> None:
     results = measured(ways, clients=8, runs=1, seconds=0.3)
     assert set(results) == {OURS, WELL, PLAINLY}
     for name, item in results.items():
@@ -35,7 +37,7 @@ def test_all_ways_carry_load(ways: Mapping[str, Target]) -> None:
 
 
 def test_a_way_with_another_answer_is_refused(
-    ways: Mapping[str, Target], monkeypatch: pytest.MonkeyPatch
+    ways: Mapping[str, LoadTarget], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_different(ways, ["a text", "one more of them"])
     seen = httpx.Response.json

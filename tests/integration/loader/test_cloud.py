@@ -1,6 +1,7 @@
-"""gs:// and az:// sources against emulators of both (fake-gcs-server, Azurite) with TLS; neither checks every rule of the real service.
+"""gs:// and az:// sources against emulators of both (fake-gcs-server, Azurite) with TLS.
 
-The GCS emulator takes any token: that one is signed with the key file is looked at on the way.
+Neither checks every rule of the real service. The GCS emulator takes any token: that one is signed
+with the key file is looked at on the way.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def item(uri: str, **rest: object) -> PlanFetch:
     return PlanFetch(**{**defaults, "credentials": True, "ca": True, **rest})  # type: ignore[arg-type]
 
 
-# --- Google Cloud Storage ------------------------------------------------------------------------------------------------
+# --- Google Cloud Storage
 
 
 def test_versions_in_a_bucket_and_their_listing(keyed: Pod, google: Gcs) -> None:
@@ -125,7 +126,10 @@ def test_an_object_with_its_generation(keyed: Pod, google: Gcs) -> None:
 
 
 class Forward:
-    """A proxy before the emulator, which finds buckets by its own host's name; ``cut`` ends the first answers with a body that long."""
+    """A proxy before the emulator, which finds buckets by its own host's name.
+
+    ``cut`` ends the first answers with a body that long.
+    """
 
     def __init__(self, url: str, cut: int | None = None, times: int = 1) -> None:
         self._url, self._cut, self._times = url, cut, times
@@ -215,16 +219,16 @@ def test_requests_are_signed_with_the_key_file(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is no JSON"),
+        ({"serviceAccountKey": "s3cret-token-41d8"}, "serviceAccountKey is not valid JSON"),
         (
             {"serviceAccountKey": '{"type": "authorized_user"}'},
-            "is no key file of a service account",
+            "is not the key file of a service account",
         ),
         (
             {"serviceAccountKey": '{"client_email": "a@b", "private_key": "s3cret-token-41d8"}'},
             "the store cannot be used as configured",
         ),
-        ({"token": "s3cret-token-41d8"}, "the secret lacks serviceAccountKey (it holds token)"),
+        ({"token": "s3cret-token-41d8"}, "the secret has no serviceAccountKey (it has token)"),
     ],
 )
 def test_a_key_file_that_is_none(
@@ -250,7 +254,7 @@ def test_what_gcs_does_not_have(keyed: Pod, google: Gcs) -> None:
     assert "is an object's version" in keyed.load()[1].findings[0].message
 
 
-# --- Azure Blob Storage --------------------------------------------------------------------------------------------------
+# --- Azure Blob Storage
 
 
 @pytest.fixture
@@ -310,11 +314,12 @@ def test_a_shared_access_signature_and_a_broken_connection(trusting: Pod, blobs:
         ),
         (
             {"accountName": ACCOUNT},
-            "needs accountKey (with accountName) or sasToken (it holds accountName)",
+            "needs accountKey (with accountName) or sasToken (it has accountName)",
         ),
         (
             {
-                "sasToken": "sv=2018-11-09&ss=b&srt=sco&sp=rl&se=2099-01-01T00:00:00Z&sig=s3cret-token-41d8"
+                "sasToken": "sv=2018-11-09&ss=b&srt=sco&sp=rl&se=2099-01-01T00:00:00Z"
+                "&sig=s3cret-token-41d8"
             },
             "may not read",
         ),
@@ -362,17 +367,18 @@ def _b64(text: str) -> bytes:
 
 
 def test_the_host_of_an_endpoint_is_told_when_credentials_go_there_in_the_clear() -> None:
-    from triton_pipelines.loader.uris import Located, insecure
+    from triton_pipelines.loader.uris import SourceLocation, insecure
 
-    assert insecure(Located("gs://b/k"), "http://store.example/x") == "store.example"
-    assert insecure(Located("gs://b/k"), "https://store.example") is None
+    assert insecure(SourceLocation("gs://b/k"), "http://store.example/x") == "store.example"
+    assert insecure(SourceLocation("gs://b/k"), "https://store.example") is None
     assert (
-        insecure(Located("s3://b/k", "http://mirror", mapped=True), "https://store.example")
+        insecure(SourceLocation("s3://b/k", "http://mirror", mapped=True), "https://store.example")
         == "mirror"
     )
     assert (
-        insecure(Located("s3://b/k", "https://mirror", mapped=True), "http://store.example") is None
+        insecure(SourceLocation("s3://b/k", "https://mirror", mapped=True), "http://store.example")
+        is None
     )
-    assert insecure(Located("http://files.example/x", mapped=True), None) == "files.example"
-    assert insecure(Located("http://127.0.0.1:1/x"), None) is None
-    assert insecure(Located("pvc://c/x"), None) is None
+    assert insecure(SourceLocation("http://files.example/x", mapped=True), None) == "files.example"
+    assert insecure(SourceLocation("http://127.0.0.1:1/x"), None) is None
+    assert insecure(SourceLocation("pvc://c/x"), None) is None

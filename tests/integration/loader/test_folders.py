@@ -1,4 +1,4 @@
-"""ConfigMap and claim sources, tokenizers, side files, checks and counts: the loader as a whole on mounted folders."""
+"""The whole loader on mounted folders: ConfigMaps, claims, tokenizers, side files and checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.loader.main import parse_options
 
-CONFIG = 'name: "tokenizer"\nmax_batch_size: 64\ninstance_group [ { kind: KIND_CPU  count: 1 } ]  # kept\n'
+CONFIG = (
+    'name: "tokenizer"\nmax_batch_size: 64\n'
+    "instance_group [ { kind: KIND_CPU  count: 1 } ]  # kept\n"
+)
 SENTENCES = [
     "Ça va, naïve café?",
     "A plain sentence.",
@@ -246,8 +249,9 @@ def test_a_template_with_a_text_twice_is_refused_for_pairs_alone(pod: Pod, minil
         [(LoadReason.INVALID_TOKENIZER, "spec.tokenizer.source")],
     )
     assert report.findings[0].message == (
-        "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor puts the first text in 2 times, and pairs can only be cut "
-        "where each text stands once: save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
+        "spec.tokenizer.source pvc://models: tokenizer.json cannot be used: its post_processor "
+        "puts the first text in 2 times, and pairs can only be cut where each text stands once: "
+        "save it with a template such as [CLS] $A [SEP] $B:1 [SEP]:1, or set truncation to Refuse"
     )
     assert not (pod.models / "tokenizer/1/tokenizer.json").exists()
     pod.plan(tokenizer("pvc://models"))
@@ -305,8 +309,8 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
         "spec.model",
     )
     assert finding.message.splitlines() == [
-        "pvc://models/model.onnx does not fit spec.model (maxBatchSize 64, batch axis added in front): "
-        "input input_ids is INT64; output logits has other fixed dimensions.",
+        "pvc://models/model.onnx does not fit spec.model (maxBatchSize 64, batch axis added in "
+        "front): input input_ids is INT64; output logits has other fixed dimensions.",
         "       | tensor    | declared       | in file",
         "input  | input_ids | INT32 [-1, -1] | INT64 [batch, sequence]",
         "output | logits    | FP32 [-1, 2]   | FP32 [batch, 3]",

@@ -1,4 +1,7 @@
-"""Workload identity: what the platform gives a pod, asked of stand-ins for the cloud's own token servers."""
+"""Workload identity.
+
+What the platform gives a pod, asked of stand-ins for the cloud's own token servers.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,10 @@ def test_entra_workload_id(bare: Pod, monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_credentials_of_a_secret_come_before_the_identity(
     bare: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings of the environment never mix with a secret's: the account key signs, nobody is asked for a token."""
+    """Settings of the environment never mix with a secret's.
+
+    The account key signs, nobody is asked for a token.
+    """
     with LoopbackServer(Cloud()) as server:
         monkeypatch.setenv("AZURE_STORAGE_TOKEN", GIVEN)
         monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", f"sv=1&sig={GIVEN}")

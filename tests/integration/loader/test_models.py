@@ -1,4 +1,7 @@
-"""Models as version folders, whole folders and side files: from claims and a hub, through to the repository that Triton reads."""
+"""Models as version folders, whole folders and side files.
+
+From claims and a hub, through to the repository that Triton reads.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        (model(pinned=3), "version 3 is asked for; the source has 1, 2: publish it"),
+        (model(pinned=3), "version 3 is requested; the source has 1, 2: publish it"),
         (
             model("pvc://models/bert/1", versions=PlanVersions(all=True)),
             "asks for several versions of the model, and the source is a folder without",

@@ -1,4 +1,6 @@
-"""Every scheme goes through the proxy that the environment names, and past it where NO_PROXY says so."""
+"""Every scheme goes through the proxy that the environment names, and past it where NO_PROXY says
+so.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,7 @@ def test_a_proxy_that_refuses_is_told_without_its_password(
     assert code == 2, ready.output
     assert proxy.targets == []
     assert (
-        "the proxy of HTTPS_PROXY refuses these or no credentials (407)"
+        "the proxy in HTTPS_PROXY rejects the credentials (407)"
         in report.findings[0].message
     )
     said = ready.output + report.to_json()

@@ -1,4 +1,7 @@
-"""The init container adapts ONNX files: one file and versions, a refusal in the termination message, a restart."""
+"""The init container adapts ONNX files.
+
+One file and versions, a refusal in the termination message, a restart.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.render.model_config import parse
-from triton_pipelines.loader.ragged import equivalence
+from triton_pipelines.loader.onnx_graph import model_runner
 
 pytestmark = pytest.mark.integration
 
@@ -65,11 +68,12 @@ def test_a_file_is_checked_as_it_came_and_adapted(pod: Pod, claim: Path) -> None
     assert pod.tree() == ["model/1/model.onnx"]
     assert adapted(pod.models / "model/1/model.onnx")
     assert (
-        "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; rows in company answered as alone"
-        in pod.output
+        "spec.tokenizer.padding: pvc://models/encoder.onnx adapted to ragged batches; batched "
+        "rows give the outputs of single rows" in pod.output
     )
     StandInBackend(pod.models / "model/1/model.onnx", config_of(*ENCODER.declared))
-    # What is reported is the source's: pods whose loaders adapt otherwise still serve the same model.
+    # What is reported is the source's: pods whose loaders adapt otherwise still serve the same
+    # model.
     first = report.sources
     pod.recorded()
     code, report = pod.load()
@@ -125,7 +129,8 @@ def test_what_cannot_be_adapted_is_a_finding_of_its_own(pod: Pod, claim: Path) -
         "spec.tokenizer.padding",
     )
     assert finding.message.startswith(
-        "pvc://models/encoder.onnx cannot take requests of different length in one batch: operator DynamicQuantizeLinear"
+        "pvc://models/encoder.onnx cannot take requests of different length in one batch: "
+        "operator DynamicQuantizeLinear"
     )
     assert "set spec.tokenizer.padding to Fixed" in finding.message
     # The sources stand in the report: the next revision pins what this one saw.
@@ -157,7 +162,7 @@ def test_what_is_too_large_to_be_run_is_said_in_the_report(
     pod: Pod, claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr(equivalence, "REFERENCE_MAX", 1000)
+    monkeypatch.setattr(model_runner, "REFERENCE_MAX", 1000)
     onnx.save(make(ENCODER), str(claim / "encoder.onnx"))
     pod.plan(FILE, checks=[check()], adapt=[ENCODER.plan()])
     code, report = pod.load()
@@ -169,13 +174,16 @@ def test_what_is_too_large_to_be_run_is_said_in_the_report(
         "spec.tokenizer.padding",
     )
     assert (
-        "adapted to ragged batches; structure only, no answers compared (ONNX Runtime is not here"
-        in note.message
+        "adapted to ragged batches; structure only, outputs not compared (ONNX Runtime is not "
+        "installed" in note.message
     )
 
 
 def test_from_the_resource_to_answers(pod: Pod, claim: Path) -> None:
-    """What is rendered for a GPU step is what the loader makes of the file: config and graph fit, and texts in company are answered as alone."""
+    """What is rendered for a GPU step is what the loader makes of the file.
+
+    Config and graph fit, and texts in company are answered as alone.
+    """
     built = builders.built(
         tokenizer={"source": {"uri": "pvc://models/tokenizer.json"}, "maxLength": 32},
         model={

@@ -1,4 +1,7 @@
-"""oci:// sources against the reference registry with TLS and tokens: artifacts, images of layers, indexes, faults."""
+"""oci:// sources against the reference registry with TLS and tokens.
+
+Artifacts, images of layers, indexes, faults.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tests.integration.loader.servers import ISSUER, SERVICE, Registry, free_por
 from tests.support.relay import Relay
 from tests.support.web import LoopbackServer, Request, Response
 from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.sources.oci import OciSource
 from triton_pipelines.loader.uris import parse_registry
 
@@ -151,7 +154,8 @@ def test_a_file_and_a_tokenizer_out_of_an_artifact(
 
 def test_an_image_of_layers_laid_over_each_other(trusting: Pod, hub: Registry) -> None:
     base = archive(
-        ("bin", None), ("models", None), ("models/bert/1/model.bin", b"old"), ("models/bert/1/gone", b"x"), ("models/bert/1/dir/a", b"x"),
+        ("bin", None), ("models", None), ("models/bert/1/model.bin", b"old"),
+        ("models/bert/1/gone", b"x"), ("models/bert/1/dir/a", b"x"),
         links=(("bin/sh", "/bin/busybox", tarfile.SYMTYPE),),
     )  # fmt: skip
     top = archive(
@@ -252,7 +256,7 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (archive(("m/../../evil", b"x")), "is no plain path below its folder"),
+        (archive(("m/../../evil", b"x")), "is not a plain path below its folder"),
         (
             archive(("m/model.bin", b"x"), links=(("m/link", "/etc/passwd", tarfile.SYMTYPE),)),
             "m/link is a link to /etc/passwd",
@@ -269,7 +273,8 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
         (gzip.compress(b"no archive at all" * 100), "no usable tar archive"),
         (archive(("m/model.bin", DATA))[:-100_000], "no usable tar archive"),
     ],
-    # Of their own: those made of the bytes hold the time of compression, and differ between the workers of one run.
+    # Of their own: those made of the bytes hold the time of compression, and differ between the
+    # workers of one run.
     ids=["climbs", "symbolic-link", "hard-link", "device", "zstd", "no-archive", "cut-short"],
 )
 def test_layers_that_lead_astray_are_refused(
@@ -288,7 +293,7 @@ def test_a_title_that_leads_astray_is_refused(trusting: Pod, hub: Registry) -> N
     trusting.plan(model(hub, "models/bad:v1"))
     code, report = trusting.load()
     assert code == 2
-    assert "is no plain path below its folder" in report.findings[0].message
+    assert "is not a plain path below its folder" in report.findings[0].message
 
 
 @pytest.mark.proves("spec.source.secretRef.name", "behaviour")
@@ -330,10 +335,10 @@ def test_a_private_repository_with_each_form_of_secret(
             {".dockerconfigjson": '{"auths": {"other.example": {"auth": "eDp5"}}}'},
             "has no entry for 127.0.0.1",
         ),
-        ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is no JSON"),
+        ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is not valid JSON"),
         (
             {"password": "s3cret-token-41d8"},
-            "needs .dockerconfigjson, or username and password (it holds password)",
+            "needs .dockerconfigjson, or username and password (it has password)",
         ),
     ],
 )
@@ -415,7 +420,7 @@ def test_a_token_that_runs_out_is_asked_for_again(
     hub.push("models/slow", "v2", (FILE, {TITLE: "model.bin"}, DATA))
     (tmp_path / "ca.crt").write_bytes(authority.identity.certificate)
     learned: list[str] = []
-    credentials = Credentials(ca_file=tmp_path / "ca.crt")
+    credentials = SourceCredentials(ca_file=tmp_path / "ca.crt")
     with httpx.Client(verify=credentials.ssl_context()) as client:
         uri = parse_registry(f"oci://{hub.host}/models/slow:v2")
         source = OciSource(
@@ -424,7 +429,7 @@ def test_a_token_that_runs_out_is_asked_for_again(
             None,
             endpoint=None,
             credentials=credentials,
-            learned=learned.append,
+            on_secret=learned.append,
             workspace=tmp_path / "w",
         )
         source.resolve()
@@ -489,7 +494,7 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
         ("models/bert:v8", "the registry has no models/bert:v8"),
         ("models/bert:v9", "has no file model.bin; the folder holds other.bin"),
         ("Models/bert:v9", "names no repository of a registry"),
-        ("models/bert:a b", "is no tag and no digest"),
+        ("models/bert:a b", "is not a tag or digest"),
     ):
         trusting.plan(model(hub, uri))
         code, report = trusting.load()

@@ -1,4 +1,7 @@
-"""The model cache through whole loads: shared by pods, in front of permissions it does not replace, and never needed."""
+"""The model cache through whole loads.
+
+Shared by pods, in front of permissions it does not replace, and never needed.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +191,10 @@ def test_weak_answers_are_not_kept(cached: Pod) -> None:
 
 
 def test_a_restart_fetches_only_what_is_missing(pod: Pod) -> None:
-    """Several files, the second of which fails: the first is not fetched again by the next attempt."""
+    """Several files, the second of which fails.
+
+    The first is not fetched again by the next attempt.
+    """
     files = {"a.bin": DATA, "b.bin": b"b" * 1000}
     broken = threading.Event()
     with HubServer() as hub:

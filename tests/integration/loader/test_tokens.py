@@ -1,4 +1,6 @@
-"""The init container finds a tokenizer that the model does not fit, and rows that it does not take, in every padding mode."""
+"""The init container finds a tokenizer that the model does not fit, and rows that it does not
+take, in every padding mode.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_a_token_that_the_model_does_not_know(pod: Pod, claim: Path, padding: st
         "spec.model",
     )
     assert finding.message.startswith(
-        f"pvc://models/tokenizer.json can emit token id {VOCABULARY} (covid), and pvc://models/encoder.onnx knows {VOCABULARY} ids"
+        f"pvc://models/tokenizer.json can emit token id {VOCABULARY} (covid), and "
+        f"pvc://models/encoder.onnx knows {VOCABULARY} ids"
     )
 
 
@@ -88,7 +91,8 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(
     grown_special(claim)
     plan(pod, padding)
     assert pod.load()[0] == 0, pod.output
-    # The tokenizer step that was loaded refuses the request that spells it out, and answers its neighbours.
+    # The tokenizer step that was loaded refuses the request that spells it out, and answers its
+    # neighbours.
     config = parse((pod.models / "tokenizer/config.pbtxt").read_text())
     tensors = {
         side: [
@@ -116,7 +120,8 @@ def test_a_special_token_that_only_spelling_it_out_leads_to_may_be_unknown(
     )
     assert good.error() is None
     assert wrong.error().message() == (
-        f"row 1 of TEXT spells out the token [NEW] (id {VOCABULARY}), which the model does not know: leave it out of the text"
+        f"row 1 of TEXT spells out the token [NEW] (id {VOCABULARY}), which the model does "
+        "not know: leave it out of the text"
     )
 
 
@@ -154,8 +159,8 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
         "spec.tokenizer.maxLength",
     )
     assert (
-        f"takes rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength lets the tokenizer send 65"
-        in finding.message
+        f"accepts rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength "
+        "lets the tokenizer send 65" in finding.message
     )
 
 
@@ -176,7 +181,7 @@ def test_where_the_file_does_not_show_its_vocabulary_the_tokenizers_is_the_bound
     onnx.save(graph, str(claim / "encoder.onnx"))
     plan(pod)
     assert pod.load()[0] == 0, pod.output
-    assert f"rows are taken with input_ids below {known}" in pod.output
+    assert f"rows are accepted with input_ids below {known}" in pod.output
     backend = StandInBackend(
         pod.models / "model/1/model.onnx", parse((pod.models / "model/config.pbtxt").read_text())
     )

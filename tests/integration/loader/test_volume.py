@@ -154,7 +154,9 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
 
 
 def _interpreter(version: str) -> str:
-    """A Python of ``version`` that starts (a version manager may have a stub without one behind it)."""
+    """A Python of ``version`` that starts (a version manager may have a stub without one behind
+    it).
+    """
     found = shutil.which(f"python{version}")
     if (
         found is None
@@ -168,7 +170,10 @@ def _interpreter(version: str) -> str:
 def test_tokenizers_work_from_the_site_folder_alone(
     pod: Pod, minilm: Path, version: str | None
 ) -> None:
-    """As in the stock Triton images (Python 3.10 and 3.12): no package but what the loader copied."""
+    """As in the stock Triton images (Python 3.10 and 3.12).
+
+    No package but what the loader copied.
+    """
     interpreter = sys.executable if version is None else _interpreter(version)
     pod.plan(site=["tokenizers"])
     assert pod.load()[0] == 0, pod.output
@@ -179,7 +184,8 @@ def test_tokenizers_work_from_the_site_folder_alone(
         "assert tokenizers.__file__.startswith(sys.argv[1]), tokenizers.__file__\n"
         "t = tokenizers.Tokenizer.from_file(sys.argv[2]); t.no_padding(); t.no_truncation()\n"
         "print([e.ids for e in t.encode_batch_fast(['hello world'])])\n"
-        "print(sorted(m for m in sys.modules if m.partition('.')[0] in ('huggingface_hub', 'numpy', 'requests', 'httpx', 'tqdm')))\n"
+        "print(sorted(m for m in sys.modules if m.partition('.')[0] in ('huggingface_hub', "
+        "'numpy', 'requests', 'httpx', 'tqdm')))\n"
     )
     done = subprocess.run(
         [

@@ -1,4 +1,6 @@
-"""https sources against a real TLS server with a CA of its own and every fault that the loader must stand."""
+"""https sources against a real TLS server with a CA of its own and every fault that the loader
+must stand.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,8 @@ def test_a_missing_file_is_final(trusting: Pod, server: LoopbackServer, faulty: 
     code, report = trusting.load()
     assert (code, len(server.requests)) == (2, 1)
     assert report.findings[0].message == (
-        f"spec.model.source {server.url}/models/nope.bin: 127.0.0.1 has no file /models/nope.bin (404): check uri, path and revision"
+        f"spec.model.source {server.url}/models/nope.bin: 127.0.0.1 has no file "
+        "/models/nope.bin (404): check uri, path and revision"
     )
 
 
@@ -176,7 +179,7 @@ def test_a_part_that_is_already_whole_or_longer_is_fetched_anew(
     next(trusting.options.state.rglob("*.part")).write_bytes(bytes(len(DATA)))
     code, _ = trusting.load()
     assert code == 0, trusting.output
-    assert "refuses to go on where the last attempt ended" in trusting.output
+    assert "cannot continue where the last attempt ended" in trusting.output
     assert fetched(trusting) == DATA
 
 

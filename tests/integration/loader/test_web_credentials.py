@@ -78,7 +78,7 @@ def test_a_secret_without_its_keys_is_named(trusting: Pod, server: LoopbackServe
     trusting.plan(item(f"{server.url}/model.bin", credentials=True))
     code, report = trusting.load()
     assert (code, server.requests) == (2, [])
-    assert "needs token, or username and password (it holds password)" in report.findings[0].message
+    assert "needs token, or username and password (it has password)" in report.findings[0].message
 
 
 def test_user_information_and_signatures_of_urls_are_redacted(
@@ -87,7 +87,8 @@ def test_user_information_and_signatures_of_urls_are_redacted(
     faulty.script = [faulty.status(500), faulty.status(404)]
     trusting.plan(
         item(
-            f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin?X-Signature={TOKEN}"
+            f"https://ada:{PASSWORD.replace('/', '%2F')}@127.0.0.1:{server.port}/model.bin"
+            f"?X-Signature={TOKEN}"
         )
     )
     code, report = trusting.load()

@@ -20,7 +20,7 @@ from tests.support.raggedbackend import StandInBackend, config_of, session
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.graph import Tensor
-from triton_pipelines.loader.ragged import Adapted, adapt_file
+from triton_pipelines.loader.ragged import AdaptedFile, adapt_file
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +45,7 @@ class Real:
                 step="model", path="model/1/model.onnx", inputs=inputs, token_outputs=per_token
             ),
         )
-        assert isinstance(done, Adapted), str(done)
+        assert isinstance(done, AdaptedFile), str(done)
         assert limit in str(done)
         return StandInBackend(file, config_of(INPUTS, [self.output]))
 

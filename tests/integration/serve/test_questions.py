@@ -23,7 +23,7 @@ from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.pipeline.prober import question_of
 from triton_pipelines.triton.client import TritonClient
-from triton_pipelines.triton.probe import ProbeResult, Question, probe
+from triton_pipelines.triton.probe import ProbeRequest, ProbeResult, probe
 
 pytestmark = pytest.mark.integration
 
@@ -170,10 +170,10 @@ async def test_a_decoupled_pipeline_is_asked_over_a_stream_and_prints_as_it_answ
     with serving(resource, tmp_path) as (running, parsed):
         looked = await ask(running, parsed)
         assert looked.healthy, looked
-        silent = Question({"TEXT": np.array([b""], dtype=object)}, stream=True)
+        silent = ProbeRequest({"TEXT": np.array([b""], dtype=object)}, stream=True)
         assert (await probe(running.endpoint.grpc, "words", None, silent)).healthy
         # Not over a stream, such a pipeline refuses.
-        alone = Question({"TEXT": np.array([b"a"], dtype=object)})
+        alone = ProbeRequest({"TEXT": np.array([b"a"], dtype=object)})
         assert not (await probe(running.endpoint.grpc, "words", None, alone)).healthy
         answer = run("infer", running.model_url, "one two three")
         assert (answer.returncode, answer.stdout) == (0, "one\ntwo\nthree\n"), answer.stderr

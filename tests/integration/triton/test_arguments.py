@@ -1,4 +1,7 @@
-"""Arguments that fields of the resource become, on a real Triton: traces, response cache, auto-complete, and how a pod with sequences ends."""
+"""Arguments that fields of the resource become, on a real Triton.
+
+Traces, response cache, auto-complete, and how a pod with sequences ends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from triton_pipelines.triton.client import TritonClient
 
 pytestmark = pytest.mark.integration
 
-TENSORS = 'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }'
+TENSORS = (
+    'input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: '
+    "TYPE_INT32 dims: [ 1 ] }"
+)
 GROUP = "instance_group { kind: KIND_CPU count: 1 }"
 # Y counts the executions.
 COUNTING = """
@@ -34,7 +40,8 @@ class TritonPythonModel:
 
     def execute(self, requests):
         self.calls += 1
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[self.calls]], np.int32))]) for _ in requests]
+        y = pb_utils.Tensor("Y", np.array([[self.calls]], np.int32))
+        return [pb_utils.InferenceResponse([y]) for _ in requests]
 """
 COMPLETING = (
     COUNTING
@@ -162,7 +169,10 @@ SEQUENCES = {
 async def test_an_open_sequence_is_waited_for_within_the_exit_timeout(
     tmp_path: Path, timeout: int | None, code: int
 ) -> None:
-    """Told to stop, Triton answers on open connections until the last sequence is idle; a shorter timeout ends it before."""
+    """Told to stop, Triton answers on open connections until the last sequence is idle.
+
+    A shorter timeout ends it before.
+    """
     one = built(model=SEQUENCES, rollout={"drainSeconds": 1})
     batching = (
         "sequence_batching { direct { } max_sequence_idle_microseconds: 2000000 control_input"

@@ -1,4 +1,6 @@
-"""Repository control, health and failures of one real Triton, through the client, the probe and the local server."""
+"""Repository control, health and failures of one real Triton, through the client, the probe and
+the local server.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
-from triton_pipelines.triton.probe import Question, probe
+from triton_pipelines.triton.probe import ProbeRequest, probe
 
 pytestmark = pytest.mark.integration
 KEY = "0f8ad1c2-test-key"
@@ -51,7 +53,7 @@ def server(repository: Path) -> Iterator[LocalTriton]:
 
 
 def full_config(repository: Path, model: str, count: int = 1, max_batch_size: int = 64) -> str:
-    """The model's whole config in JSON, as of its file, with another instance count or batch size."""
+    """The model's whole config in JSON, with another instance count or batch size."""
     config = text_format.Parse(
         (repository / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
     )
@@ -170,13 +172,13 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
     # The port of a finished server: nothing listens there.
     async with TritonClient("127.0.0.1:1") as client:
         with pytest.raises(
-            UnreachableError, match=r"asking whether the server lives at 127\.0\.0\.1:1"
+            UnreachableError, match=r"checking whether the server is live at 127\.0\.0\.1:1"
         ):
             await client.server_live()
 
 
 async def test_a_healthy_pod_passes_the_probe(server: LocalTriton) -> None:
-    result = await probe(server.grpc_address, pipelines.ENSEMBLE, KEY, Question(EXAMPLE))
+    result = await probe(server.grpc_address, pipelines.ENSEMBLE, KEY, ProbeRequest(EXAMPLE))
     assert (result.healthy, result.error, result.inference_error) == (True, None, None)
     assert len(result.models) == 4
     assert result.latency_s is not None
@@ -184,13 +186,15 @@ async def test_a_healthy_pod_passes_the_probe(server: LocalTriton) -> None:
 
 
 async def test_the_probe_without_the_key_says_so(server: LocalTriton) -> None:
-    result = await probe(server.grpc_address, pipelines.ENSEMBLE, None, Question(EXAMPLE))
+    result = await probe(server.grpc_address, pipelines.ENSEMBLE, None, ProbeRequest(EXAMPLE))
     assert not result.healthy
     assert "control key" in (result.error or "")
 
 
 async def test_an_unreachable_pod_fails_the_probe() -> None:
-    result = await probe("127.0.0.1:1", pipelines.ENSEMBLE, KEY, Question(EXAMPLE), deadline_s=3)
+    result = await probe(
+        "127.0.0.1:1", pipelines.ENSEMBLE, KEY, ProbeRequest(EXAMPLE), deadline_s=3
+    )
     assert not result.healthy
     assert "cannot be reached" in (result.error or "")
 
@@ -200,7 +204,7 @@ async def test_a_dead_python_process_fails_the_probe(tmp_path: Path) -> None:
     with triton_server(tmp_path, [pipelines.ENSEMBLE]) as server:
         (pid,) = stubs(server, pipelines.TOKENIZER)
         os.kill(pid, signal.SIGKILL)
-        result = await probe(server.grpc_address, pipelines.ENSEMBLE, None, Question(EXAMPLE))
+        result = await probe(server.grpc_address, pipelines.ENSEMBLE, None, ProbeRequest(EXAMPLE))
         # Triton itself says that all is well: only the inference tells.
         assert result.ensemble_ready
         assert all(state.ready for state in result.models)
@@ -222,7 +226,7 @@ async def test_an_insane_answer_fails_the_probe(tmp_path: Path) -> None:
     )
     write_model(tmp_path, "nan", pipelines.config("nan", inputs, outputs, {}), {"model.py": code})
     with triton_server(tmp_path, ["nan"]) as server:
-        result = await probe(server.grpc_address, "nan", None, Question({"TEXT": texts("x")}))
+        result = await probe(server.grpc_address, "nan", None, ProbeRequest({"TEXT": texts("x")}))
     assert (result.healthy, result.inference_error) == (False, "output Y holds NaN")
 
 
@@ -283,7 +287,10 @@ async def test_as_an_async_context_manager(repository: Path) -> None:
 
 
 async def test_a_start_that_is_cancelled_ends_the_server(tmp_path: Path) -> None:
-    code = "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        time.sleep(60)\n    def execute(self, requests):\n        return []\n"
+    code = (
+        "import time\nclass TritonPythonModel:\n    def initialize(self, args):\n        "
+        "time.sleep(60)\n    def execute(self, requests):\n        return []\n"
+    )
     inputs, outputs = (
         [pipelines.tensor("X", "TYPE_FP32", "1")],
         [pipelines.tensor("Y", "TYPE_FP32", "1")],
@@ -363,15 +370,20 @@ class TritonPythonModel:
 
 async def test_a_probe_takes_in_no_more_than_it_can_afford(tmp_path: Path) -> None:
     config = (
-        'name: "large" backend: "python" max_batch_size: 1 input { name: "TEXT" data_type: TYPE_STRING dims: [1] }'
-        ' output { name: "Y" data_type: TYPE_FP32 dims: [-1] } instance_group { kind: KIND_CPU count: 1 }'
+        'name: "large" backend: "python" max_batch_size: 1 input { name: "TEXT" data_type: '
+        "TYPE_STRING dims: [1] }"
+        ' output { name: "Y" data_type: TYPE_FP32 dims: [-1] } instance_group { kind: '
+        "KIND_CPU count: 1 }"
     )
     write_model(tmp_path, "large", config, {"model.py": LARGE})
     with triton_server(tmp_path, ["large"]) as server:
-        async with TritonClient(server.grpc_address, max_answer_bytes=1024**2) as client:
-            with pytest.raises(TooLargeError, match="larger than is taken in"):
+        async with TritonClient(server.grpc_address, max_response_bytes=1024**2) as client:
+            with pytest.raises(TooLargeError, match="larger than the client accepts"):
                 await client.infer("large", {"TEXT": np.array([[b"a"]], dtype=object)})
         result = await probe(
-            server.grpc_address, "large", None, Question({"TEXT": np.array([[b"a"]], dtype=object)})
+            server.grpc_address,
+            "large",
+            None,
+            ProbeRequest({"TEXT": np.array([[b"a"]], dtype=object)}),
         )
     assert result.healthy

@@ -1,7 +1,8 @@
 """Every model that the good corpus and the samples are rendered to loads in a real Triton.
 
-Its core, which judges configs, is real; its backends are the null backend, under the names of those that the machine lacks (see
-tests/support/nullbackend). What the machine or this Triton cannot have is taken out of a config first.
+Its core, which judges configs, is real; its backends are the null backend, under the names of those
+that the machine lacks (see tests/support/nullbackend). What the machine or this Triton cannot have
+is taken out of a config first.
 """
 
 from collections.abc import Iterator
@@ -39,7 +40,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Differential]:
 
 
 def _loadable(config: Any) -> Any:
-    """A config for this machine: no GPU, release 24.10, own backends stood in for, no library to load."""
+    """A config for this machine.
+
+    No GPU, release 24.10, own backends stood in for, no library to load.
+    """
     config.backend = nullbackend.NAME if config.backend == "python" else config.backend
     for group in config.instance_group:  # no GPU at hand
         group.kind = KINDS.KIND_CPU if group.kind == KINDS.KIND_GPU else group.kind
@@ -53,7 +57,10 @@ def _loadable(config: Any) -> Any:
 
 
 def _versions(config: Any) -> dict[str, bytes]:
-    """Version folders: three where the config chooses among them, else the one that is always there."""
+    """Version folders.
+
+    Three where the config chooses among them, else the one that is always there.
+    """
     return {
         f"{number}/": b"" for number in ((1, 2, 3) if config.HasField("version_policy") else (1,))
     }

@@ -1,4 +1,7 @@
-"""What a promise (spec.slo) makes a real Triton tell, and how it is read: the p99 of the public model, of a page that the operator reads."""
+"""What a promise (spec.slo) makes a real Triton tell, and how it is read.
+
+The p99 of the public model, of a page that the operator reads.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,7 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
         assert isinstance(after, Latency)
         assert after.requests == REQUESTS
         assert after.p99 is not None
-        # By the clients' clock and by Triton's other figures: not above the slowest, and all but two of the requests are not slower than it.
+        # By the clients' clock and by Triton's other figures: not above the slowest, and all but
+        # two of the requests are not slower than it.
         total = statistics.inference_stats.success.ns / 1e6
         assert (total - 2 * max(seen)) / (REQUESTS - 2) <= after.p99 <= max(seen)

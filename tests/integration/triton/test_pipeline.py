@@ -1,4 +1,7 @@
-"""The runtime files in a real Triton: every row of every client right, whatever the company and the padding."""
+"""The runtime files in a real Triton.
+
+Every row of every client right, whatever the company and the padding.
+"""
 
 from __future__ import annotations
 

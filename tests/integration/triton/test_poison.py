@@ -1,4 +1,8 @@
-"""Nobody harms a neighbour: poison in the same batches as good traffic, through the pipeline and past it, straight to the inner model step."""
+"""Nobody harms a neighbour.
+
+Poison in the same batches as good traffic, through the pipeline and past it, straight to the inner
+model step.
+"""
 
 from __future__ import annotations
 

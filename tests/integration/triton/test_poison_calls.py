@@ -1,4 +1,7 @@
-"""Poison among good traffic where a step calls the others itself, and beside open sequences: every good answer is what it is alone."""
+"""Poison among good traffic where a step calls the others itself, and beside open sequences.
+
+Every good answer is what it is alone.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,23 @@ class TritonPythonModel:
         return [self.respond(request) for request in requests]
 
     def respond(self, request):
-        text = pb_utils.Tensor("TEXT", pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())
+        given = pb_utils.get_input_tensor_by_name(request, "TEXT")
+        text = pb_utils.Tensor("TEXT", given.as_numpy())
         tokens = self.call("tokenizer", [text], ["input_ids", "attention_mask"])
         if tokens.has_error():
             return pb_utils.InferenceResponse(error=tokens.error())
-        ids = pb_utils.get_output_tensor_by_name(tokens, "input_ids").as_numpy() + pb_utils.get_input_tensor_by_name(request, "SHIFT").as_numpy()
-        answer = self.call("model", [pb_utils.Tensor("input_ids", ids), pb_utils.get_output_tensor_by_name(tokens, "attention_mask")], ["logits"])
+        ids = pb_utils.get_output_tensor_by_name(tokens, "input_ids").as_numpy()
+        ids = ids + pb_utils.get_input_tensor_by_name(request, "SHIFT").as_numpy()
+        mask = pb_utils.get_output_tensor_by_name(tokens, "attention_mask")
+        answer = self.call("model", [pb_utils.Tensor("input_ids", ids), mask], ["logits"])
         if answer.has_error():
             return pb_utils.InferenceResponse(error=answer.error())
         return pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(answer, "logits")])
 
     def call(self, model, inputs, outputs):
-        return pb_utils.InferenceRequest(model_name=model, requested_output_names=outputs, inputs=inputs).exec()
+        return pb_utils.InferenceRequest(
+            model_name=model, requested_output_names=outputs, inputs=inputs
+        ).exec()
 """
 COUNTER = """import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -54,13 +62,20 @@ class TritonPythonModel:
         return [self.respond(request) for request in requests]
 
     def respond(self, request):
-        value, start, sequence = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().item() for name in ("VALUE", "START", "SEQUENCE"))
+        value, start, sequence = (
+            pb_utils.get_input_tensor_by_name(request, name).as_numpy().item()
+            for name in ("VALUE", "START", "SEQUENCE")
+        )
         self.sums[sequence] = value if start else self.sums[sequence] + value
-        return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", np.array([[self.sums[sequence]]], np.int64))])
+        total = np.array([[self.sums[sequence]]], np.int64)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("SUM", total)])
 """
-SEQUENCES = """sequence_batching { max_sequence_idle_microseconds: 30000000 oldest { max_candidate_sequences: 16 }
-  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
-  control_input { name: "SEQUENCE" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }"""
+SEQUENCES = """sequence_batching {
+  max_sequence_idle_microseconds: 30000000 oldest { max_candidate_sequences: 16 }
+  control_input {
+    name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input {
+    name: "SEQUENCE" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }"""
 
 
 @pytest.fixture(scope="module")

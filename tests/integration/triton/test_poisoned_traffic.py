@@ -1,4 +1,7 @@
-"""Poison at random among good traffic, through the pipeline and past it: every good answer is the golden one, with the runner and with an adapted graph."""
+"""Poison at random among good traffic, through the pipeline and past it.
+
+Every good answer is the golden one, with the runner and with an adapted graph.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Served:
-    """A server, and whether one request without tokens fails all of its batch (a limit of Triton's ONNX Runtime backend: never a wrong answer)."""
+    """A server, and whether one request without tokens fails all of its batch (a limit of Triton's
+    ONNX Runtime backend: never a wrong answer).
+    """
 
     triton: LocalTriton
     ragged: bool
@@ -127,7 +132,10 @@ OWN: Mapping[str, Callable[[np.random.Generator], Arrays]] = {
         "attention_mask": random.integers(-(2**40), 2**40, made["input_ids"].shape),
     },
 }
-"""What a stock graph answers somehow: that is the sender's business, as long as it is the sender's alone."""
+"""What a stock graph answers somehow.
+
+That is the sender's business, as long as it is the sender's alone.
+"""
 TEXTS = [texts("fox", b"\xff\xfe"), texts("fox " * 60), texts(b"\xc3")]
 LIES = [
     ([1, 5], [5, 6, 7]),
@@ -153,7 +161,8 @@ async def test_no_poison_changes_a_good_answer(served: Served, empty: bool) -> N
             try:
                 await work
             except RejectedError as error:
-                # An error for all, never a wrong answer: no row of such a batch can be known to be right.
+                # An error for all, never a wrong answer: no row of such a batch can be known to be
+                # right.
                 if not (empty and served.ragged and GUARD in error.reason):
                     raise
                 failed += 1
@@ -182,7 +191,8 @@ async def test_no_poison_changes_a_good_answer(served: Served, empty: bool) -> N
             except RejectedError:
                 return
             if name in POISONS:
-                # Rows that stand in one request with a broken one may be right, the broken one must not be answered.
+                # Rows that stand in one request with a broken one may be right, the broken one must
+                # not be answered.
                 assert np.isnan(answer["logits"]).all(axis=1).any(), f"{name} was answered"
                 assert served.ragged
 

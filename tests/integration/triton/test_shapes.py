@@ -1,4 +1,7 @@
-"""The runtime files in a real Triton: pairs, no batch axis, token-level answers, number types and optional inputs."""
+"""The runtime files in a real Triton.
+
+Pairs, no batch axis, token-level answers, number types and optional inputs.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +198,7 @@ async def test_pairs_of_many_clients(server: LocalTriton) -> None:
         async def refused() -> None:
             with pytest.raises(
                 RejectedError,
-                match=r"QUERY has 30 tokens.*truncation OnlySecond cuts PASSAGE alone: shorten QUERY",
+                match=r"QUERY has 30 tokens.*OnlySecond cuts PASSAGE alone: shorten QUERY",
             ):
                 await client.infer(
                     "pairs", {"QUERY": texts("fox " * 30), "PASSAGE": texts("a dog")}
@@ -306,7 +309,10 @@ async def test_optional_inputs_and_small_types_of_a_graph(server: LocalTriton) -
 
 
 async def test_an_answer_per_token_of_every_client(tmp_path: Path) -> None:
-    """A tagger: tokens of any number per request, ragged all the way, and the labels of each row's own tokens."""
+    """A tagger.
+
+    Tokens of any number per request, ragged all the way, and the labels of each row's own tokens.
+    """
     pipelines.write_pipeline(tmp_path)
     tags = [f"tag{number}" for number in range(tinymodel.WIDTH)]
     outputs = [

@@ -1,4 +1,6 @@
-"""A step that takes fewer rows than the model keeps the ensemble small: the tuner times what such a pipeline lets in."""
+"""A step that takes fewer rows than the model keeps the ensemble small: the tuner times what such a
+pipeline lets in.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import yaml
 
 from tests.support.serving import ROOT, sample_sources
 from triton_pipelines.cli.local_pipeline import serve_locally
-from triton_pipelines.tools.loadgen.texts import Lengths
-from triton_pipelines.tools.tuner.contract import Knobs, Settings, TuneTarget
-from triton_pipelines.tools.tuner.measured_server import Server
+from triton_pipelines.tools.loadgen import TextLengths
+from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions, TuningTarget
+from triton_pipelines.tools.tuner.measured_server import MeasuredServer
 from triton_pipelines.tools.tuner.profiling import profile
 from triton_pipelines.tools.tuner.workload import workload
 
@@ -41,14 +43,14 @@ async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path:
     with serve_locally(
         file, [rule.removeprefix("--source-map=") for rule in sample_sources()]
     ) as running:
-        target = TuneTarget(
+        target = TuningTarget(
             running.server.grpc_address, running.rebuild, url=running.server.http_url
         )
-        async with Server(target, running.pipeline, running.graph) as server:
-            settings = Settings(lengths=Lengths(32, 0.3, 64), cores=1.0)
+        async with MeasuredServer(target, running.pipeline, running.graph) as server:
+            settings = TuningOptions(lengths=TextLengths(32, 0.3, 64), cores=1.0)
             work = await workload(server.client, running.pipeline, running.graph, settings)
             found = await profile(
-                server, running.graph, work, [Knobs(16, 0, 1, 1)], 10.0, seconds=2.0
+                server, running.graph, work, [BatchingSetting(16, 0, 1, 1)], 10.0, seconds=2.0
             )
             assert server.most_rows == ROWS
             assert server.failed == 0

@@ -1,4 +1,6 @@
-"""Gates of the control law in the simulator: on the traces that constants were chosen on, on others, and when things go wrong."""
+"""Gates of the control law in the simulator: on the traces that constants were chosen on, on
+others, and when things go wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from triton_pipelines.autoscaling.types import Verdict
 pytestmark = pytest.mark.integration
 
 SEEDS = (1, 2)
-# Violations in percent, cost against the oracle, changes of direction, as found for this law by its first simulator, six seeds.
+# Violations in percent, cost against the oracle, changes of direction, as found for this law by its
+# first simulator, six seeds.
 FOUND = {
     "step": (3.0, 1.31, 1),
     "ramp": (0.0, 1.26, 1),
@@ -167,7 +170,9 @@ def test_two_scaled_steps_share_the_cores() -> None:
 
 
 def test_a_restart_of_the_operator_in_mid_run_changes_nothing() -> None:
-    """The memory goes through JSON at every tick of an outage; here the metrics are away once in between, for one tick."""
+    """The memory goes through JSON at every tick of an outage; here the metrics are away once in
+    between, for one tick.
+    """
     rates = traces.sine(1)[:600]
     plain = Run(WORLD, rates, Managed(WORLD), 1).result()
     dark = replace(WORLD, happenings=(Happening(299.0, "outage", 2.0),))

@@ -1,4 +1,6 @@
-"""Tuning a pipeline with bounded queues, priorities and a response cache, on a real Triton: what limits and remembers is no fault of a setting."""
+"""Tuning a pipeline with bounded queues, priorities and a response cache, on a real Triton: what
+limits and remembers is no fault of a setting.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,30 @@ from tests.support.operators import eventually
 from tests.support.serving import ROOT, sample_sources
 from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
-from triton_pipelines.tools.loadgen import LoadSpec
-from triton_pipelines.tools.loadgen.texts import Lengths
-from triton_pipelines.tools.tuner import effort, profiling
-from triton_pipelines.tools.tuner.contract import Knobs, Settings, TuneTarget
-from triton_pipelines.tools.tuner.measured_server import Server, load_of
-from triton_pipelines.tools.tuner.run import tune
+from triton_pipelines.tools.loadgen import LoadSpec, TextLengths
+from triton_pipelines.tools.tuner import (
+    BatchingSetting,
+    TuningOptions,
+    TuningTarget,
+    effort,
+    profiling,
+    tune,
+)
+from triton_pipelines.tools.tuner.load_measurement import measurement_of
+from triton_pipelines.tools.tuner.measured_server import MeasuredServer
 from triton_pipelines.tools.tuner.workload import workload
 from triton_pipelines.triton.client import TritonClient
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
-SETTINGS = Settings(slo_ms=200, lengths=Lengths(32, 0.3, 64), cores=1.0)
+SETTINGS = TuningOptions(slo_ms=200, lengths=TextLengths(32, 0.3, 64), cores=1.0)
 WAITING = 6
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]:
-    """The benchmark's step with a queue of few, a time limit in it, two priorities of which requests have the lower one, and the cache."""
+    """The benchmark's step with a queue of few, a time limit in it, two priorities of which
+    requests have the lower one, and the cache.
+    """
     document = yaml.safe_load((ROOT / "bench" / "gpu-step.yaml").read_text())
     document["spec"]["ensemble"] = {"responseCache": "Enabled", "maxBatchSize": 4}
     document["spec"]["model"] |= {
@@ -50,9 +59,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]
         yield served
 
 
-def target_of(running: LocalPipeline) -> TuneTarget:
+def target_of(running: LocalPipeline) -> TuningTarget:
     """The server as a run has it."""
-    return TuneTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
+    return TuningTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
 async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(
@@ -63,14 +72,14 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(
         async def executions() -> int:
             return sum(one.execution_count for one in await client.statistics("model"))
 
-        async with Server(target_of(running), running.pipeline, running.graph) as server:
+        async with MeasuredServer(target_of(running), running.pipeline, running.graph) as server:
             work = await workload(server.client, running.pipeline, running.graph, SETTINGS)
-            await server.put(Knobs(8, 0, 1, 1))
+            await server.apply(BatchingSetting(8, 0, 1, 1))
             config = await client.model_config("model")
             assert config.dynamic_batching.priority_queue_policy[2].max_queue_size == WAITING
             before = await executions()
             for _ in range(3):
-                await server.answers(work.requests[:1])
+                await server.infer_each(work.requests[:1])
 
             async def computed() -> bool:
                 return await executions() == before + 3
@@ -78,8 +87,9 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(
             await eventually(
                 "each request is computed, which Triton counts after its answer", computed
             )
-            # Far more than the step carries: most are turned away at once, and none of these is a fault.
-            found = load_of(
+            # Far more than the step carries: most are turned away at once, and none of these is a
+            # fault.
+            found = measurement_of(
                 await server.run(work.requests, LoadSpec(rate=3000, duration_s=0.8, warmup_s=0.2))
             )
             assert found.late > 100

@@ -57,7 +57,6 @@ EXCEPTIONS = {
         "status.scaling.history": "no key; one writer",
         "status.tuning.points": "no key; one writer",
     },
-    "messages": {"spec.*.controls[]": "the whole message is what may stand there"},
     "defaults": {
         "status": "until the operator has looked, kstatus must not take the object for current"
     },

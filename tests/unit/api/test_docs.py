@@ -53,9 +53,9 @@ def test_tables_are_whole() -> None:
 
 def test_long_lists_of_places_are_told_by_a_few() -> None:
     lines = [
-        line.partition(" Stands at ")[2]
+        line.partition(" Used in ")[2]
         for line in reference.render().splitlines()
-        if " Stands at " in line
+        if " Used in " in line
     ]
     counted = [
         (line, int(said[1]))

@@ -79,11 +79,11 @@ def test_an_unknown_name_leads_to_the_field_that_was_meant(
 def test_a_name_like_nothing_leads_to_all_that_may_stand_there() -> None:
     assert (
         unknown_field(("spec", "slo", "colour"))
-        == "is not a field; spec.slo takes p99Milliseconds, networkAndQueueBudgetMilliseconds, minThroughputPerSecond"
+        == "is not a field; spec.slo has p99Milliseconds, networkAndQueueBudgetMilliseconds, minThroughputPerSecond"
     )
     assert (
         unknown_field(("colour",))
-        == "is not a field; the document takes apiVersion, kind, metadata, spec"
+        == "is not a field; the document has apiVersion, kind, metadata, spec"
     )
 
 

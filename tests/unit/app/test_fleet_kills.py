@@ -15,7 +15,7 @@ from tests.support.worlds import World
 from tests.unit.app.test_fleets import FULL, SPEC, flow
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.samples import Failure, Trouble
-from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 
 RENDERED: dict[str, Any] = {}
 IN_PLACE: dict[str, Any] = {

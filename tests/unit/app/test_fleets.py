@@ -18,6 +18,7 @@ from triton_pipelines.autoscaling.metrics.samples import Expected, Failure, Samp
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.resources import PODS
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
+from triton_pipelines.controllers.pipeline.state import CpuResizeState
 
 SPEC: dict[str, Any] = {
     "tokenizer": {"instances": {"initial": 1, "min": 1, "max": 2}},
@@ -342,7 +343,9 @@ def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict
 
     monkeypatch.setattr(loop.world, "resize", resize)
     observed = loop.world.observed
-    monkeypatch.setattr(loop.world, "observed", lambda: replace(observed(), unresized=dict(known)))
+    monkeypatch.setattr(
+        loop.world, "observed", lambda: replace(observed(), resize_rejections=dict(known))
+    )
     loop.scaler.refusals = lambda key: known
     return known
 
@@ -393,7 +396,7 @@ async def test_cpu_that_somebody_else_writes_is_left_to_them_and_pods_are_added(
 ) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     live = loop.world.children["ConfigMap", names.live_name(loop.world.name)]["data"]
-    live[names.KEY_MEMORY] = replace(loop.world.memory, resized_manager="vpa-updater").to_json()
+    live[names.KEY_MEMORY] = loop.world.state.with_states(CpuResizeState("vpa-updater")).to_json()
     fields: dict[str, Any] = {
         "f:spec": {
             "f:containers": {'k:{"name":"triton"}': {"f:resources": {"f:limits": {"f:cpu": {}}}}}

@@ -15,7 +15,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.controllers.current_specs import Specs
-from triton_pipelines.controllers.pipeline.tuned_padding import Choice, data
+from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
 CHOICE = Choice(Padding.BUCKETED, (32, 128), "measured: it is better", "monday")
@@ -80,11 +80,11 @@ def test_who_needs_no_graph_gets_the_same_spec(monkeypatch: pytest.MonkeyPatch) 
     loop.cache()
     specs = Specs()
     alone = specs.of(loop.store, loop.world.document)
-    specs.going = loop.resolver.going
-    going = loop.resolver.going(loop.world.document)
+    specs.going = loop.resolver.effective
+    going = loop.resolver.effective(loop.world.document)
     assert going is not None
     assert specs.of(loop.store, loop.world.document) is going.pipeline
     assert alone is not going.pipeline
     other = copy.deepcopy(loop.world.document)
     other["metadata"]["uid"] = "another"
-    assert loop.resolver.going(other) is None
+    assert loop.resolver.effective(other) is None

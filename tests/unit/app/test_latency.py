@@ -12,7 +12,7 @@ from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.latency_reader import Latency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.pipeline.slo_guard import Figure
+from triton_pipelines.controllers.pipeline.latency_figures import Figure
 from triton_pipelines.controllers.slo_latency import TICK_SECONDS, LatencyWatch
 
 KEY = ("nlp", "sentiment")

@@ -17,8 +17,8 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES,
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.objects import live_config_map
 from triton_pipelines.controllers.monitoring_objects import Monitors
-from triton_pipelines.controllers.pipeline.last_good_spec import accepted_data
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_data
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
 KEY = ("nlp", "sentiment")
 PATH = "spec.observability.podMonitor"
@@ -113,7 +113,7 @@ async def test_a_spec_that_cannot_be_acted_on_takes_no_object_away() -> None:
     monitors, server, _ = watching([], podMonitor="Enabled")
     pipeline, _ = parse(document := builders.document(observability={"podMonitor": "Enabled"}))
     assert pipeline is not None
-    data = accepted_data(pipeline, Observed(document), held=False)
+    data = last_good_data(pipeline, Snapshot(document), held=False)
     live = live_config_map(pipeline, data)
     live["metadata"]["resourceVersion"] = "2"
     monitors.store.put(CONFIG_MAPS, live)

@@ -28,11 +28,11 @@ def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
     assert example is not None
     asked = question_of(example)
     assert {name: len(array) for name, array in asked.inputs.items()} == {"TEXT": 2}
-    assert asked.alone == example.inputs
+    assert asked.fallback_inputs == example.inputs
     written = target(health={"text": "SELECT 1"}).example
     assert written is not None
     assert {name: len(array) for name, array in question_of(written).inputs.items()} == {"TEXT": 1}
-    assert question_of(written).alone is None
+    assert question_of(written).fallback_inputs is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ async def test_a_failure_says_what_was_asked(
     monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], alone: bool, told: str
 ) -> None:
     async def looked(*_: object) -> ProbeResult:
-        return ProbeResult(True, inference_error="no", alone=alone)
+        return ProbeResult(True, inference_error="no", used_fallback=alone)
 
     monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
     assert (await ask(target(**spec), NOW)).inference_error == told

@@ -14,7 +14,9 @@ BEGAN = 1000.0
 
 
 def answers(late: range = range(0), *, error: str = "", latency: float = 0.05) -> list[Answer]:
-    """Ten or fifty requests in each second of `PHASES`; those of the seconds `late` after the step are late, or fail."""
+    """Ten or fifty requests in each second of `PHASES`; those of the seconds `late` after the step
+    are late, or fail.
+    """
     found = []
     for second in range(90):
         count = 50 if 10 <= second < 70 else 10
@@ -38,7 +40,9 @@ def seconds(counts: list[int], starved: range = range(0)) -> list[Second]:
 
 
 def test_recovery_is_when_p99_is_inside_to_stay() -> None:
-    """Late for 7 s; a second late on its own 40 s later is within what has to be held, one of 60 requests is not."""
+    """Late for 7 s; a second late on its own 40 s later is within what has to be held, one of 60
+    requests is not.
+    """
     step, end = BEGAN + 10, BEGAN + 70
     assert recovered([a for a in answers(range(7)) if step <= a.due < end], step, end, 0.1) == 7.0
     assert recovered([a for a in answers(range(0)) if step <= a.due < end], step, end, 0.1) == 0.0

@@ -31,9 +31,14 @@ from triton_pipelines.cli.bench_report import (
 from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
 from triton_pipelines.cli.output import check_plottable, print_wide
 from triton_pipelines.cli.tensors import ModelMetadata, TensorMetadata
-from triton_pipelines.tools.loadgen import LoadSpec, Stability, StepFigures, Summary
+from triton_pipelines.tools.loadgen import (
+    LoadSpec,
+    LoadStability,
+    LoadSummary,
+    StepStatistics,
+    SweepResult,
+)
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.loadgen.sweep import Measured
 
 TEXT = TensorMetadata("TEXT", "BYTES", (-1, 1))
 MODEL = ModelMetadata((TEXT,), ("LABEL",), batched=True)
@@ -141,7 +146,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("", {}, "holds no text"),
+        ("", {}, "contains no text"),
         ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
         ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: not an input"),
         (
@@ -176,8 +181,8 @@ def test_what_is_wrong_is_named(
 
 def summary(
     rate: float, p99: float = 0.02, *, stable: bool = True, rows: int = 1, **fields: Any
-) -> Summary:
-    step = StepFigures(
+) -> LoadSummary:
+    step = StepStatistics(
         "tokenizer",
         100,
         0,
@@ -209,19 +214,21 @@ def summary(
         "cpu_per_request_s": 4e-5,
         "cpu_share": 0.1,
         "errors": {},
-        "stability": Stability(stable, "" if stable else "p99 differs by 40% between windows", ()),
+        "stability": LoadStability(
+            stable, "" if stable else "p99 differs by 40% between windows", ()
+        ),
         "steps": {"tokenizer": step},
     }
-    return Summary(**{**values, **fields})
+    return LoadSummary(**{**values, **fields})
 
 
 def report(**fields: Any) -> BenchReport:
     points = [
-        Measured(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
-        Measured(
+        SweepResult(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
+        SweepResult(
             LoadSpec(concurrency=8), (summary(400, 0.05), summary(420, 0.06), summary(410, 0.055))
         ),
-        Measured(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
+        SweepResult(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
     ]
     values: dict[str, Any] = {
         "model": "sentiment",
@@ -296,7 +303,7 @@ def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
     silent = summary(
         0, math.nan, p50_s=math.nan, errors={"503: no": 9}, failed=9, requests=0, steps={}
     )
-    found = report(points=[Measured(LoadSpec(concurrency=2), (silent,))], baseline={})
+    found = report(points=[SweepResult(LoadSpec(concurrency=2), (silent,))], baseline={})
     assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
     assert "concurrency 2: 9 failed: 503: no" in warnings_of(found)
@@ -334,9 +341,9 @@ def test_a_narrow_terminal_cuts_no_figure(
 
 def test_remarks_say_what_makes_figures_doubtful() -> None:
     points = [
-        Measured(LoadSpec(concurrency=1), (summary(100, stable=False),)),
-        Measured(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
-        Measured(
+        SweepResult(LoadSpec(concurrency=1), (summary(100, stable=False),)),
+        SweepResult(LoadSpec(concurrency=64), (summary(9000, cpu_share=0.95),)),
+        SweepResult(
             LoadSpec(rate=500),
             (
                 summary(

@@ -17,7 +17,7 @@ from triton_pipelines.cli.render import KEY_PLACEHOLDER
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render.objects import PLACEHOLDER_UID
 from triton_pipelines.controllers.pipeline.plan import Context, plan
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
 SENTIMENT = next(path for path in SAMPLES if path.stem == "sentiment")
@@ -252,7 +252,7 @@ def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) ->
     # As an API server stores it. The placeholder as key, because a hash of the key stands in the
     # live ConfigMap.
     applied = plan(
-        Observed(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
+        Snapshot(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
     ).apply
     text = json.dumps(rendered(tritonpipe, str(path)), indent=1)
     assert text.replace(PLACEHOLDER_UID, UID) == json.dumps(applied, indent=1)
@@ -341,7 +341,7 @@ def test_own_code_is_an_error_where_the_operator_forbids_it(
     config = written(tmp_path / "operator.yaml", "custom_code: forbid")
     ended = tritonpipe("validate", str(OWN_CODE), "--operator-config", config)
     assert ended.code == 1
-    assert "spec.model.python.code: own code is forbidden" in ended.out
+    assert "spec.model.python.code: custom code is forbidden" in ended.out
 
 
 def test_repository_holds_what_is_printed(tritonpipe: Run, tmp_path: Path) -> None:

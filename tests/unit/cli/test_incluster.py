@@ -16,7 +16,6 @@ from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
 from triton_pipelines.cli.cluster_tuning import tuning_commands
 from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
 from triton_pipelines.cli.main import app
-from triton_pipelines.cli.tune import _finite
 
 NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
 
@@ -135,10 +134,3 @@ def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anythi
     failure, printed = refused(str(file), "--slo", "100", "--rows", "16", *server)
     assert str(failure).startswith("--rows 16: a request exceeds spec.model.maxBatchSize (8)")
     assert printed == ""
-
-
-def test_a_time_without_end_is_null_in_json() -> None:
-    assert _finite({"points": ({"p99": float("inf"), "name": "current"},), "gain": 0.1}) == {
-        "points": [{"p99": None, "name": "current"}],
-        "gain": 0.1,
-    }

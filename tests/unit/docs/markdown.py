@@ -30,8 +30,9 @@ class Fence:
 
 
 def pages() -> list[Path]:
-    """Every page that people read: README, changelog, docs, and the READMEs beside what they describe."""
-    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    """Every page that people read: those of the root, docs, and the READMEs of other folders."""
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+    found += [*(ROOT / "docs").rglob("*.md")]
     for folder in ("bench", "changelog.d", "charts", "e2e", "manifests"):
         found += (ROOT / folder).rglob("*.md")
     found += [page for page in [ROOT / "CHANGELOG.md"] if page.exists()]

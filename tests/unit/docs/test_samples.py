@@ -15,7 +15,7 @@ from tests.unit.docs import markdown
 from triton_pipelines.cli.documents import check_resource, load_pipeline
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import render
-from triton_pipelines.controllers.pipeline.plan import first_objects
+from triton_pipelines.controllers.pipeline.first_objects import first_objects
 
 SAMPLES = {
     path.stem: path for path in sorted((markdown.ROOT / "manifests" / "samples").glob("*.yaml"))

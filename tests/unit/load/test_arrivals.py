@@ -8,17 +8,18 @@ import json
 import numpy as np
 import pytest
 
-from triton_pipelines.tools.loadgen import Arrivals, LoadSpec
-from triton_pipelines.tools.loadgen.arrivals import due_times
-from triton_pipelines.tools.loadgen.texts import (
-    Lengths,
-    Tensor,
+from triton_pipelines.tools.loadgen import (
+    Arrivals,
+    InputValue,
+    LoadSpec,
+    TextLengths,
     TextsError,
     batches,
+    due_times,
+    generate_texts,
     is_perf_analyzer,
-    lines,
-    perf_analyzer,
-    texts,
+    read_lines,
+    read_perf_analyzer,
 )
 
 
@@ -54,31 +55,31 @@ def test_constant_arrivals_do_not_drift() -> None:
 
 
 def test_lengths_are_lognormal_and_cut() -> None:
-    drawn = np.array(Lengths(32, 0.6, 512).sample(20_000, seed=5))
+    drawn = np.array(TextLengths(32, 0.6, 512).sample(20_000, seed=5))
     assert np.median(drawn) == pytest.approx(32, abs=1)
     assert np.log(drawn).std() == pytest.approx(0.6, abs=0.02)
     assert drawn.min() >= 1
-    assert max(Lengths(200, 1.0, 256).sample(1000)) == 256
-    assert set(Lengths(20, 0.0, 64).sample(50)) == {20}
-    assert Lengths(32, 0.6, 512).sample(50, seed=5) == drawn[:50].tolist()
+    assert max(TextLengths(200, 1.0, 256).sample(1000)) == 256
+    assert set(TextLengths(20, 0.0, 64).sample(50)) == {20}
+    assert TextLengths(32, 0.6, 512).sample(50, seed=5) == drawn[:50].tolist()
 
 
 def test_texts_have_a_word_for_each_token_but_the_special_ones() -> None:
-    made = texts([12, 2, 1, 40], seed=1)
+    made = generate_texts([12, 2, 1, 40], seed=1)
     assert [len(text.split()) for text in made] == [10, 1, 1, 38]
-    assert texts([12], seed=1) != texts([12], seed=2)
+    assert generate_texts([12], seed=1) != generate_texts([12], seed=2)
 
 
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("median=50", Lengths(50, 0.6, 512)),
-        ("cap=64, sigma=0,median=8", Lengths(8, 0, 64)),
-        (str(Lengths(9, 0.25, 99)), Lengths(9, 0.25, 99)),
+        ("median=50", TextLengths(50, 0.6, 512)),
+        ("cap=64, sigma=0,median=8", TextLengths(8, 0, 64)),
+        (str(TextLengths(9, 0.25, 99)), TextLengths(9, 0.25, 99)),
     ],
 )
-def test_lengths_as_written(written: str, meant: Lengths) -> None:
-    assert Lengths.parse(written) == meant
+def test_lengths_as_written(written: str, meant: TextLengths) -> None:
+    assert TextLengths.parse(written) == meant
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_lengths_as_written(written: str, meant: Lengths) -> None:
 )
 def test_wrong_lengths_are_refused(written: str) -> None:
     with pytest.raises(TextsError):
-        Lengths.parse(written)
+        TextLengths.parse(written)
 
 
 def test_every_text_stands_in_a_request_equally_often() -> None:
@@ -115,12 +116,13 @@ def test_many_texts_stand_in_a_request_each_without_being_repeated_for_ever() ->
 
 
 def test_a_file_of_texts() -> None:
-    assert lines("one\n\n  \ntwo words\n") == ["one", "two words"]
-    with pytest.raises(TextsError, match="holds no text"):
-        lines("\n \n")
+    assert read_lines("one\n\n  \ntwo words\n") == ["one", "two words"]
+    with pytest.raises(TextsError, match="contains no text"):
+        read_lines("\n \n")
 
 
-# As NVIDIA's documentation of perf_analyzer has its input data: plain lists, content with a shape, base64, several streams.
+# As NVIDIA's documentation of perf_analyzer has its input data: plain lists, content with a shape,
+# base64, several streams.
 DOCUMENT = {
     "data": [
         [
@@ -136,10 +138,10 @@ DOCUMENT = {
 def test_input_data_of_perf_analyzer() -> None:
     content = json.dumps(DOCUMENT)
     assert is_perf_analyzer(content)
-    assert perf_analyzer(content) == [
-        {"TEXT": Tensor(("first",)), "IDS": Tensor((1, 2, 3, 4), shape=(2, 2))},
-        {"TEXT": Tensor(("second",)), "IDS": Tensor(raw=b"\x01\x00\x02\x00")},
-        {"TEXT": Tensor(("third",)), "IDS": Tensor((7,))},
+    assert read_perf_analyzer(content) == [
+        {"TEXT": InputValue(("first",)), "IDS": InputValue((1, 2, 3, 4), shape=(2, 2))},
+        {"TEXT": InputValue(("second",)), "IDS": InputValue(raw=b"\x01\x00\x02\x00")},
+        {"TEXT": InputValue(("third",)), "IDS": InputValue((7,))},
     ]
     assert not is_perf_analyzer("a plain text\n")
     assert not is_perf_analyzer('{"not": "perf_analyzer\'s"}')
@@ -148,17 +150,17 @@ def test_input_data_of_perf_analyzer() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"data": [', "is no JSON"),
+        ('{"data": [', "is not valid JSON"),
         ('{"data": []}', '"data": a list'),
         ('{"data": [3]}', "data[0]: must be a mapping"),
         ('{"data": [{"A": [1]}, {"B": [1]}]}', "data[1]: gives B, the first A"),
         ('{"data": [{"A": {"b64": "!"}}]}', "data[0].A.b64"),
-        ('{"data": [{"A": {"shape": [1]}}]}', 'data[0].A: must hold "content"'),
+        ('{"data": [{"A": {"shape": [1]}}]}', 'data[0].A: must contain "content"'),
         ('{"data": [{"A": {"content": [1], "shape": [-1]}}]}', "data[0].A.shape"),
         ('{"data": [[{"A": [[1]]}]]}', "data[0][0].A: must be a list"),
     ],
 )
 def test_wrong_input_data_names_the_place(content: str, message: str) -> None:
     with pytest.raises(TextsError) as caught:
-        perf_analyzer(content)
+        read_perf_analyzer(content)
     assert message in str(caught.value)

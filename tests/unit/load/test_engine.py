@@ -1,4 +1,6 @@
-"""The load engine against a stand-in server: loops, deadlines, errors, and latency from when requests were due."""
+"""The load engine against a stand-in server: loops, deadlines, errors, and latency from when
+requests were due.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +15,33 @@ import pytest
 from tests.support.kserve import kserve
 from triton_pipelines.tools.loadgen import (
     Arrivals,
-    LoadError,
+    LoadGeneratorError,
+    LoadProgress,
     LoadSpec,
-    Progress,
-    Target,
+    LoadTarget,
     engine,
-    run,
-    summarise,
+    is_late,
+    run_load,
+    summarize,
 )
-from triton_pipelines.tools.loadgen.engine import Load
-from triton_pipelines.tools.loadgen.summary import too_late
-from triton_pipelines.tools.loadgen.triton_statistics import Reader
+from triton_pipelines.tools.loadgen.engine import LoadRun
+from triton_pipelines.tools.loadgen.triton_statistics import StatisticsReader
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
 
 
-def target(url: str, rows: int = 1, texts: int = 3) -> Target:
+def target(url: str, rows: int = 1, texts: int = 3) -> LoadTarget:
     inputs = [
         {"TEXT": np.array([[b"text %d" % number]] * rows, dtype=np.object_)}
         for number in range(texts)
     ]
-    return Target(url, "sentiment", inputs)
+    return LoadTarget(url, "sentiment", inputs)
 
 
 async def test_closed_loop_keeps_as_many_under_way_as_asked() -> None:
     async with kserve(lambda _: (0.01, 200, b"{}")) as stand:
-        result = await run(target(stand.url), LoadSpec(concurrency=4, **QUICK))
-    summary = summarise(result)
+        result = await run_load(target(stand.url), LoadSpec(concurrency=4, **QUICK))
+    summary = summarize(result)
     assert stand.most_under_way == 4
     assert stand.connections == 4
     # Little's law: requests/s times latency is what is under way.
@@ -49,7 +51,7 @@ async def test_closed_loop_keeps_as_many_under_way_as_asked() -> None:
 
 async def test_requests_go_out_in_turn_and_whole() -> None:
     async with kserve() as stand:
-        await run(target(stand.url, rows=2), LoadSpec(concurrency=1, **QUICK))
+        await run_load(target(stand.url, rows=2), LoadSpec(concurrency=1, **QUICK))
     begun = [request.partition(b"\r\n\r\n")[2] for request in stand.requests[:4]]
     assert [b"text 0" in body for body in begun] == [True, False, False, True]
     assert begun[1].count(b"text 1") == 2
@@ -57,7 +59,9 @@ async def test_requests_go_out_in_turn_and_whole() -> None:
 
 
 class Counter:
-    """A server that serves one request at a time, in the clock of the loop: what comes meanwhile waits."""
+    """A server that serves one request at a time, in the clock of the loop: what comes meanwhile
+    waits.
+    """
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds, self.free, self.number = seconds, 0.0, 0
@@ -71,27 +75,31 @@ class Counter:
 
 @pytest.mark.looptime(start=0)
 async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> None:
-    # A server of 1 ms that stalls once for a second. Of 100 requests/s a hundred were due in the stall, and every one of them waited.
+    # A server of 1 ms that stalls once for a second. Of 100 requests/s a hundred were due in the
+    # stall, and every one of them waited.
     def stalls(number: int) -> float:
         return 1.0 if number == 10 else 0.001
 
     even = LoadSpec(
         rate=100, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=0, statistics=False
     )
-    open_loop = await Load(even, [b""], [1], Counter(stalls).send, None, None).run()
+    open_loop = await LoadRun(even, [b""], [1], Counter(stalls).send, None, None).run()
     waited = np.sort(open_loop.latencies)[::-1]
-    # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991 ms, and so on.
+    # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991
+    # ms, and so on.
     assert waited[:100] == pytest.approx([1.0 - 0.009 * number for number in range(100)], abs=1e-6)
-    assert summarise(open_loop).p99_s > 0.95
-    # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two thousand: p99 does not know of the stall.
-    closed = await Load(
+    assert summarize(open_loop).p99_s > 0.95
+    # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two
+    # thousand: p99 does not know of the stall.
+    closed = await LoadRun(
         replace(even, rate=0, concurrency=1), [b""], [1], Counter(stalls).send, None, None
     ).run()
-    assert summarise(closed).p99_s == pytest.approx(0.001)
+    assert summarize(closed).p99_s == pytest.approx(0.001)
 
 
 async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
-    # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile and could not even be sent.
+    # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile
+    # and could not even be sent.
     async with kserve(lambda number: (0.3 if number == 5 else 0.0, 200, b"{}")) as stand:
         spec = LoadSpec(
             rate=100,
@@ -101,15 +109,15 @@ async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
             warmup_s=0,
             statistics=False,
         )
-        result = await run(target(stand.url), spec)
+        result = await run_load(target(stand.url), spec)
     assert stand.connections == 1
     assert np.count_nonzero(result.latencies > 0.1) >= 18
-    assert summarise(result).max_s >= 0.3
+    assert summarize(result).max_s >= 0.3
 
 
 async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
     async with kserve(lambda _: (0.2, 200, b"{}")) as stand:
-        result = await run(
+        result = await run_load(
             target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, **QUICK)
         )
     assert stand.most_under_way >= 18
@@ -121,7 +129,7 @@ async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
 async def test_a_schedule_is_kept_and_ends() -> None:
     schedule = [0.0, 0.05, 0.05, 0.11]
     async with kserve() as stand:
-        result = await run(target(stand.url), LoadSpec(schedule=schedule, **QUICK))
+        result = await run_load(target(stand.url), LoadSpec(schedule=schedule, **QUICK))
     assert sorted(result.due.tolist()) == schedule
     assert len(stand.requests) == 4
 
@@ -135,7 +143,7 @@ async def test_errors_are_counted_by_what_the_server_said() -> None:
         )
 
     async with kserve(behave) as stand:
-        summary = summarise(await run(target(stand.url), LoadSpec(concurrency=1, **QUICK)))
+        summary = summarize(await run_load(target(stand.url), LoadSpec(concurrency=1, **QUICK)))
     assert set(summary.errors) == {"503 Reason: queue is full"}
     assert summary.errors["503 Reason: queue is full"] == summary.failed > 0
     # A server that refuses at once is not asked in a busy loop: at most one failure for each 20 ms.
@@ -144,15 +152,15 @@ async def test_errors_are_counted_by_what_the_server_said() -> None:
 
 async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> None:
     async with kserve(lambda number: (0.6 if number == 0 else 0.0, 200, b"{}")) as stand:
-        result = await run(target(stand.url), LoadSpec(concurrency=1, timeout_s=0.1, **QUICK))
+        result = await run_load(target(stand.url), LoadSpec(concurrency=1, timeout_s=0.1, **QUICK))
         assert result.errors == ("no answer within 0.1 s",)
         assert stand.connections == 2
-    assert summarise(result).requests > 0
+    assert summarize(result).requests > 0
 
 
 async def test_a_broken_connection_fails_one_request_alone() -> None:
     async with kserve(lambda number: (0.0, 0 if number == 5 else 200, b"{}")) as stand:
-        result = await run(target(stand.url), LoadSpec(concurrency=1, **QUICK))
+        result = await run_load(target(stand.url), LoadSpec(concurrency=1, **QUICK))
     assert result.errors == ("the connection broke: closed by the server",)
     assert np.count_nonzero(result.error >= 0) == 1
     assert len(result.end) > 20
@@ -160,20 +168,21 @@ async def test_a_broken_connection_fails_one_request_alone() -> None:
 
 async def test_chunked_answers_of_gateways_are_read_to_their_end() -> None:
     async with kserve(lambda _: (0.001, 200, b"y" * 5000), chunked=True) as stand:
-        summary = summarise(await run(target(stand.url), LoadSpec(concurrency=2, **QUICK)))
+        summary = summarize(await run_load(target(stand.url), LoadSpec(concurrency=2, **QUICK)))
     assert summary.failed == 0
     assert summary.requests > 20
 
 
 async def test_more_than_is_bounded_fails_unsent() -> None:
     async with kserve(lambda _: (0.4, 200, b"{}")) as stand:
-        result = await run(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
+        result = await run_load(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
     assert stand.most_under_way <= 5
     assert result.errors == ("not sent: 5 requests were waiting or under way",)
 
 
 async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
-    # Every request is late, so that there is never time to wait: the loop must be let go of all the same.
+    # Every request is late, so that there is never time to wait: the loop must be let go of all the
+    # same.
     sent = 0
 
     def send(_: bytes, done: Callable[[str], None]) -> None:
@@ -183,13 +192,15 @@ async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
             raise AssertionError("the load does not end")
         done("")
 
-    result = await Load(LoadSpec(rate=1e9, **QUICK), [b""], [1], send, None, None).run()
+    result = await LoadRun(LoadSpec(rate=1e9, **QUICK), [b""], [1], send, None, None).run()
     assert result.end_s == pytest.approx(0.3)
     assert result.elapsed_s < 3
 
 
 async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
-    """The generator stands still from 0.2 s until behind the end: a third of all requests are the latest of all."""
+    """The generator stands still from 0.2 s until behind the end: a third of all requests are the
+    latest of all.
+    """
     loop, begun = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     stood = False
 
@@ -201,33 +212,37 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
                 pass
         done("")
 
-    result = await Load(
+    result = await LoadRun(
         LoadSpec(rate=1000, arrivals=Arrivals.CONSTANT, **QUICK), [b""], [1], send, None, None
     ).run()
-    summary = summarise(result)
+    summary = summarize(result)
     assert summary.requests == 300
     assert summary.p99_s > 0.1
 
 
 @pytest.mark.looptime(start=0)
 async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for_it() -> None:
-    """Seen on an overloaded Triton: each look took half a minute, and a load of 3 s went on for one."""
+    """Seen on an overloaded Triton: each look took half a minute, and a load of 3 s went on for
+    one.
+    """
 
     class Slow:
-        async def look(self) -> Callable[[], list[Any]]:
+        async def sample(self) -> Callable[[], list[Any]]:
             await asyncio.sleep(30)
             return list
 
-    server, reader = Counter(lambda _: 0.001), cast("Reader", Slow())
+    server, reader = Counter(lambda _: 0.001), cast("StatisticsReader", Slow())
     spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=2, warmup_s=1)
-    result = await Load(spec, [b""], [1], server.send, reader, None).run()
+    result = await LoadRun(spec, [b""], [1], server.send, reader, None).run()
     assert server.number == 300
     assert (result.begin_s, result.end_s) == (1.0, 3.0)
 
 
 @pytest.mark.looptime(start=0)
 async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
-    """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds, and more would show nothing new."""
+    """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds,
+    and more would show nothing new.
+    """
     server = Counter(lambda _: 0.01)
     spec = LoadSpec(
         rate=200,
@@ -237,7 +252,7 @@ async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
         behind_s=1,
         statistics=False,
     )
-    result = await Load(spec, [b""], [1], server.send, None, None).run()
+    result = await LoadRun(spec, [b""], [1], server.send, None, None).run()
     assert result.overloaded
     assert result.begin_s == 0.0, "less than a window: all of it counts"
     assert result.end_s == pytest.approx(2.0, abs=0.05)
@@ -260,12 +275,12 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
         behind_s=0.5,
         statistics=False,
     )
-    result = await Load(spec, [b""], [1], server.send, None, None).run()
+    result = await LoadRun(spec, [b""], [1], server.send, None, None).run()
     assert result.overloaded
     assert result.begin_s == 0.0
     assert result.end_s == pytest.approx(2.5, abs=0.1)
     assert result.errors == ("given up 1.5 s after the end of the load",)
-    assert too_late(result.errors[0])
+    assert is_late(result.errors[0])
     assert np.count_nonzero(result.error >= 0) == pytest.approx(50, abs=5)
     assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
     assert np.all(np.diff(result.end) >= 0)
@@ -274,7 +289,9 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("behind_s", [5.0, float("inf")])
 async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float) -> None:
-    """Fifty requests are half a second of arrivals: what is not sent beyond them would never be five seconds behind."""
+    """Fifty requests are half a second of arrivals: what is not sent beyond them would never be
+    five seconds behind.
+    """
     spec = LoadSpec(
         rate=100,
         arrivals=Arrivals.CONSTANT,
@@ -285,7 +302,7 @@ async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float)
         timeout_s=20,
         statistics=False,
     )
-    result = await Load(spec, [b""], [1], Counter(lambda _: 0.5).send, None, None).run()
+    result = await LoadRun(spec, [b""], [1], Counter(lambda _: 0.5).send, None, None).run()
     ends = behind_s < 60
     assert result.overloaded == ends
     assert result.end_s == pytest.approx(0.51 if ends else 9.0, abs=0.05)
@@ -309,7 +326,7 @@ async def test_one_request_that_never_ends_is_no_overload() -> None:
         behind_s=0.5,
         statistics=False,
     )
-    result = await Load(spec, [b""], [1], OneHangs(lambda _: 0.001).send, None, None).run()
+    result = await LoadRun(spec, [b""], [1], OneHangs(lambda _: 0.001).send, None, None).run()
     assert not result.overloaded
     assert (result.begin_s, result.end_s) == (0.0, 6.0)
     assert np.count_nonzero(result.error >= 0) == 1
@@ -320,9 +337,9 @@ async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unstead
     spec = LoadSpec(
         rate=200, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1, extend=6, statistics=False
     )
-    result = await Load(spec, [b""], [1], Counter(lambda _: 0.01).send, None, None).run()
+    result = await LoadRun(spec, [b""], [1], Counter(lambda _: 0.01).send, None, None).run()
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
-    summary = summarise(result)
+    summary = summarize(result)
     assert not summary.stability.stable
     assert summary.requests_per_s == pytest.approx(100, rel=0.02)
     assert summary.requests == 600, "all that was due, however late"
@@ -332,12 +349,14 @@ async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unstead
 async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_question_and_answer() -> (
     None
 ):
-    """The last look is told two seconds late, with counters as they were a second before: half of a core was busy all the time."""
+    """The last look is told two seconds late, with counters as they were a second before: half of a
+    core was busy all the time.
+    """
 
     class Late:
         asked = 0
 
-        async def look(self) -> Callable[[], list[Any]]:
+        async def sample(self) -> Callable[[], list[Any]]:
             self.asked += 1
             late = 2 if self.asked == 5 else 0  # before the load, and at 1, 2, 3 and 4 seconds
             await asyncio.sleep(late)
@@ -352,8 +371,8 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
             return lambda: [model | {"inference_stats": {"success": {"count": done}}}]
 
     spec = LoadSpec(rate=10, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1)
-    result = await Load(
-        spec, [b""], [1], Counter(lambda _: 0.001).send, cast("Reader", Late()), None
+    result = await LoadRun(
+        spec, [b""], [1], Counter(lambda _: 0.001).send, cast("StatisticsReader", Late()), None
     ).run()
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     assert result.steps["m"].requests == 40
@@ -361,25 +380,29 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
 
 
 async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age() -> None:
-    """Two of 0.25 s behind each other on one connection: the second has waited 0.25 s when it is sent, and gets no 0.4 s more."""
+    """Two of 0.25 s behind each other on one connection: the second has waited 0.25 s when it is
+    sent, and gets no 0.4 s more.
+    """
     async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
         spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)
-        result = await run(target(stand.url), spec)
+        result = await run_load(target(stand.url), spec)
     assert result.errors == ("no answer within 0.4 s",)
     assert result.elapsed_s < 0.6
 
 
 async def test_rows_are_counted() -> None:
     async with kserve(lambda _: (0.005, 200, b"{}")) as stand:
-        summary = summarise(await run(target(stand.url, rows=8), LoadSpec(concurrency=1, **QUICK)))
+        summary = summarize(
+            await run_load(target(stand.url, rows=8), LoadSpec(concurrency=1, **QUICK))
+        )
     assert summary.rows_per_s == pytest.approx(8 * summary.requests_per_s)
 
 
 async def test_an_unreachable_server_is_one_message() -> None:
     async with kserve() as stand:
         url = stand.url
-    with pytest.raises(LoadError, match=r"127.0.0.1:\d+ cannot be reached: .*refused"):
-        await run(target(url), LoadSpec(concurrency=1, **QUICK))
+    with pytest.raises(LoadGeneratorError, match=r"127.0.0.1:\d+ cannot be reached: .*refused"):
+        await run_load(target(url), LoadSpec(concurrency=1, **QUICK))
 
 
 @pytest.mark.looptime(start=0)
@@ -387,28 +410,30 @@ async def test_it_goes_on_until_it_is_steady_and_no_longer() -> None:
     # Slow in the first window, steady from then on.
     spec = LoadSpec(concurrency=1, duration_s=3, warmup_s=0, extend=6, statistics=False)
     warming = Counter(lambda _: 0.05 if asyncio.get_running_loop().time() < 1 else 0.01)
-    result = await Load(spec, [b""], [1], warming.send, None, None).run()
+    result = await LoadRun(spec, [b""], [1], warming.send, None, None).run()
     assert (result.begin_s, result.end_s) == pytest.approx((1.0, 4.0))
-    assert summarise(result).stability.stable
+    assert summarize(result).stability.stable
     # One that never is ends, too, and is said to be none.
     slower = Counter(lambda number: 0.001 * number)
-    result = await Load(replace(spec, extend=2), [b""], [1], slower.send, None, None).run()
+    result = await LoadRun(replace(spec, extend=2), [b""], [1], slower.send, None, None).run()
     assert (result.begin_s, result.end_s) == pytest.approx((2.0, 5.0))
-    assert not summarise(result).stability.stable
+    assert not summarize(result).stability.stable
 
 
 async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
-    told: list[Progress] = []
+    told: list[LoadProgress] = []
     twice = asyncio.Event()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: LoadProgress) -> None:
         told.append(progress)
         if len(told) == 2:
             twice.set()
 
     async with kserve(lambda _: (0.01, 200, b"{}")) as stand:
         load = asyncio.create_task(
-            run(target(stand.url), LoadSpec(concurrency=2, duration_s=30, statistics=False), tell)
+            run_load(
+                target(stand.url), LoadSpec(concurrency=2, duration_s=30, statistics=False), tell
+            )
         )
         await twice.wait()
         load.cancel()
@@ -431,7 +456,7 @@ async def test_progress_is_told_and_a_cancelled_load_leaves_nothing() -> None:
     ],
 )
 def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(LoadError):
+    with pytest.raises(LoadGeneratorError):
         LoadSpec(**fields)
 
 
@@ -446,9 +471,9 @@ def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
 async def test_a_load_ends_where_its_times_would_fill_the_memory(
     load: LoadSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MOST_REQUESTS", 500)
+    monkeypatch.setattr(engine, "MAX_REQUESTS", 500)
     server = Counter(lambda _: 0.001)
-    with pytest.raises(LoadError, match=r"more than 500 requests in one run.*--duration"):
-        await Load(load, [b"x"], [1], server.send, None, None).run()
+    with pytest.raises(LoadGeneratorError, match=r"more than 500 requests in one run.*--duration"):
+        await LoadRun(load, [b"x"], [1], server.send, None, None).run()
     assert 500 <= server.number <= 510
     assert asyncio.get_running_loop().time() < 2

@@ -1,4 +1,6 @@
-"""Triton's statistics as the difference of two looks: real answers' shape, figures worked out by hand."""
+"""Triton's statistics as the difference of two looks: real answers' shape, figures worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from triton_pipelines.tools.loadgen import steps
-from triton_pipelines.tools.loadgen.triton_statistics import parse
+from triton_pipelines.tools.loadgen import step_statistics
+from triton_pipelines.tools.loadgen.triton_statistics import parse_statistics
 
 
 def stats(scale: int, name: str = "tokenizer", version: str = "1") -> dict[str, Any]:
-    """One model's statistics as Triton has them: `scale` times 10 requests of 2 rows, in 4 executions of 5 rows."""
+    """One model's statistics as Triton has them.
+
+    `scale` times 10 requests of 2 rows, in 4 executions of 5 rows.
+    """
 
     def duration(count: int, ns: int) -> dict[str, int]:
         return {"count": count * scale, "ns": ns * scale}
@@ -41,7 +46,9 @@ def stats(scale: int, name: str = "tokenizer", version: str = "1") -> dict[str, 
 
 
 def test_figures_are_those_of_the_time_between() -> None:
-    found = steps(parse([stats(3)]), parse([stats(5)]), elapsed_s=0.5)["tokenizer"]
+    found = step_statistics(
+        parse_statistics([stats(3)]), parse_statistics([stats(5)]), elapsed_s=0.5
+    )["tokenizer"]
     assert (found.requests, found.failures, found.rows, found.executions) == (20, 2, 40, 8)
     assert found.rows_per_execution == 5
     assert found.queue_s == pytest.approx(0.002)
@@ -59,13 +66,13 @@ def test_numbers_written_as_text_are_numbers() -> None:
     item = stats(2)
     item["inference_count"] = str(item["inference_count"])
     item["inference_stats"]["queue"]["ns"] = str(item["inference_stats"]["queue"]["ns"])
-    assert parse([item]) == parse([stats(2)])
+    assert parse_statistics([item]) == parse_statistics([stats(2)])
 
 
 def test_versions_of_a_model_are_taken_together() -> None:
     both, one = (
-        steps({}, parse([stats(1), stats(2, version="2")]), 1.0)["tokenizer"],
-        steps({}, parse([stats(3)]), 1.0)["tokenizer"],
+        step_statistics({}, parse_statistics([stats(1), stats(2, version="2")]), 1.0)["tokenizer"],
+        step_statistics({}, parse_statistics([stats(3)]), 1.0)["tokenizer"],
     )
     assert (
         (both.requests, both.rows, both.batches)
@@ -76,11 +83,15 @@ def test_versions_of_a_model_are_taken_together() -> None:
 
 
 def test_a_model_loaded_anew_counts_from_its_load() -> None:
-    assert steps(parse([stats(9)]), parse([stats(2)]), 1.0) == steps({}, parse([stats(2)]), 1.0)
+    assert step_statistics(
+        parse_statistics([stats(9)]), parse_statistics([stats(2)]), 1.0
+    ) == step_statistics({}, parse_statistics([stats(2)]), 1.0)
 
 
 def test_a_model_that_did_nothing_divides_nothing() -> None:
-    found = steps(parse([stats(3)]), parse([stats(3)]), 1.0)["tokenizer"]
+    found = step_statistics(parse_statistics([stats(3)]), parse_statistics([stats(3)]), 1.0)[
+        "tokenizer"
+    ]
     assert (
         found.requests,
         found.queue_s,
@@ -92,9 +103,9 @@ def test_a_model_that_did_nothing_divides_nothing() -> None:
 
 
 def test_an_ensemble_has_no_executions() -> None:
-    found = steps(
+    found = step_statistics(
         {},
-        parse(
+        parse_statistics(
             [
                 {
                     "name": "pipeline",

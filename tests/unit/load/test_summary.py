@@ -8,8 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, stability, summarise
-from triton_pipelines.tools.loadgen.summary import Window, figures, percentiles, steady
+from triton_pipelines.tools.loadgen import (
+    LoadResult,
+    LoadSpec,
+    stability,
+    summarize,
+    summary_document,
+)
+from triton_pipelines.tools.loadgen.summary import LoadWindow, compare_windows, percentiles
 
 CLOSED = LoadSpec(concurrency=1, duration_s=3.0, warmup_s=1.0)
 
@@ -49,10 +55,11 @@ def test_percentiles_are_exact() -> None:
 
 
 def test_warm_up_does_not_count() -> None:
-    summary = summarise(
+    summary = summarize(
         result(due=[0.0, 0.5, 1.0, 2.0, 3.0, 4.0], end=[0.5, 0.9, 2.0, 3.0, 4.0, 4.5], rows=4)
     )
-    # Ended in [1, 4): two requests, of a second each; those before are warm-up, those after are over.
+    # Ended in [1, 4): two requests, of a second each; those before are warm-up, those after are
+    # over.
     assert summary.requests == 2
     assert summary.requests_per_s == pytest.approx(2 / 3)
     assert summary.rows_per_s == pytest.approx(8 / 3)
@@ -63,7 +70,7 @@ def test_warm_up_does_not_count() -> None:
 
 def test_of_an_open_loop_what_was_due_counts_however_late() -> None:
     spec = LoadSpec(rate=1, duration_s=3.0, warmup_s=1.0)
-    summary = summarise(result(due=[0.9, 1.5, 3.9], end=[1.1, 1.6, 9.9], spec=spec))
+    summary = summarize(result(due=[0.9, 1.5, 3.9], end=[1.1, 1.6, 9.9], spec=spec))
     assert summary.requests == 2
     assert summary.max_s == pytest.approx(6.0)
     # Throughput is what came out in the time.
@@ -71,7 +78,7 @@ def test_of_an_open_loop_what_was_due_counts_however_late() -> None:
 
 
 def test_failed_requests_are_counted_by_message_and_have_no_latency() -> None:
-    summary = summarise(
+    summary = summarize(
         result(due=[1.0, 1.1, 1.2, 1.3], end=[1.2, 1.3, 1.4, 1.5], error=[0, -1, 0, 1])
     )
     assert summary.errors == {"503: full": 2, "late": 1}
@@ -79,10 +86,10 @@ def test_failed_requests_are_counted_by_message_and_have_no_latency() -> None:
 
 
 def test_nothing_answered_is_no_number() -> None:
-    summary = summarise(result(due=[1.0], end=[1.5], error=[0]))
+    summary = summarize(result(due=[1.0], end=[1.5], error=[0]))
     assert math.isnan(summary.p99_s)
     assert not summary.stability.stable
-    assert figures(summary)["p99Milliseconds"] is None
+    assert summary_document(summary)["p99Milliseconds"] is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_nothing_answered_is_no_number() -> None:
 def test_windows_that_differ_by_more_than_a_tenth_are_not_stable(
     windows: list[tuple[float, float]], stable: bool, reason: str
 ) -> None:
-    found = steady([Window(*item) for item in windows])
+    found = compare_windows([LoadWindow(*item) for item in windows])
     assert found.stable is stable
     assert found.reason.startswith(reason)
 

@@ -9,13 +9,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from triton_pipelines.tools.loadgen import LoadSpec, Target
-from triton_pipelines.tools.loadgen.load_spec import LoadError
-from triton_pipelines.tools.loadgen.sweep import SweepEndedError, sweep
+from triton_pipelines.tools.loadgen import (
+    LoadGeneratorError,
+    LoadSpec,
+    LoadTarget,
+    SweepEndedError,
+    sweep,
+)
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers at once, one request at a time; the first one takes 0.4 s, whether or not its client still waits."""
+    """Answers at once, one request at a time; the first one takes 0.4 s, whether or not its client
+    still waits.
+    """
 
     daemon_threads = True
 
@@ -59,7 +65,7 @@ def server() -> Iterator[_Server]:
 def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
     server: _Server,
 ) -> None:
-    target = Target(
+    target = LoadTarget(
         f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"]
     )
     specs = [
@@ -89,7 +95,8 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
         (3, "concurrency 2"),
     ]
     assert [len(item.runs) for item in found] == [2, 2]
-    # The first request was given up after 0.15 s, and the server was busy with it for 0.4 s: nobody else paid for that.
+    # The first request was given up after 0.15 s, and the server was busy with it for 0.4 s: nobody
+    # else paid for that.
     assert dict(found[0].errors) == {"no answer within 0.15 s": 1}
     assert not found[1].errors
     assert ends[0] >= server.freed > 0
@@ -98,7 +105,7 @@ def test_rounds_go_over_all_loads_and_the_next_begins_when_the_backlog_is_done(
 
 def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
     server.first = False
-    target = Target(
+    target = LoadTarget(
         f"http://127.0.0.1:{server.server_address[1]}", "m", (), path="/", bodies=[b"x"]
     )
     specs = [
@@ -121,7 +128,7 @@ def test_a_server_that_goes_leaves_what_was_measured(server: _Server) -> None:
 
 
 def test_a_server_that_was_never_there_is_said_plainly() -> None:
-    target = Target("http://127.0.0.1:9", "m", (), path="/", bodies=[b"x"])
-    with pytest.raises(LoadError) as caught:
+    target = LoadTarget("http://127.0.0.1:9", "m", (), path="/", bodies=[b"x"])
+    with pytest.raises(LoadGeneratorError) as caught:
         sweep([(target, LoadSpec(concurrency=1, duration_s=0.06, warmup_s=0, statistics=False))], 1)
     assert not isinstance(caught.value, SweepEndedError)

@@ -13,14 +13,16 @@ import pytest
 
 from e2e.local.pki import Authority
 from tests.support.loopback import listening
-from triton_pipelines.tools.loadgen import LoadError, LoadSpec, Target, run
+from triton_pipelines.tools.loadgen import LoadGeneratorError, LoadSpec, LoadTarget, run_load
 
 ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
-    """A server that answers everything, with a certificate of an authority of its own, which is written to ``folder``/ca.pem."""
+async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[LoadTarget]:
+    """A server that answers everything, with a certificate of an authority of its own, which is
+    written to ``folder``/ca.pem.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with (
@@ -43,7 +45,7 @@ async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[Target]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "server.pem")
     async with listening(answer, context if tls else None) as address:
-        yield Target(
+        yield LoadTarget(
             f"https://{address}",
             "m",
             (),
@@ -57,20 +59,22 @@ async def test_an_authority_of_the_environment_is_trusted(
 ) -> None:
     async with serving(tmp_path) as target:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-        result = await run(target, ONCE)
+        result = await run_load(target, ONCE)
     assert len(result.latencies) > 0
     assert not result.errors
 
 
 async def test_a_certificate_that_is_refused_says_how_to_trust_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as target:
-        with pytest.raises(LoadError, match=r"certificate is refused: .*SSL_CERT_FILE"):
-            await run(target, ONCE)
+        with pytest.raises(LoadGeneratorError, match=r"certificate was rejected: .*SSL_CERT_FILE"):
+            await run_load(target, ONCE)
 
 
 async def test_a_server_without_tls_is_not_told_to_be_a_matter_of_rights(tmp_path: Path) -> None:
     # The number of a TLS error is 1, which is the system's "Operation not permitted".
     async with serving(tmp_path, tls=False) as target:
-        with pytest.raises(LoadError, match="does the server speak http, not https") as caught:
-            await run(target, ONCE)
+        with pytest.raises(
+            LoadGeneratorError, match="does the server use http instead of https"
+        ) as caught:
+            await run_load(target, ONCE)
     assert "not permitted" not in str(caught.value)

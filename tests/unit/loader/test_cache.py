@@ -1,4 +1,7 @@
-"""The files that pods share: verified on use, safe for many at once, bounded, and never in the way of a load."""
+"""The files that pods share.
+
+Verified on use, safe for many at once, bounded, and never in the way of a load.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pytest
 
 from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
 from triton_pipelines.loader import cache as cache_module
-from triton_pipelines.loader.cache import IN_USE_SECONDS, FileCache, key_of
+from triton_pipelines.loader.cache import IN_USE_SECONDS, FileCache, cache_key
 from triton_pipelines.loader.file_lease import LeaseTimes, try_lease, wait_for
 
 FAST = LeaseTimes(beat=0.01, dead_after=0.2, poll=0.005, patience=5.0)
@@ -44,8 +47,8 @@ def made(tmp_path: Path, log: logging.Logger) -> FileCache:
 def kept(cache: FileCache, tmp_path: Path, data: bytes, name: str = "key") -> str:
     source = tmp_path / f"source-{name}"
     source.write_bytes(data)
-    cache.put(key_of(name), source, hashlib.sha256(data).hexdigest())
-    return key_of(name)
+    cache.put(cache_key(name), source, hashlib.sha256(data).hexdigest())
+    return cache_key(name)
 
 
 def test_a_file_comes_back_by_its_key(made: FileCache, tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_a_file_comes_back_by_its_key(made: FileCache, tmp_path: Path) -> None:
     assert found is not None
     assert (found.sha256, found.size) == (hashlib.sha256(data).hexdigest(), len(data))
     assert (tmp_path / "target").read_bytes() == data
-    assert made.take(key_of("another"), tmp_path / "none") is None
+    assert made.take(cache_key("another"), tmp_path / "none") is None
     assert not (tmp_path / "none").exists()
     assert made.finding() is None
     assert list((tmp_path / "volume/v1/tmp").iterdir()) == []
@@ -65,11 +68,11 @@ def test_keys_differ_by_every_part() -> None:
     assert (
         len(
             {
-                key_of("a", "b"),
-                key_of("ab"),
-                key_of("a", None, "b"),
-                key_of("b", "a"),
-                key_of("a,b"),
+                cache_key("a", "b"),
+                cache_key("ab"),
+                cache_key("a", None, "b"),
+                cache_key("b", "a"),
+                cache_key("a,b"),
             }
         )
         == 5
@@ -167,14 +170,14 @@ def test_the_least_recently_used_goes_first_and_what_is_used_stays(
     kept(small, tmp_path, b"d" * 300, "d")
     there = {name for name in "abc" if small.take(keys[name], tmp_path / "target") is not None}
     assert there == {"b", "c"}
-    assert small.take(key_of("d"), tmp_path / "target") is not None
+    assert small.take(cache_key("d"), tmp_path / "target") is not None
 
 
 def test_what_was_used_lately_is_never_evicted(small: FileCache, tmp_path: Path) -> None:
     keys = [kept(small, tmp_path, name.encode() * 300, name) for name in "abc"]
     kept(small, tmp_path, b"d" * 300, "d")
     assert all(small.take(key, tmp_path / "target") is not None for key in keys)
-    assert small.take(key_of("d"), tmp_path / "target") is None
+    assert small.take(cache_key("d"), tmp_path / "target") is None
     finding = small.finding()
     assert finding is not None
     assert "has no room for 300 B (300 B more would have to be free)" in finding.message
@@ -207,7 +210,7 @@ def test_unfinished_files_of_pods_that_are_gone_are_removed(
 
 def test_many_pods_at_once_never_see_a_part(tmp_path: Path, log: logging.Logger) -> None:
     data = os.urandom(2_000_000)
-    digest, key = hashlib.sha256(data).hexdigest(), key_of("k")
+    digest, key = hashlib.sha256(data).hexdigest(), cache_key("k")
     (tmp_path / "source").write_bytes(data)
 
     def pod(number: int) -> str | None:
@@ -222,11 +225,11 @@ def test_many_pods_at_once_never_see_a_part(tmp_path: Path, log: logging.Logger)
     assert pod(0) == digest
 
 
-# --- who fetches ----------------------------------------------------------------------------------------------------
+# --- who fetches
 
 
 def test_one_fetches_and_the_others_wait_for_it(made: FileCache, tmp_path: Path) -> None:
-    key = key_of("k")
+    key = cache_key("k")
     lease = made.lease(key)
     assert lease is not None
     waited = threading.Event()

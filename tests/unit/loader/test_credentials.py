@@ -10,22 +10,22 @@ from urllib.parse import quote
 import pytest
 
 from triton_pipelines.api.loadplan import PlanFetch
-from triton_pipelines.loader.credentials import Credentials, read_credentials
+from triton_pipelines.loader.credentials import SourceCredentials, read_credentials
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.uris import Located
+from triton_pipelines.loader.uris import SourceLocation
 from triton_pipelines.redaction import Redactor
 
 LINE = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7"
 PEM = f"-----BEGIN PRIVATE KEY-----\n{LINE}\n-----END PRIVATE KEY-----\n"
 
 
-def read(folder: Path, uri: str, redact: Redactor, **values: str) -> Credentials:
+def read(folder: Path, uri: str, redact: Redactor, **values: str) -> SourceCredentials:
     mounted = folder / "model.extra"
     mounted.mkdir(exist_ok=True)
     for key, value in values.items():
         (mounted / key).write_text(value)
     item = PlanFetch(step="model", slot="extra", uri=uri, target="m/1/x", credentials=True)
-    return read_credentials(item, Located(uri), folder, folder, redact)
+    return read_credentials(item, SourceLocation(uri), folder, folder, redact)
 
 
 def test_every_part_of_a_service_accounts_key_is_masked(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_proxys_password_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, f"http://ada:pass%2Fof-{name}@proxy:3128")
     read_credentials(
         PlanFetch(step="m", uri="https://a/b", target="m/1/x"),
-        Located("https://a/b"),
+        SourceLocation("https://a/b"),
         tmp_path,
         tmp_path,
         redact,
@@ -109,7 +109,7 @@ def test_a_docker_configuration_that_cannot_be_used(tmp_path: Path, config: str,
 
 
 def test_no_credential_shows_in_a_repr() -> None:
-    held = Credentials(
+    held = SourceCredentials(
         token="t0ken",
         user=("u", "passw0rd"),
         keys=("a", "s3cret", None),

@@ -1,4 +1,7 @@
-"""Each example of the user's guide to sources is a source that the API takes; each rule of its table is a source map."""
+"""Each example of the user's guide to sources is a source that the API takes.
+
+Each rule of its table is a source map.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,8 @@ def test_side_files_of_weights_are_found(tmp_path: Path, location: str) -> None:
     "location",
     [
         "model.py",  # the runner itself
-        "triton_python_backend_utils.py",  # what the runner imports; the version folder stands before the backend's
+        # what the runner imports; the version folder stands before the backend's
+        "triton_python_backend_utils.py",
         "triton_python_backend_utils.cpython-310-x86_64-linux-gnu.so",
         "triton_python_backend_utils/__init__.pyc",
         "__pycache__/model.cpython-310.pyc",
@@ -204,9 +205,10 @@ def test_side_files_that_would_be_run_or_lie_elsewhere_are_refused(
 
 
 def test_a_file_of_zeros_is_told_at_once(tmp_path: Path) -> None:
-    # What an interrupted copy leaves of a file whose room was taken beforehand. Its fields are never counted: that would take hours.
+    # What an interrupted copy leaves of a file whose room was taken beforehand. Its fields are
+    # never counted: that would take hours.
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.truncate(64 << 30)
-    with pytest.raises(ValueError, match="is no ONNX model"):
+    with pytest.raises(ValueError, match="is not an ONNX model"):
         read_onnx(path)

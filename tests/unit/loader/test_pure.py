@@ -1,4 +1,7 @@
-"""The loader's pure parts: source map, URIs, redaction, retries, progress, counts, digests, names of files."""
+"""The loader's pure parts.
+
+Source map, URIs, redaction, retries, progress, counts, digests, names of files.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
-from triton_pipelines.loader.errors import LoadError, SourceError
+from triton_pipelines.loader.errors import LoaderError, SourceError
 from triton_pipelines.loader.main import parse_options
-from triton_pipelines.loader.progress import GroupProgress, Progress, human
+from triton_pipelines.loader.progress import DownloadProgress, GroupProgress, format_bytes
 from triton_pipelines.loader.repository import with_count
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
-from triton_pipelines.loader.sources import wanted_file
+from triton_pipelines.loader.sources import requested_file
 from triton_pipelines.loader.sources.hub import HubSource
 from triton_pipelines.loader.staging import digest_of
 from triton_pipelines.loader.uris import (
     HubUri,
-    Located,
+    SourceLocation,
     SourceMap,
     check_scheme,
     parse_bucket,
@@ -38,33 +41,37 @@ from triton_pipelines.redaction import RedactingFormatter, Redactor, redact_url
 @pytest.mark.parametrize(
     ("rules", "uri", "located"),
     [
-        (["hf://=http://127.0.0.1:1"], "hf://a/b", Located("hf://a/b", "http://127.0.0.1:1", True)),
-        (["s3://=https://minio/"], "s3://b/k", Located("s3://b/k", "https://minio", True)),
-        (["hf://=file:///samples/"], "hf://a/b", Located("file:///samples/a/b", None, True)),
+        (
+            ["hf://=http://127.0.0.1:1"],
+            "hf://a/b",
+            SourceLocation("hf://a/b", "http://127.0.0.1:1", True),
+        ),
+        (["s3://=https://minio/"], "s3://b/k", SourceLocation("s3://b/k", "https://minio", True)),
+        (["hf://=file:///samples/"], "hf://a/b", SourceLocation("file:///samples/a/b", None, True)),
         (
             ["hf://a/=pvc://claim/hub/"],
             "hf://a/b@main",
-            Located("pvc://claim/hub/b@main", None, True),
+            SourceLocation("pvc://claim/hub/b@main", None, True),
         ),
         (
             ["https://host/=http://127.0.0.1:1/m/"],
             "https://host/x?y",
-            Located("http://127.0.0.1:1/m/x?y", None, True),
+            SourceLocation("http://127.0.0.1:1/m/x?y", None, True),
         ),
         (
             ["https://host/=file:///short/", "https://host/a/=file:///long/"],
             "https://host/a/x",
-            Located("file:///long/x", None, True),
+            SourceLocation("file:///long/x", None, True),
         ),
-        (["https://host/=file:///short/"], "https://other/x", Located("https://other/x")),
+        (["https://host/=file:///short/"], "https://other/x", SourceLocation("https://other/x")),
         (
             ["", " hf://=https://mirror?a=b "],
             "hf://a/b",
-            Located("hf://a/b", "https://mirror?a=b", True),
+            SourceLocation("hf://a/b", "https://mirror?a=b", True),
         ),
     ],
 )
-def test_source_maps(rules: list[str], uri: str, located: Located) -> None:
+def test_source_maps(rules: list[str], uri: str, located: SourceLocation) -> None:
     assert SourceMap.parse(rules).apply(uri) == located
 
 
@@ -86,7 +93,7 @@ def test_a_folder_as_target_is_told_how_it_is_written() -> None:
 )
 def test_schemes_that_a_resource_may_not_use(uri: str) -> None:
     with pytest.raises(SourceError):
-        check_scheme(Located(uri))
+        check_scheme(SourceLocation(uri))
 
 
 @pytest.mark.parametrize(
@@ -101,14 +108,14 @@ def test_schemes_that_a_resource_may_not_use(uri: str) -> None:
     ],
 )
 def test_schemes_that_a_resource_may_use(uri: str) -> None:
-    check_scheme(Located(uri))
+    check_scheme(SourceLocation(uri))
 
 
 def test_a_source_map_opens_files_and_http() -> None:
-    check_scheme(Located("file:///x", mapped=True))
-    check_scheme(Located("http://mirror/x", mapped=True))
+    check_scheme(SourceLocation("file:///x", mapped=True))
+    check_scheme(SourceLocation("http://mirror/x", mapped=True))
     with pytest.raises(SourceError):
-        check_scheme(Located("ftp://mirror/x", mapped=True))
+        check_scheme(SourceLocation("ftp://mirror/x", mapped=True))
 
 
 def test_the_parts_of_uris() -> None:
@@ -145,7 +152,7 @@ def test_which_file_of_a_source_is_wanted(
     kind: FetchKind, path: str | None, last: str, is_folder: bool | None, wanted: object
 ) -> None:
     assert (
-        wanted_file(
+        requested_file(
             PlanFetch(step="m", uri="x", kind=kind, path=path, target="m/1/model.onnx"),
             last,
             is_folder,
@@ -203,8 +210,8 @@ def test_delays_grow_and_stay_bounded(failures: int, draw: float) -> None:
     policy = RetryPolicy(first_delay=1, factor=2, longest_delay=30)
     whole = min(30.0, 2.0 ** min(failures - 1, 30))
     assert whole / 2 <= policy.delay(failures, draw) <= whole
-    assert policy.delay(failures, draw, asked=1e9) == 60
-    assert policy.delay(failures, draw, asked=0.0) == policy.delay(failures, draw)
+    assert policy.delay(failures, draw, retry_after=1e9) == 60
+    assert policy.delay(failures, draw, retry_after=0.0) == policy.delay(failures, draw)
 
 
 class Script:
@@ -262,7 +269,7 @@ def test_progress_speaks_at_most_every_five_seconds() -> None:
     log = logging.Logger("progress")
     log.addHandler(logging.StreamHandler(out))
     now = iter([0.0, 1.0, 5.0, 6.0, 9.9, 10.0, 12.0])
-    progress = Progress(log, "spec.model.source x", 4 << 20, 1 << 20, lambda: next(now))
+    progress = DownloadProgress(log, "spec.model.source x", 4 << 20, 1 << 20, lambda: next(now))
     for _ in range(5):
         progress.add(1 << 18)
     progress.finish()
@@ -271,7 +278,7 @@ def test_progress_speaks_at_most_every_five_seconds() -> None:
         "spec.model.source x: 2.2 MiB of 4.0 MiB (56 %), 128.0 KiB/s",
         "spec.model.source x: fetched 2.2 MiB of 4.0 MiB (56 %), 106.7 KiB/s",
     ]
-    assert [human(value) for value in (0, 1023, 1024, 1 << 40, 5 << 50)] == [
+    assert [format_bytes(value) for value in (0, 1023, 1024, 1 << 40, 5 << 50)] == [
         "0 B",
         "1023 B",
         "1.0 KiB",
@@ -285,7 +292,8 @@ LAYOUTS = [
     "instance_group { count: 1 kind: KIND_CPU }  # a comment\n",
     'instance_group: [\n  {\n    name: "count: 7"\n    kind: KIND_CPU\n    count: 1\n  }\n]\n',
     "instance_group { kind: KIND_CPU }\n",
-    'parameters { key: "instance_group" value { string_value: "count: 3" } }\ninstance_group { count: 1 }\n',
+    'parameters { key: "instance_group" value { string_value: "count: 3" } }\ninstance_group '
+    "{ count: 1 }\n",
 ]
 
 
@@ -312,11 +320,11 @@ def test_the_text_around_a_count_stays() -> None:
     [
         ('name: "t"\n', "0 instance groups"),
         ("instance_group [ { count: 1 }, { count: 1 } ]\n", "2 instance groups"),
-        ("instance_group {", "no model configuration"),
+        ("instance_group {", "not a model configuration"),
     ],
 )
 def test_a_config_without_one_count_is_refused(config: str, says: str) -> None:
-    with pytest.raises(LoadError, match=says) as caught:
+    with pytest.raises(LoaderError, match=says) as caught:
         with_count(config, 2, "tokenizer/config.pbtxt")
     assert caught.value.reason is LoadReason.INTERNAL_ERROR
     assert "tokenizer/config.pbtxt" in caught.value.message
@@ -355,7 +363,10 @@ def test_no_character_that_a_query_may_hold_ends_its_masking(
 
 @pytest.mark.parametrize("repository", ["-org/name", "org/na--me", "org/name.", f"org/{'n' * 97}"])
 def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
-    """Nothing is asked: the hub's library knows the rules of names. Trying again would hold the pod for nothing."""
+    """Nothing is asked: the hub's library knows the rules of names.
+
+    Trying again would hold the pod for nothing.
+    """
     with httpx.Client() as client:
         source = HubSource(
             client,
@@ -366,7 +377,7 @@ def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
             token=None,
             context=ssl.create_default_context(),
         )
-        with pytest.raises(SourceError, match="is no name of a repository") as raised:
+        with pytest.raises(SourceError, match="is not a repository name") as raised:
             source.resolve()
     assert not raised.value.retryable
 

@@ -1,4 +1,7 @@
-"""Which files of a source are taken and where they go: listings, version folders, collisions; pure decisions."""
+"""Which files of a source are taken and where they go: listings, version folders, collisions.
+
+Pure decisions.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from triton_pipelines.api.loadplan import (
     PlanFile,
     PlanVersions,
 )
-from triton_pipelines.loader.errors import LoadError, SourceError
+from triton_pipelines.loader.errors import LoaderError, SourceError
 from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.listing import (
     MAX_FILES,
-    Entry,
-    Listing,
-    Record,
+    ListedFile,
+    ListingRecord,
+    SourceListing,
     digest,
+    files_by_version,
     folder,
-    numbered,
 )
 from triton_pipelines.loader.selection import ignored_finding, select
 
@@ -41,11 +44,11 @@ def model(**rest: object) -> PlanFetch:
     )  # type: ignore[arg-type]
 
 
-def held(*names: str) -> Listing:
-    return folder(Entry(name) for name in names)
+def held(*names: str) -> SourceListing:
+    return folder(ListedFile(name) for name in names)
 
 
-def taken(item: PlanFetch, listing: Listing, before: tuple[int, ...] = ()) -> dict[str, str]:
+def taken(item: PlanFetch, listing: SourceListing, before: tuple[int, ...] = ()) -> dict[str, str]:
     return {path: entry.name for path, entry in select(item, listing, before).files.items()}
 
 
@@ -63,13 +66,21 @@ VERSIONS = held(
 @pytest.mark.parametrize(
     ("item", "listing", "files"),
     [
-        (model(), Listing((Entry("net.onnx"),), single=True), {"1/model.onnx": "net.onnx"}),
+        (
+            model(),
+            SourceListing((ListedFile("net.onnx"),), single=True),
+            {"1/model.onnx": "net.onnx"},
+        ),
         (
             model(file=None, whole=True),
-            Listing((Entry("net.pt"),), single=True),
+            SourceListing((ListedFile("net.pt"),), single=True),
             {"1/net.pt": "net.pt"},
         ),
-        (model(pinned=1), Listing((Entry("net.onnx"),), single=True), {"1/model.onnx": "net.onnx"}),
+        (
+            model(pinned=1),
+            SourceListing((ListedFile("net.onnx"),), single=True),
+            {"1/model.onnx": "net.onnx"},
+        ),
         (model(), held("model.onnx", "README.md", "other.onnx"), {"1/model.onnx": "model.onnx"}),
         (
             model(source_file="onnx/net.onnx"),
@@ -107,7 +118,8 @@ VERSIONS = held(
             held("3/model.onnx"),
             {"3/model.onnx": "3/model.onnx"},
         ),
-        # Folders of digits beside the model are just folders; with a leading zero they are never versions.
+        # Folders of digits beside the model are just folders; with a leading zero they are never
+        # versions.
         (model(), held("model.onnx", "512/x"), {"1/model.onnx": "model.onnx"}),
         (
             model(),
@@ -115,12 +127,12 @@ VERSIONS = held(
             {"1/model.onnx": "model.onnx"},
         ),
         (model(), held("model.onnx", "2/model.onnx"), {"2/model.onnx": "2/model.onnx"}),
-        (model(), Listing(None), {"1/model.onnx": "model.onnx"}),
+        (model(), SourceListing(None), {"1/model.onnx": "model.onnx"}),
         (model(source_file="net.onnx"), held("7/net.onnx"), {"7/model.onnx": "7/net.onnx"}),
         (model(kind=FetchKind.FOLDER, file=None), held("a", "b/c"), {"a": "a", "b/c": "b/c"}),
         (
             model(kind=FetchKind.FOLDER, file=None),
-            Listing((Entry("a.txt"),), single=True),
+            SourceListing((ListedFile("a.txt"),), single=True),
             {"a.txt": "a.txt"},
         ),
         (
@@ -130,13 +142,13 @@ VERSIONS = held(
         ),
     ],
 )
-def test_what_is_taken(item: PlanFetch, listing: Listing, files: dict[str, str]) -> None:
+def test_what_is_taken(item: PlanFetch, listing: SourceListing, files: dict[str, str]) -> None:
     assert taken(item, listing) == files
 
 
 def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> None:
     assert taken(model(), VERSIONS, (2,)) == {n: n for n in ("2/model.onnx", "2/data/w.bin")}
-    with pytest.raises(LoadError, match="version 3 is gone") as raised:
+    with pytest.raises(LoaderError, match="version 3 is gone") as raised:
         select(model(), VERSIONS, (2, 3))
     assert raised.value.reason is LoadReason.SOURCE_CHANGED
 
@@ -152,13 +164,13 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
         ),
         (
             model(versions=PlanVersions(latest=2)),
-            Listing((Entry("m"),), single=True),
+            SourceListing((ListedFile("m"),), single=True),
             LoadReason.MODEL_MISMATCH,
             "the one file m",
         ),
         (
             model(versions=PlanVersions(specific=(1, 3))),
-            Listing(None),
+            SourceListing(None),
             LoadReason.MODEL_MISMATCH,
             "asks for versions 1, 3 of the model",
         ),
@@ -172,13 +184,13 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
             model(pinned=4),
             VERSIONS,
             LoadReason.MODEL_MISMATCH,
-            "version 4 is asked for; the source has 1, 2, 10",
+            "version 4 is requested; the source has 1, 2, 10",
         ),
         (
             model(versions=PlanVersions(specific=(3, 1))),
             VERSIONS,
             LoadReason.MODEL_MISMATCH,
-            "version 3 is asked for",
+            "version 3 is requested",
         ),
         (
             model(),
@@ -207,9 +219,9 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
     ],
 )
 def test_what_does_not_fit_says_what_lies_there(
-    item: PlanFetch, listing: Listing, reason: LoadReason, says: str
+    item: PlanFetch, listing: SourceListing, reason: LoadReason, says: str
 ) -> None:
-    with pytest.raises(LoadError, match=says) as raised:
+    with pytest.raises(LoaderError, match=says) as raised:
         select(item, listing)
     assert raised.value.reason is reason
 
@@ -217,7 +229,7 @@ def test_what_does_not_fit_says_what_lies_there(
 @pytest.mark.parametrize("item", [model(whole=True), model(kind=FetchKind.FOLDER, file=None)])
 def test_a_web_folder_cannot_be_taken_whole(item: PlanFetch) -> None:
     with pytest.raises(SourceError, match="has no listing"):
-        select(item, Listing(None))
+        select(item, SourceListing(None))
 
 
 def test_configurations_of_the_source_are_left_out_and_said() -> None:
@@ -242,33 +254,33 @@ def test_names_that_lead_astray_are_refused(name: str) -> None:
 
 def test_a_folder_is_bounded_and_consistent() -> None:
     with pytest.raises(SourceError, match=f"more than {MAX_FILES} files"):
-        folder(Entry(f"{n}") for n in range(MAX_FILES + 1))
-    assert len(folder(Entry(f"{n}") for n in range(MAX_FILES)).names) == MAX_FILES
+        folder(ListedFile(f"{n}") for n in range(MAX_FILES + 1))
+    assert len(folder(ListedFile(f"{n}") for n in range(MAX_FILES)).names) == MAX_FILES
     with pytest.raises(SourceError, match="both as a file and as a folder"):
         held("a", "a/b")
-    with pytest.raises(SourceError, match="holds no files"):
+    with pytest.raises(SourceError, match="has no files"):
         held("__pycache__/x.pyc", ".git/config")
 
 
 def test_the_digest_of_a_listing_changes_with_name_size_and_identity() -> None:
-    base = [Entry("a", 1, "x"), Entry("b", 2, "y")]
+    base = [ListedFile("a", 1, "x"), ListedFile("b", 2, "y")]
     others = [
-        [Entry("a", 1, "x")],
-        [Entry("c", 1, "x"), base[1]],
-        [Entry("a", 2, "x"), base[1]],
-        [Entry("a", 1, "z"), base[1]],
+        [ListedFile("a", 1, "x")],
+        [ListedFile("c", 1, "x"), base[1]],
+        [ListedFile("a", 2, "x"), base[1]],
+        [ListedFile("a", 1, "z"), base[1]],
     ]
     digests = {digest(entries) for entries in (base, *others)}
     assert len(digests) == 5
     assert digest(reversed(base)) == digest(base)
-    assert digest([Entry("a", 1), base[1]]) is None
+    assert digest([ListedFile("a", 1), base[1]]) is None
 
 
 @given(st.sets(st.integers(1, 10**17), max_size=5), st.one_of(st.none(), st.just("f" * 64)))
 def test_a_record_survives_its_text(versions: set[int], listing: str | None) -> None:
-    record = Record(tuple(sorted(versions)), listing)
+    record = ListingRecord(tuple(sorted(versions)), listing)
     if versions or listing:
-        assert Record.parse(str(record)) == record
+        assert ListingRecord.parse(str(record)) == record
 
 
 @pytest.mark.parametrize(
@@ -285,16 +297,16 @@ def test_a_record_survives_its_text(versions: set[int], listing: str | None) -> 
     ],
 )
 def test_what_is_no_record(text: str | None) -> None:
-    assert Record.parse(text) is None
+    assert ListingRecord.parse(text) is None
 
 
 def test_version_folders_are_those_that_triton_reads() -> None:
     assert list(
-        numbered(held("1/a", "02/a", "0/a", "3x/a", "x/3/a", "12/b/c", "4").entries or ())
+        files_by_version(held("1/a", "02/a", "0/a", "3x/a", "x/3/a", "12/b/c", "4").entries or ())
     ) == [1, 12]
 
 
-# --- who writes what ----------------------------------------------------------------------------------------------------
+# --- who writes what
 
 
 def layout(
@@ -332,7 +344,7 @@ def test_a_source_never_overwrites_what_the_operator_writes(path: str) -> None:
     item = model()
     made = layout(item)
     made.found(item, (2,))
-    with pytest.raises(LoadError, match="written by the operator itself") as raised:
+    with pytest.raises(LoaderError, match="written by the operator itself") as raised:
         made.place(item, path, "spec.model.source s3://b/k")
     assert raised.value.message.startswith("spec.model.source s3://b/k: holds ")
 
@@ -351,5 +363,5 @@ def test_two_sources_never_write_one_file() -> None:
     made = layout(item, extra, files=())
     made.place(item, "bert/1/data", "w")
     for path in ("bert/1/data", "bert/1/data/x"):
-        with pytest.raises(LoadError, match=r"which spec\.model\.source writes too"):
+        with pytest.raises(LoaderError, match=r"which spec\.model\.source writes too"):
             made.place(extra, path, "w")

@@ -1,4 +1,6 @@
-"""Folders of a shared volume that the loader makes, so that they belong to the user that Triton runs as."""
+"""Folders of a shared volume that the loader makes, so that they belong to the user that Triton
+runs as.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tokens and lengths that a file does not take are found when it is loaded, and nothing is told that is not certain."""
+"""Tokens and lengths that a file does not take are found when it is loaded, and nothing is told
+that is not certain.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,18 @@ from tokenizers.processors import TemplateProcessing
 from tests.support.raggedgraphs import POSITIONS, VOCABULARY, WIDTH, Encoder, Places, as_calls, make
 from triton_pipelines.api.loadplan import PlanTokens
 from triton_pipelines.loader import tokenizer_fit
-from triton_pipelines.loader.ragged.equivalence import Means
-from triton_pipelines.loader.tokenizer_files import Highest, highest
-from triton_pipelines.loader.tokenizer_fit import Misfit, misfits
+from triton_pipelines.loader.onnx_graph.model_runner import Evaluator
+from triton_pipelines.loader.tokenizer_files import HighestTokenId, highest_token_id
+from triton_pipelines.loader.tokenizer_fit import TokenizerMismatch, find_mismatches
 
 MODEL, TOKENIZER = "hf://org/model", "hf://org/tokenizer"
-LAST = Highest(VOCABULARY - 1, "last")
-ENGINES = [Means.ONNX_RUNTIME, Means.REFERENCE]
+LAST = HighestTokenId(VOCABULARY - 1, "last")
+ENGINES = [Evaluator.ONNX_RUNTIME, Evaluator.REFERENCE]
 
 
 @pytest.fixture(params=ENGINES)
 def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tokenizer_fit, "means_for", lambda weights: request.param)
+    monkeypatch.setattr(tokenizer_fit, "choose_evaluator", lambda weights: request.param)
     return tmp_path / "model.onnx"
 
 
@@ -43,14 +45,16 @@ def tokens(max_length: int = POSITIONS, *, types: bool = False) -> PlanTokens:
     )
 
 
-def found(file: Path, known: Highest = LAST, wanted: PlanTokens | None = None) -> list[Misfit]:
-    return list(misfits(file, wanted or tokens(), known, MODEL, TOKENIZER))
+def found(
+    file: Path, known: HighestTokenId = LAST, wanted: PlanTokens | None = None
+) -> list[TokenizerMismatch]:
+    return list(find_mismatches(file, wanted or tokens(), known, MODEL, TOKENIZER))
 
 
 def test_a_file_that_takes_all(file: Path) -> None:
     onnx.save(make(Encoder(types=True)), str(file))
     assert found(file, wanted=tokens(types=True)) == []
-    assert found(file, Highest(3, "few"), tokens(5, types=True)) == [], (
+    assert found(file, HighestTokenId(3, "few"), tokens(5, types=True)) == [], (
         "more rows than tokens are filling"
     )
 
@@ -60,10 +64,12 @@ def test_an_id_beyond_the_table(file: Path, change: Callable[[Any], None]) -> No
     model = make(Encoder())
     change(model)
     onnx.save(model, str(file))
-    (misfit,) = found(file, Highest(VOCABULARY, "[NEW]"))
-    assert misfit == Misfit(
-        "hf://org/tokenizer can emit token id 50 ([NEW]), and hf://org/model knows 50 ids (0 to 49) for input_ids: "
-        "take the tokenizer that the model was trained with, or a model whose table of embeddings was resized to it"
+    (misfit,) = found(file, HighestTokenId(VOCABULARY, "[NEW]"))
+    assert misfit == TokenizerMismatch(
+        "hf://org/tokenizer can emit token id 50 ([NEW]), and hf://org/model knows 50 ids (0 "
+        "to 49) for input_ids: "
+        "take the tokenizer that the model was trained with, or a model whose embedding table "
+        "was resized to it"
     )
 
 
@@ -75,8 +81,9 @@ def test_rows_longer_than_the_positions(file: Path, places: Places) -> None:
     assert found(file, wanted=tokens(most, types=True)) == []
     for wanted in (most + 1, 512):
         (misfit,) = found(file, wanted=tokens(wanted, types=True))
-        assert misfit == Misfit(
-            f"hf://org/model takes rows of at most {most} tokens, and spec.tokenizer.maxLength lets the tokenizer send {wanted}: "
+        assert misfit == TokenizerMismatch(
+            f"hf://org/model accepts rows of at most {most} tokens, and "
+            f"spec.tokenizer.maxLength lets the tokenizer send {wanted}: "
             f"set spec.tokenizer.maxLength to at most {most}",
             "spec.tokenizer.maxLength",
         )
@@ -97,7 +104,8 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
 
 
 def test_a_buffer_as_long_as_the_table_hides_no_counted_positions(file: Path) -> None:
-    # RoBERTa without token types as an input: they are cut from a buffer that has the two kept rows of the table of positions, too.
+    # RoBERTa without token types as an input: they are cut from a buffer that has the two kept rows
+    # of the table of positions, too.
     model = make(Encoder(places=Places.MASK, types=True))
     table = next(
         tensor for tensor in model.graph.initializer if tuple(tensor.dims) == (POSITIONS + 2, WIDTH)
@@ -162,11 +170,13 @@ def test_what_no_engine_runs_is_not_blamed_on_its_length(file: Path) -> None:
 def test_without_an_engine_only_ids_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_fit, "means_for", lambda weights: Means.NONE)
+    monkeypatch.setattr(tokenizer_fit, "choose_evaluator", lambda weights: Evaluator.NONE)
     onnx.save(make(Encoder()), str(tmp_path / "model.onnx"))
     assert [
         misfit.field
-        for misfit in found(tmp_path / "model.onnx", Highest(VOCABULARY + 9, ""), tokens(512))
+        for misfit in found(
+            tmp_path / "model.onnx", HighestTokenId(VOCABULARY + 9, ""), tokens(512)
+        )
     ] == [None]
 
 
@@ -178,20 +188,21 @@ def _padded_with_an_added_token(made: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda made: None, Highest(3, "b")),
-        (lambda made: made.add_tokens([AddedToken("[NEW]")]), Highest(4, "[NEW]")),
-        # Gemma 3 of text alone has a table without a row for "<image_soft_token>", which its tokenizer knows as all of the family do.
-        (lambda made: made.add_special_tokens(["[A]", "[B]"]), Highest(3, "b")),
-        (lambda made: made.add_special_tokens(["<pad>"]), Highest(3, "b")),
-        (_padded_with_an_added_token, Highest(2, "<pad>")),
-        (lambda made: made.enable_padding(pad_id=70, pad_token="[PAD]"), Highest(70, "")),
+        (lambda made: None, HighestTokenId(3, "b")),
+        (lambda made: made.add_tokens([AddedToken("[NEW]")]), HighestTokenId(4, "[NEW]")),
+        # Gemma 3 of text alone has a table without a row for "<image_soft_token>", which its
+        # tokenizer knows as all of the family do.
+        (lambda made: made.add_special_tokens(["[A]", "[B]"]), HighestTokenId(3, "b")),
+        (lambda made: made.add_special_tokens(["<pad>"]), HighestTokenId(3, "b")),
+        (_padded_with_an_added_token, HighestTokenId(2, "<pad>")),
+        (lambda made: made.enable_padding(pad_id=70, pad_token="[PAD]"), HighestTokenId(70, "")),
         (
             lambda made: setattr(
                 made,
                 "post_processor",
                 TemplateProcessing(single="$A [X]", special_tokens=[("[X]", 80)]),
             ),
-            Highest(80, ""),
+            HighestTokenId(80, ""),
         ),
         (
             lambda made: setattr(
@@ -199,7 +210,7 @@ def _padded_with_an_added_token(made: Tokenizer) -> None:
                 "post_processor",
                 TemplateProcessing(single="$A", pair="$A [X] $B", special_tokens=[("[X]", 81)]),
             ),
-            Highest(81, ""),
+            HighestTokenId(81, ""),
         ),
     ],
     ids=[
@@ -214,11 +225,11 @@ def _padded_with_an_added_token(made: Tokenizer) -> None:
     ],
 )
 def test_the_highest_id_of_a_tokenizer(
-    tmp_path: Path, change: Callable[[Tokenizer], None], expected: Highest
+    tmp_path: Path, change: Callable[[Tokenizer], None], expected: HighestTokenId
 ) -> None:
     made = Tokenizer(WordLevel({"[UNK]": 0, "[PAD]": 1, "a": 2, "b": 3}, unk_token="[UNK]"))
     change(made)
     made.save(str(tmp_path / "tokenizer.json"))
-    seen = highest(tmp_path / "tokenizer.json")
+    seen = highest_token_id(tmp_path / "tokenizer.json")
     assert (seen.id, seen.token) == (expected.id, expected.token)
-    assert seen.written == max(expected.id, *made.get_vocab().values())
+    assert seen.highest_written == max(expected.id, *made.get_vocab().values())

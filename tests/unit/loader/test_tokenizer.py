@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
 
-from triton_pipelines.loader.tokenizer_files import build_from_vocabulary, check, highest
+from triton_pipelines.loader.tokenizer_files import build_from_vocabulary, check, highest_token_id
 
 WORDS = [
     "[PAD]",
@@ -155,7 +155,7 @@ def test_a_panic_over_pairs_hides_no_token(vocabulary: Path, tmp_path: Path) -> 
     }
     path.write_text(json.dumps(made), encoding="utf-8")
     assert check(path) is None
-    assert highest(path).id == len(WORDS) - 1
+    assert highest_token_id(path).id == len(WORDS) - 1
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_panic_over_pairs_hides_no_token(vocabulary: Path, tmp_path: Path) -> 
 def test_a_vocabulary_need_not_have_any_one_letter(tmp_path: Path, model: Any) -> None:
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     assert check(tmp_path / "tokenizer.json") is None
-    assert highest(tmp_path / "tokenizer.json").id == Tokenizer(model).get_vocab_size() - 1
+    assert highest_token_id(tmp_path / "tokenizer.json").id == Tokenizer(model).get_vocab_size() - 1
 
 
 def test_a_tokenizer_that_encodes_no_text_is_refused(tmp_path: Path) -> None:

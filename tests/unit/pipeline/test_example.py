@@ -119,7 +119,7 @@ def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so
     assert example_of(subject.pipeline, subject.graph) is None
     (warning,) = [item for item in subject.warnings if item.path == "spec.health.inputs"]
     assert "it reads K INT32[1]" in warning.message
-    assert "give an example request" in warning.message
+    assert "add an example request" in warning.message
 
 
 def test_a_text_for_a_pipeline_that_reads_more_has_no_effect_and_lint_says_so() -> None:
@@ -277,23 +277,23 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         (
             [{"name": "C", "shape": [1, 1], "data": ["1"]}],
             "spec.health.inputs[0].name",
-            "'C' is no input of the pipeline; it has A, B",
+            "'C' is not an input of the pipeline; it has A, B",
         ),
-        ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "leaves out B"),
+        ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "B is missing"),
         (
             [{"name": name, "shape": [1, 2, 1], "data": ["1"]} for name in "AB"],
             "spec.health.inputs[0].shape",
-            "does not fit A, whose shape is [-1, -1]",
+            "does not fit A, whose shape with the batch axis is [-1, -1]",
         ),
         (
             [{"name": name, "shape": [9, 1], "data": ["1"]} for name in "AB"],
             "spec.health.inputs[0].shape",
-            "has 9 rows; the pipeline takes at most 8",
+            "has 9 rows; the pipeline accepts at most 8",
         ),
         (
             [{"name": name, "shape": [1, 3], "data": ["1", "2"]} for name in "AB"],
             "spec.health.inputs[0].data",
-            "has 2 elements, but shape [1, 3] has 3",
+            "has 2 elements, but shape [1, 3] needs 3",
         ),
         (
             [
@@ -301,12 +301,12 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
                 {"name": "B", "shape": [2, 1], "data": ["1"]},
             ],
             "spec.health.inputs",
-            "inputs differ in rows, the first number of their shapes: A 1, B 2",
+            "different numbers of rows (A 1, B 2)",
         ),
         (
             [{"name": name, "shape": [1, EXAMPLE_BYTES_MAX // 4], "data": ["1"]} for name in "AB"],
             "spec.health.inputs",
-            f"has {2 * EXAMPLE_BYTES_MAX} bytes; at most {EXAMPLE_BYTES_MAX} go",
+            f"has {2 * EXAMPLE_BYTES_MAX} bytes; at most {EXAMPLE_BYTES_MAX} are allowed",
         ),
     ],
 )

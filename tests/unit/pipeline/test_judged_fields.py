@@ -31,7 +31,7 @@ def _told(**changes: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.proves("spec.model.lengths.max", "behaviour")
 def test_texts_longer_than_the_model_takes_are_warned_of() -> None:
     assert (
-        "256: longer texts will fail; set it to 256"
+        "(256), so longer texts fail; set it to 256"
         in _told(model={"lengths": {"max": 256}})["spec.tokenizer.maxLength"]
     )
     assert "spec.tokenizer.maxLength" not in _told(model={"lengths": {"max": 512}})
@@ -42,7 +42,7 @@ def test_buckets_shorter_than_the_model_takes_are_warned_of() -> None:
     bucketed = {"padding": "Bucketed", "buckets": [16, 32]}
     assert _told(tokenizer=bucketed, model={"lengths": {"min": 32}})[
         "spec.tokenizer.buckets[0]"
-    ].startswith("16 is outside of spec.model.lengths, 32 to")
+    ].startswith("16 is outside spec.model.lengths (32 to")
     assert "spec.tokenizer.buckets[0]" not in _told(
         tokenizer=bucketed, model={"lengths": {"min": 16}}
     )
@@ -52,7 +52,7 @@ def test_buckets_shorter_than_the_model_takes_are_warned_of() -> None:
 def test_the_release_decides_what_a_server_takes() -> None:
     new = {"maxInflightRequests": 8}
     assert (
-        "came with 25.11"
+        "needs server 25.11"
         in _told(ensemble=new, server={"version": "24.10"})["spec.ensemble.maxInflightRequests"]
     )
     assert "spec.ensemble.maxInflightRequests" not in _told(

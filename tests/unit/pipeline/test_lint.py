@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import built
+from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.compile.graph.lint_warnings import _labels
 
 CODE: dict[str, Any] = {
@@ -34,38 +35,36 @@ def reading(**tensors: str) -> list[dict[str, Any]]:
     ]
 
 
-WARNED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "several not pinned": ({"tokenizer": QUEUE}, "spec.tokenizer.source", "hf://org/sentiment is not pinned, nor is spec.model.source: what they hold may change"),
+WARNED: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
+    "several not pinned": ({"tokenizer": QUEUE}, "spec.tokenizer.source", FindingCode.SOURCE_NOT_PINNED),
     "label twice": ({**GOOD, "model": {**GOOD["model"], "outputs": [{**LOGITS, "dims": [3]}]}, "postprocess": {"labels": ["a", "b", "a"]}},
-                    "spec.postprocess.labels", "a stands there more than once"),
+                    "spec.postprocess.labels", FindingCode.DUPLICATE_LABEL),
     "longest for a backend": ({**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}},
-                              "spec.tokenizer.padding", "Longest gives requests nearly any length, and model batches equal lengths only"),
+                              "spec.tokenizer.padding", FindingCode.PADDING_PREVENTS_BATCHING),
     "own tokenizer of any length": ({**GOOD, "tokenizer": OWN_TOKENIZER, "model": {**GOOD["model"], "inputs": reading(ids="ids", mask="mask")}}, "spec.model.inputs[0]",
-                                    "tokenizer.ids and tokenizer.mask have another shape for every request, and onnxruntime batches equal shapes only"),
+                                    FindingCode.SHAPES_PREVENT_BATCHING),
     "own step of any length": ({**GOOD, "steps": [{"name": "cut", **CODE, "inputs": [{"name": "logits", "dataType": "FP32", "dims": [2], "from": "model.logits"}],
                                                    "outputs": [{"name": "part", "dataType": "FP32", "dims": [-1]}]},
                                                   {"name": "second", "platform": "onnxruntime_onnx", "source": {"uri": "s3://b/m.onnx", "revision": "1"},
                                                    "inputs": [{"name": "part", "dataType": "FP32", "dims": [-1], "from": "cut.part"}],
                                                    "outputs": [{"name": "o", "dataType": "FP32", "dims": [1]}]}],
                                 "ensemble": {"outputs": [{"name": "o", "from": "second.o"}, {"name": "LABEL", "from": "postprocess.LABEL"}]}},
-                               "spec.steps[1].inputs[0]", "cut.part has another shape for every request"),
+                               "spec.steps[1].inputs[0]", FindingCode.SHAPES_PREVENT_BATCHING),
     "indexes beside names": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "outputs": [LOGITS, {"name": "OUTPUT__1", "dataType": "FP32", "dims": [4]}]}},
-                             "spec.model.outputs", "'logits' is not NAME__INDEX as 'OUTPUT__1' is: Triton then takes all outputs in the order written here"),
+                             "spec.model.outputs", FindingCode.TORCHSCRIPT_NAMES),
     "split at the first underscores": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(INPUT__0="input_ids", a__b__1="attention_mask")}},
-                                       "spec.model.inputs", "'a__b__1' is not NAME__INDEX as 'INPUT__0' is"),
+                                       "spec.model.inputs", FindingCode.TORCHSCRIPT_NAMES),
     "an index twice": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(a__0="input_ids", b__0="attention_mask")}},
-                       "spec.model.inputs", "a__0 and b__0 have the same index"),
+                       "spec.model.inputs", FindingCode.TORCHSCRIPT_NAMES),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WARNED)
 def test_one_warning_names_the_field_and_the_remedy(case: str) -> None:
-    changes, path, words = WARNED[case]
+    changes, path, code = WARNED[case]
     one = built(**changes)
     assert one.findings == []
-    assert [(item.path, words in item.message) for item in one.warnings] == [(path, True)], (
-        one.warnings
-    )
+    assert [(item.path, item.code) for item in one.warnings] == [(path, code)], one.warnings
 
 
 @pytest.mark.parametrize(
@@ -127,5 +126,5 @@ def test_labels_are_not_compared_each_with_each() -> None:
 
     labels = [Label(f"class {number}") for number in range(500)]
     (told,) = _labels([*labels, Label("class 7")])
-    assert told.message.startswith("class 7 stands there more than once")
+    assert told.message.startswith("class 7 occurs more than once")
     assert compared < len(labels)

@@ -159,7 +159,7 @@ def test_a_profile_that_the_plan_has_not_is_named() -> None:
     found = said(plan({"padding": "Fixed"}, SHORT, LONG, named=("1", "2")))
     assert (
         found["spec.model.instances.profiles[1]"]
-        == "2 is none of the 2 profiles in spec.model.lengths.profiles"
+        == "2 is not an index of the 2 profiles in spec.model.lengths.profiles"
     )
 
 
@@ -200,5 +200,5 @@ def test_a_profile_that_the_plan_has_not_is_named_whoever_makes_the_tokens() -> 
     found = said(builders.built(tokenizer=own, model=model))
     assert (
         found["spec.model.instances.profiles[0]"]
-        == "7 is none of the 1 profiles in spec.model.lengths.profiles"
+        == "7 is not an index of the 1 profiles in spec.model.lengths.profiles"
     )

@@ -72,7 +72,7 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS, replace(AGE, dims=(-1, 2))],
             [LOGITS],
-            "input age has dims [-1, 2]: only [-1] is possible",
+            "input age has dims [-1, 2]: an input of variable length must have dims [-1]",
         ),
         (
             [IDS, replace(MASK, data_type=DataType.FP32)],
@@ -83,7 +83,7 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS, replace(MASK, name="input_ids__shape")],
             [LOGITS],
-            "input input_ids__shape has the name that the lengths of input_ids need",
+            "input_ids__shape is needed for the row lengths of input_ids",
         ),
         (
             [IDS],
@@ -94,7 +94,7 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS],
             [replace(LOGITS, data_type=DataType.STRING)],
-            "output logits is STRING, which has no value to mark a row",
+            "output logits is STRING, which has no value that can mark a row",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def test_pods_need_a_step_that_is_scaled_and_somebody_who_looks() -> None:
     )
     assert "no step is scaled live" in nothing
     (nobody,) = warned("spec.scaling.pods", **merge(PODS, {"scaling": {"mode": "Disabled"}}))
-    assert "Disabled does not look" in nobody
+    assert "does not change while scaling.mode is Disabled" in nobody
 
 
 def test_cpu_in_place_needs_something_to_grow() -> None:
@@ -48,7 +48,7 @@ def test_cpu_in_place_needs_something_to_grow() -> None:
         "spec.scaling.cpuResize",
         **merge(grows, {"server": {"resources": {"limits": {"cpu": "3"}}}}),
     )
-    assert "server.resources.limits.cpu (3) holds" in fixed
+    assert "server.resources.limits.cpu (3) is a fixed limit" in fixed
     (nothing,) = warned(
         "spec.scaling.cpuResize", **merge(grows, {"tokenizer": {"instances": {"initial": 4}}})
     )

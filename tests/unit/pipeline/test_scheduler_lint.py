@@ -19,7 +19,7 @@ LIBRARY = {"source": {"uri": "s3://b/lib.so", "revision": "1"}}
         (
             {"batchStrategy": LIBRARY},
             "dynamicBatching.maxQueueDelayMicroseconds",
-            "its limit does not hold",
+            "its limit is not enforced",
         ),
         (
             {"batchStrategy": LIBRARY, "dynamicBatching": {"maxQueueDelayMicroseconds": 1000}},
@@ -51,7 +51,7 @@ LIBRARY = {"source": {"uri": "s3://b/lib.so", "revision": "1"}}
         (
             {**CODE, "sequenceBatching": {"strategy": "Direct", "states": [STATE]}},
             "sequenceBatching.states",
-            "never stores them",
+            "never stores states",
         ),
         ({"sequenceBatching": {"strategy": "Direct", "states": [STATE]}}, None, ""),
     ],

@@ -14,7 +14,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.snapshot import ModelState, Object, Observed, Pod, Probe
+from triton_pipelines.controllers.pipeline.snapshot import ModelState, Object, Pod, Probe, Snapshot
 from triton_pipelines.redaction import redact_url
 
 GPU = "nvidia.com/gpu"
@@ -95,7 +95,7 @@ class Scene:
 
     def plan(self) -> Plan:
         world = self.world
-        observed = Observed(
+        observed = Snapshot(
             world.document,
             world.children,
             tuple(map(Pod.of, self.pods)),

@@ -11,9 +11,8 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import ModelPod, World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.cpu_field_owner import taken_by
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.snapshot import Memory
+from triton_pipelines.controllers.pipeline.state import PipelineState
 
 SPEC: dict[str, Any] = {
     "scaling": {"cpuResize": "InPlace"},
@@ -94,7 +93,7 @@ def test_who_resizes_again_is_named_and_left_alone() -> None:
     assert (found["status"], found["reason"]) == ("True", "CPUOwnerConflict")
     for word in (VPA, made.pods[0].name, "3750m", "updateMode Off"):
         assert word in found["message"]
-    assert taken_by(made.memory) == VPA
+    assert made.state.cpu_resize.left_to == VPA
     assert made.condition("Ready")["status"] == "True"
 
 
@@ -117,7 +116,7 @@ def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> N
     assert " and ".join(sorted(managers)[:4]) + " resize the pods" in limited(made)["message"]
     writes(made, "3750m", manager=managers[0])
     passes(made, 2)
-    assert (taken_by(made.memory), limited(made)) == ("", {})
+    assert (made.state.cpu_resize.left_to, limited(made)) == ("", {})
 
 
 def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
@@ -126,7 +125,7 @@ def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
     for cpu in ("2", "3", "2"):
         writes(made, cpu)
         passes(made)
-    assert made.memory == Memory.parse(made.memory.to_json())
+    assert made.state == PipelineState.parse(made.state.to_json())
     writes(made, "3")
     assert passes(made, 3)[-1].resize is None
 
@@ -158,7 +157,7 @@ def test_it_is_taken_back_when_nobody_has_it_any_more() -> None:
     writes(made, "3750m")
     passes(made, 2)
     assert not limited(made)
-    assert taken_by(made.memory) == ""
+    assert made.state.cpu_resize.left_to == ""
 
 
 @pytest.mark.parametrize(
@@ -251,7 +250,7 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone() -> 
     for pod in made.pods:
         pod.away = True
     made.settle()
-    assert (limited(made), taken_by(made.memory)) == ({}, "")
+    assert (limited(made), made.state.cpu_resize.left_to) == ({}, "")
 
 
 @pytest.mark.parametrize(

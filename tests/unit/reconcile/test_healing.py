@@ -11,21 +11,21 @@ from tests.support import builders
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource, ResolvedSources
-from triton_pipelines.controllers.pipeline.pod_repair import (
+from triton_pipelines.controllers.pipeline.policies.pod_repair import (
     DEAD_LOOKS,
     DEAD_LOOKS_ALONE,
     HEAL_INTERVAL,
-    Healing,
-    heal,
+    PodRepairs,
+    choose_repairs,
 )
 from triton_pipelines.controllers.pipeline.snapshot import (
     DEAD_KEPT,
     DEAD_WINDOW,
-    Memory,
-    Observed,
     Pod,
     Probe,
+    Snapshot,
 )
+from triton_pipelines.controllers.pipeline.state import PodRepairState
 
 GONE = "Stub process 'tokenizer_0_0' is not healthy."
 REVISION = "0123456789"
@@ -65,22 +65,22 @@ def pod(
 def healed(
     *pods: Pod,
     probes: dict[str, Probe] | None = None,
-    memory: Memory | None = None,
+    state: PodRepairState | None = None,
     now: dt.datetime = START,
 ) -> list[str]:
     """Names of the pods that go."""
-    return [one.name for one in decide(*pods, probes=probes, memory=memory, now=now).pods]
+    return [one.name for one in decide(*pods, probes=probes, state=state, now=now).pods]
 
 
 def decide(
     *pods: Pod,
     probes: dict[str, Probe] | None = None,
-    memory: Memory | None = None,
+    state: PodRepairState | None = None,
     now: dt.datetime = START,
-) -> Healing:
+) -> PodRepairs:
     resolved = ResolvedSources.model_validate(RESOLVED).root
-    observed = Observed({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
-    return heal(observed, resolved, memory or Memory(), now)
+    observed = Snapshot({"metadata": {"name": "sentiment"}}, {}, pods, probes or {})
+    return choose_repairs(observed, resolved, state or PodRepairState(), now)
 
 
 # --- content ----------------------------------------------------------------------------------------------------------------
@@ -196,18 +196,18 @@ def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
     (event,) = first.events
     assert (event.warning, event.reason) == (True, "BackendProcessDied")
     assert GONE in event.note
-    memory = Memory.parse(first.memory.to_json())
-    assert healed(pod("b"), probes={"b": broken}, memory=memory) == []
+    state = PodRepairState.parse(first.state.to_document())
+    assert healed(pod("b"), probes={"b": broken}, state=state) == []
     assert (
         healed(
             pod("b"),
             probes={"b": broken},
-            memory=memory,
+            state=state,
             now=START + HEAL_INTERVAL - dt.timedelta(seconds=1),
         )
         == []
     )
-    assert healed(pod("b"), probes={"b": broken}, memory=memory, now=START + HEAL_INTERVAL) == ["b"]
+    assert healed(pod("b"), probes={"b": broken}, state=state, now=START + HEAL_INTERVAL) == ["b"]
 
 
 def test_looks_that_met_a_dead_process_are_forgotten_in_time_and_kept_in_bounds() -> None:
@@ -218,4 +218,4 @@ def test_looks_that_met_a_dead_process_are_forgotten_in_time_and_kept_in_bounds(
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-01-01", "12"])
 def test_a_time_that_cannot_be_read_is_forgotten(text: str) -> None:
-    assert Memory.parse(json.dumps({"healed": text})).healed == ""
+    assert PodRepairState.parse({"repaired": text}) == PodRepairState()

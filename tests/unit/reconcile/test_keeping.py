@@ -13,8 +13,8 @@ import yaml
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names, parse
-from triton_pipelines.controllers.pipeline import last_good_spec
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.policies import last_good_spec
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 # Refused by a rule of the schema, and by a check of the whole.
 INVALID: dict[str, dict[str, Any]] = {
@@ -121,8 +121,8 @@ def test_a_rollout_that_has_begun_goes_on() -> None:
     assert old != new
     assert {pod.revision for pod in world.serving} == {new} == {
         world.status["servingRevision"]
-    } or world.memory.proven == new
-    assert world.memory.proven == new
+    } or world.state.rollout.verified == new
+    assert world.state.rollout.verified == new
 
 
 def test_a_rollout_that_has_begun_is_taken_back() -> None:
@@ -134,7 +134,7 @@ def test_a_rollout_that_has_begun_is_taken_back() -> None:
     spoiled(world).settle()
     assert (world.deployed, {pod.revision for pod in world.serving}) == (old, {old})
     assert world.told()["Ready"] == "False InvalidSpec"
-    assert world.memory.failed_revision == new
+    assert world.state.rollout.failed_revision == new
     # Its own spec again is no other wish than the one that failed.
     world.change(postprocess={"labels": ["negative", "positive"]}).settle()
     assert (world.deployed, world.told()["Ready"]) == (old, "False RolledBack")
@@ -222,7 +222,7 @@ def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
     pipeline, findings = parse(document)
     assert pipeline is not None
     assert not findings
-    recorded = last_good_spec.accepted_data(pipeline, Observed(document), held=False)
+    recorded = last_good_spec.last_good_data(pipeline, Snapshot(document), held=False)
     again, findings = parse({**document, "spec": json.loads(recorded[names.KEY_ACCEPTED])["spec"]})
     assert (again, findings) == (pipeline, [])
     # As an API server stores it, which writes defaults out: the record is what `tritonpipe render --manifests` prints.
@@ -233,7 +233,7 @@ def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
         }
     )
     assert stored is not None
-    assert last_good_spec.accepted_data(stored, Observed(document), held=False) == recorded
+    assert last_good_spec.last_good_data(stored, Snapshot(document), held=False) == recorded
 
 
 def test_what_is_recorded_is_the_spec_as_it_was_acted_on() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.slo_guard import Figure, Latencies
+from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
 
 MISSING = {
     "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
@@ -88,7 +88,7 @@ def test_a_revision_that_fails_meanwhile_is_not_tried_again_with_its_own_spec(
     world.verdicts[failed] = BAD
     spoil(world, how)
     world.settle()
-    assert (world.deployed, world.memory.failed_revision) == (old, failed)
+    assert (world.deployed, world.state.rollout.failed_revision) == (old, failed)
     wish_again(world)
     stays(world, failed)
 
@@ -148,11 +148,8 @@ def image(world: World) -> str:
 def test_an_earlier_release_wrote_no_hash_of_the_spec() -> None:
     world, failed = taken_back(stored=True)
     live = world.children["ConfigMap", names.live_name(world.name)]
-    memory = {
-        key: value
-        for key, value in json.loads(live["data"][names.KEY_MEMORY]).items()
-        if key != "spec"
-    }
-    live["data"] = {**live["data"], names.KEY_MEMORY: json.dumps(memory)}
+    state = json.loads(live["data"][names.KEY_MEMORY])
+    del state["revision"]["spec"]
+    live["data"] = {**live["data"], names.KEY_MEMORY: json.dumps(state)}
     spoil(world, "invalid")
     stays(world, failed)

@@ -11,7 +11,7 @@ from tests.support.worldchecks import status_validator
 from tests.support.worlds import World
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.controllers.handover import CONDITION_TYPES
-from triton_pipelines.controllers.pipeline.apply_failure import kept_back
+from triton_pipelines.controllers.pipeline.apply_failure import status_after_failure
 from triton_pipelines.controllers.pipeline.plan import Plan
 from triton_pipelines.controllers.pipeline.snapshot import Object
 
@@ -47,7 +47,9 @@ def scaled() -> World:
 def refused(world: World) -> tuple[Plan, Object]:
     """What a pass decided, and what it tells where an object of it is refused."""
     decided = world.think()
-    status = kept_back(world.observed(), decided, Forbidden(403, "Forbidden", WORDS), world.now)
+    status = status_after_failure(
+        world.observed(), decided, Forbidden(403, "Forbidden", WORDS), world.now
+    )
     status_validator().validate(status)
     return decided, status
 

@@ -32,8 +32,8 @@ from tests.support.measuredworld import (
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.slo_guard import Latencies
-from triton_pipelines.controllers.pipeline.tuned_padding import KEPT, Choice, after
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies
+from triton_pipelines.controllers.pipeline.padding_choices import KEPT, Choice, after
 
 LATER = "2030-01-01T00:00:00Z"
 
@@ -404,7 +404,7 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
         elif step in ("write", "auto"):
             world.change(tokenizer={"padding": "Fixed" if step == "write" else None})
         elif step == "break":
-            before = world.memory.watch.get("predecessor")
+            before = world.state.slo_guard.predecessor or None
             world.latencies = (
                 Latencies({before: KEPT_FIGURE, world.deployed: BROKEN_FIGURE}) if before else None
             )

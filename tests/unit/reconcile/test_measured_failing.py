@@ -110,7 +110,7 @@ def test_a_look_that_fails_by_accident_says_nothing_of_the_padding(
     first_ready(world, taken)
     looked(world, taken, verdict, looks)
     assert (world.deployed, padding(world)[0], taken_back(world)) == (taken, "Bucketed", [])
-    assert world.memory.proven == taken
+    assert world.state.rollout.verified == taken
 
 
 @pytest.mark.parametrize("looks", [1, 4])

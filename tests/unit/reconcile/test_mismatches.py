@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.controllers.pipeline.output_mismatch import PATH, WORDS
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 WIDE = "output RAW is FP64, declared FP32 (made by spec.model)"
 FLAT = "output RAW has shape [2], declared [-1, 2] (made by spec.model)"
@@ -23,7 +23,7 @@ class Answering(World):
     broken: str = ""
     silent: bool = False
 
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         """What the operator sees."""
         seen = super().observed()
         revisions = {pod.uid: pod.revision for pod in seen.pods}

@@ -15,7 +15,7 @@ from triton_pipelines.api import names
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.controllers.pipeline import compiled_pipeline
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.snapshot import Object, Observed, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 
 CHANGE = {"tokenizer": {"maxLength": 64}}
 NEW_SERVER = "registry.example/tritonserver:24.12-py3"
@@ -205,7 +205,7 @@ def test_history_is_pruned_secret_first() -> None:
         for kind in ("Secret", "ConfigMap")
     ]
     assert (
-        set(live(world, names.KEY_MEMORY)["secrets"])
+        set(live(world, names.KEY_MEMORY)["control_secrets"]["digests"])
         == set(live(world, names.KEY_RESOLVED))
         == set(revisions[-3:])
     )
@@ -271,7 +271,7 @@ def missing(name: str) -> Object:
     }
 
 
-def pod_that_misses(world: World, name: str) -> Observed:
+def pod_that_misses(world: World, name: str) -> Snapshot:
     observed = world.observed()
     raw = copy.deepcopy(observed.pods[0].raw)
     raw["status"]["conditions"] = []
@@ -534,10 +534,10 @@ def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() 
     pod.asked = pod.given = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
     assert world.step().resize is not None, "as with the source"
     world.pass_time(1200).settle()
-    assert not world.memory.tuning.get("start"), "its pod could not load either"
+    assert not world.state.tuning_run.document.get("start"), "its pod could not load either"
     world.missing_sources = {}
     world.step()
-    assert world.memory.tuning["state"] == "Pending"
+    assert world.state.tuning_run.document["state"] == "Pending"
     assert any(item["kind"] == "Deployment" for item in world.log[-1].beside)
 
 

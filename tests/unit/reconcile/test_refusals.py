@@ -17,7 +17,7 @@ from triton_pipelines.controllers.pipeline.resize_rejections import (
     kind_of,
     refused,
 )
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 NOW = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 FORBIDDEN = 'pods "p" is forbidden: '
@@ -162,7 +162,7 @@ def test_it_is_explained_where_a_deployment_tells_it() -> None:
         "status": "True",
         "message": f"{UNSET}limits.cpu for: load",
     }
-    observed = Observed(
+    observed = Snapshot(
         {"metadata": {"name": "p"}}, {("Deployment", "p"): {"status": {"conditions": [failure]}}}
     )
     assert observed.pods_refused == explained(failure["message"]) != failure["message"]

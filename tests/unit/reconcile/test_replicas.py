@@ -13,8 +13,9 @@ from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.replicas import decide_replicas
-from triton_pipelines.controllers.pipeline.snapshot import Memory, Object
+from triton_pipelines.controllers.pipeline.policies.replicas import decide_replicas
+from triton_pipelines.controllers.pipeline.snapshot import Object
+from triton_pipelines.controllers.pipeline.state import ReplicasState
 
 PODS: dict[str, Any] = {
     "scaling": {"pods": {"min": 2, "max": 5}},
@@ -75,7 +76,7 @@ def test_a_pod_that_scaling_wants_and_that_finds_no_room_stops_no_rollout(strate
     assert made.told()["Ready"] == "True Succeeded"
     assert ({pod.revision for pod in made.pods}, len(made.serving)) == ({made.deployed}, 3)
     assert made.deployment["spec"]["replicas"] == 4, "a fourth is wanted as ever"
-    assert (made.memory.proven, made.memory.rollout_pods) == (made.deployed, 0)
+    assert (made.state.rollout.verified, made.state.replicas.rollout_pods) == (made.deployed, 0)
     assert recorded(made) == {"replicas": 4}
 
 
@@ -85,7 +86,7 @@ def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edi
     made.change(tokenizer={"maxLength": 64}).step()
     live = made.children["ConfigMap", names.live_name(made.name)]["data"]
     live[names.KEY_MEMORY] = json.dumps(
-        {**json.loads(live[names.KEY_MEMORY]), "rollout_pods": edited}
+        builders.merge(json.loads(live[names.KEY_MEMORY]), {"replicas": {"rollout_pods": edited}})
     )
     made.step()
     number = made.deployment["spec"]["replicas"]
@@ -341,7 +342,7 @@ def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subres
         return decide_replicas(
             builders.pipeline(**PODS, replicas=replicas),
             replace(made.observed(), pipeline=document),
-            Memory(),
+            ReplicasState(),
             made.now,
         ).conflict
 
@@ -363,16 +364,16 @@ def test_budget_follows_the_number() -> None:
 def test_what_is_remembered_of_a_mending_survives_and_can_be_broken() -> None:
     made = written(world(), 5, entry("kubectl-edit"))
     made.step()
-    memory = made.memory
-    assert (memory.mended_manager, dt.datetime.fromisoformat(memory.mended)) == (
+    state = made.state.replicas
+    assert (state.managers, dt.datetime.fromisoformat(state.corrected)) == (
         "kubectl-edit",
         made.now,
     )
     data = made.children["ConfigMap", names.live_name("sentiment")]["data"]
     data[names.KEY_MEMORY] = json.dumps(
-        {**json.loads(data[names.KEY_MEMORY]), "mended": "yesterday"}
+        builders.merge(json.loads(data[names.KEY_MEMORY]), {"replicas": {"corrected": "yesterday"}})
     )
-    assert made.memory.mended == ""
+    assert made.state.replicas.corrected == ""
 
 
 def test_where_no_fewest_is_written_it_is_one_pod() -> None:

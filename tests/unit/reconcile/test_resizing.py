@@ -14,11 +14,12 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.server_settings import cpu_range
-from triton_pipelines.controllers.pipeline.cpu_resize import Resize, waits
+from triton_pipelines.controllers.pipeline.actions import Resize
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
+from triton_pipelines.controllers.pipeline.pod_resize import waits
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
-from triton_pipelines.controllers.pipeline.snapshot import Observed, Pod
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 
 # 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.
 SPEC: dict[str, Any] = {
@@ -235,7 +236,7 @@ def test_of_a_guaranteed_pod_limit_and_request_stay_one() -> None:
         "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu", "lastTransitionTime": None
     }  # fmt: skip
     observed = made.observed()
-    changed = Observed(
+    changed = Snapshot(
         observed.pipeline, observed.children, tuple(Pod.of(raw) for raw in raws), observed.probes
     )
     assert _plan(made, changed).resize is None
@@ -285,7 +286,7 @@ def test_a_quota_keeps_nobody_from_giving_back() -> None:
     assert _plan(made, refusing(made, first, "Rights")).resize is None
 
 
-def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None = None) -> Observed:
+def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None = None) -> Snapshot:
     refusal = Refusal(
         resize.pod,
         Refused(kind),
@@ -293,8 +294,8 @@ def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None =
         f"is not given {resize.limit}m: no",
         until or made.now + dt.timedelta(seconds=30),
     )
-    return replace(made.observed(), unresized={resize.uid: refusal})
+    return replace(made.observed(), resize_rejections={resize.uid: refusal})
 
 
-def _plan(made: World, observed: Observed) -> Plan:
+def _plan(made: World, observed: Snapshot) -> Plan:
     return plan(observed, Context(made.options, lambda uid, revision: "key"), made.now)

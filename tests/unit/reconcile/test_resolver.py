@@ -22,11 +22,21 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.controllers.pipeline import effective_spec as module
-from triton_pipelines.controllers.pipeline.compiled_pipeline import Remade, Wanted, resolve, settled
+from triton_pipelines.controllers.pipeline.compiled_pipeline import (
+    CompiledPipeline,
+    LazyRevision,
+    compile_parsed,
+    resolve,
+)
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
+from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
 from triton_pipelines.controllers.pipeline.plan import Context, plan
-from triton_pipelines.controllers.pipeline.snapshot import Memory, Object, Observed, Pod
-from triton_pipelines.controllers.pipeline.tuned_padding import Choice, data
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
+from triton_pipelines.controllers.pipeline.state import (
+    PipelineState,
+    RevisionState,
+    RolloutState,
+)
 
 OPTIONS = builders.options()
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -49,9 +59,9 @@ CHOICES = {
 MEASURED = st.sampled_from(list(CHOICES))
 
 
-def content(made: Wanted | list[Finding]) -> Any:
+def content(made: CompiledPipeline | list[Finding]) -> Any:
     """All of it, to be compared."""
-    if not isinstance(made, Wanted):
+    if not isinstance(made, CompiledPipeline):
         return made
     return made.pipeline, made.graph, made.revision.name, made.revision.template, made.revision.data
 
@@ -64,7 +74,7 @@ def fingerprint(spec: str, digests: dict[str, str]) -> str:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> Observed:
+def worlds(draw: st.DrawFn) -> Snapshot:
     """A pipeline with all that may bear on what its spec comes to. Few values of each, so that histories come back to what was."""
     spec = draw(st.sampled_from(list(SPECS)))
     document = builders.document(**SPECS[spec])
@@ -75,18 +85,19 @@ def worlds(draw: st.DrawFn) -> Observed:
     if draw(st.booleans()):
         document["metadata"]["annotations"] = {"a": "b"}
     digests = draw(st.sampled_from([{}, {"model": "one"}, {"model": "two"}]))
-    observed = Observed(document, digests=digests)
+    observed = Snapshot(document, digests=digests)
     made = resolve(observed, OPTIONS)
-    name = made.revision.name if isinstance(made, Wanted) else "0123456789"
+    name = made.revision.name if isinstance(made, CompiledPipeline) else "0123456789"
     failed = draw(st.sampled_from(["", name, "fedcba9876"]))
-    memory = Memory(
-        generation=draw(st.sampled_from([1, 2])),
-        wanted=name,
-        failed_revision=failed,
-        failed_spec=draw(st.sampled_from([observed.spec_hash, "another"])),
-        restored=draw(st.sampled_from(["", name])),
+    state = PipelineState(
+        revision=RevisionState(generation=draw(st.sampled_from([1, 2])), desired=name),
+        rollout=RolloutState(
+            failed_revision=failed,
+            failed_spec=draw(st.sampled_from([observed.spec_hash, "another"])),
+            restored=draw(st.sampled_from(["", name])),
+        ),
     )
-    live = {names.KEY_MEMORY: memory.to_json()}
+    live = {names.KEY_MEMORY: state.to_json()}
     choice, by_hand = CHOICES[draw(MEASURED)], draw(st.sampled_from(["", "not JSON", '{"x": 1}']))
     if choice is not None:
         live |= data({fingerprint(spec, digests): choice})
@@ -155,7 +166,7 @@ def _pods(revision: str) -> tuple[Pod, ...]:
     turns=st.lists(st.integers(0, 3), min_size=4, max_size=10),
 )
 def test_what_is_remembered_is_what_would_be_worked_out_anew(
-    seen: list[Observed], turns: list[int]
+    seen: list[Snapshot], turns: list[int]
 ) -> None:
     one = Resolver(OPTIONS)
     anew = [content(resolve(observed, OPTIONS)) for observed in seen]
@@ -168,10 +179,11 @@ def test_true_and_one_are_two_specs() -> None:
     """Python takes them for the same; configPatch, which is passed on, does not."""
     one = Resolver(OPTIONS)
     assert isinstance(
-        made := one.resolve(Observed(builders.document(**SPECS["patched true"]))), Wanted
+        made := one.resolve(Snapshot(builders.document(**SPECS["patched true"]))), CompiledPipeline
     )
     assert isinstance(
-        other := one.resolve(Observed(builders.document(**SPECS["patched 1"]))), Wanted | list
+        other := one.resolve(Snapshot(builders.document(**SPECS["patched 1"]))),
+        CompiledPipeline | list,
     )
     assert content(made) != content(other)
 
@@ -183,9 +195,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counting(pipeline: Any, *given: Any) -> Any:
         calls.append(pipeline.name)
-        return settled(pipeline, *given)
+        return compile_parsed(pipeline, *given)
 
-    monkeypatch.setattr(module, "settled", counting)
+    monkeypatch.setattr(module, "compile_parsed", counting)
     return calls
 
 
@@ -197,8 +209,8 @@ def test_a_status_that_changes_is_no_reason_to_work_anything_out(counted: list[s
     told["metadata"] |= {"resourceVersion": "99", "managedFields": [{}]}
     again = one.resolve(replace(observed, pipeline=told))
     assert counted == ["sentiment"]
-    assert isinstance(again, Wanted)
-    assert isinstance(again.revision, Remade), "its content is not held"
+    assert isinstance(again, CompiledPipeline)
+    assert isinstance(again.revision, LazyRevision), "its content is not held"
     assert content(again) == content(first)
 
 
@@ -256,7 +268,7 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
 
 def test_what_a_plan_does_changes_nothing_of_what_is_remembered() -> None:
     """Also where it takes the content of the revision, which the cluster lacks."""
-    one, observed = Resolver(OPTIONS), Observed(builders.document())
+    one, observed = Resolver(OPTIONS), Snapshot(builders.document())
     context = Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve)
     made = [plan(copy.deepcopy(observed), context, NOW) for _ in range(3)]
     assert (
@@ -269,7 +281,7 @@ def test_what_a_plan_does_changes_nothing_of_what_is_remembered() -> None:
 
 
 def test_a_pipeline_that_is_gone_is_forgotten(counted: list[str]) -> None:
-    one, observed = Resolver(OPTIONS), Observed(builders.document())
+    one, observed = Resolver(OPTIONS), Snapshot(builders.document())
     one.resolve(observed)
     one.forget(("nlp", "other"))
     one.resolve(observed)
@@ -283,7 +295,7 @@ def test_a_pipeline_takes_little_memory() -> None:
     """A spec and its graph, which everybody shares, and not the files, the template and the load plan: with them it is twice as much."""
     one = Resolver(OPTIONS)
     seen = [
-        Observed(json.loads(json.dumps(builders.document(name=f"p{number}"))))
+        Snapshot(json.loads(json.dumps(builders.document(name=f"p{number}"))))
         for number in range(22)
     ]
     for observed in seen[:2]:  # what is read and compiled once
@@ -302,36 +314,44 @@ def test_a_pipeline_takes_little_memory() -> None:
 
 
 def _seen(
-    live: dict[str, str], memory: Memory, image: str | None = None, spec: str = "plan", **more: Any
-) -> Observed:
+    live: dict[str, str],
+    state: PipelineState,
+    image: str | None = None,
+    spec: str = "plan",
+    **more: Any,
+) -> Snapshot:
     document = builders.document(**SPECS[spec])
     document["metadata"]["generation"] = 1
     children: dict[tuple[str, str], Object] = {
         ("ConfigMap", names.live_name("sentiment")): {
-            "data": {names.KEY_MEMORY: memory.to_json(), **live}
+            "data": {names.KEY_MEMORY: state.to_json(), **live}
         }
     }
     if image is not None:
         record = {names.KEY_TEMPLATE: json.dumps({"template": {}, "serverImage": image})}
-        children["ConfigMap", names.revision_name("sentiment", memory.wanted)] = {"data": record}
-    return Observed(document, children, **more)
+        children["ConfigMap", names.revision_name("sentiment", state.revision.desired)] = {
+            "data": record
+        }
+    return Snapshot(document, children, **more)
 
 
-def _cases() -> dict[str, tuple[Observed, Observed]]:
+def _cases() -> dict[str, tuple[Snapshot, Snapshot]]:
     """Two sights of one pipeline that differ in one thing alone, and come to two results."""
-    none = Memory()
-    wanted = Memory(generation=1, wanted="0123456789")
+    none = PipelineState()
+    wanted = PipelineState(RevisionState(generation=1, desired="0123456789"))
     barred = data({fingerprint("plan", {}): CHOICES["barred"]})  # type: ignore[dict-item]
     rules = replace(CHOICES["barred"], barred="")  # type: ignore[type-var]
     made = resolve(_seen(data({fingerprint("plan", {}): rules}), none), OPTIONS)  # type: ignore[dict-item]
-    assert isinstance(made, Wanted)
-    back = Memory(
-        failed_revision=made.revision.name,
-        failed_spec=_seen({}, none).spec_hash,
-        restored="fedcba9876",
+    assert isinstance(made, CompiledPipeline)
+    back = PipelineState(
+        rollout=RolloutState(
+            failed_revision=made.revision.name,
+            failed_spec=_seen({}, none).spec_hash,
+            restored="fedcba9876",
+        )
     )
     adapted = resolve(_seen({}, none, spec="adapted"), OPTIONS)
-    assert isinstance(adapted, Wanted)
+    assert isinstance(adapted, CompiledPipeline)
     refused = {names.KEY_PADDING: json.dumps(dict.fromkeys(_refusals(), "axis 1 is 128"))}
     return {
         "digests": (_seen({}, none), _seen({}, none, digests={"model": "one"})),

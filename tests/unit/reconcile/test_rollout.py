@@ -55,7 +55,7 @@ def test_surge_keeps_serving(replicas: int) -> None:
     assert world.deployed != old
     assert {pod.revision for pod in world.pods} == {world.deployed}
     assert world.status["servingRevision"] == world.deployed == world.status["revision"]
-    assert world.memory.proven == world.deployed
+    assert world.state.rollout.verified == world.deployed
 
 
 def test_a_failed_surge_leaves_the_old_revision_serving() -> None:
@@ -70,7 +70,11 @@ def test_a_failed_surge_leaves_the_old_revision_serving() -> None:
         "Stalled": "True ModelMismatch",
     }
     assert f"revision {old} keeps serving" in world.condition("Ready")["message"]
-    assert (world.deployed, world.status["servingRevision"], world.memory.failed_revision) == (
+    assert (
+        world.deployed,
+        world.status["servingRevision"],
+        world.state.rollout.failed_revision,
+    ) == (
         new,
         old,
         "",
@@ -180,7 +184,7 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
         assert word in message
     assert gap, "there was no gap to announce"
     assert any("no pod serves until the new one is ready" in text for text in gap)
-    assert world.memory.proven == old
+    assert world.state.rollout.verified == old
 
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate"])
@@ -197,7 +201,7 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
         1,
         "False RolledBack",
     )
-    assert world.memory.proven == world.memory.restored == old
+    assert world.state.rollout.verified == world.state.rollout.restored == old
 
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
@@ -223,7 +227,7 @@ def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> N
         1,
         "False RolledBack",
     )
-    assert (world.memory.proven, world.memory.failed_revision) == (old, new)
+    assert (world.state.rollout.verified, world.state.rollout.failed_revision) == (old, new)
 
 
 def test_what_served_before_is_nothing_to_go_back_to_once_a_rollout_has_ended() -> None:
@@ -244,16 +248,16 @@ def test_a_surge_that_fails_half_way_is_stuck_until_more_pods_come() -> None:
         world.pass_time(5).control().run_pods().step()
     assert world.condition("Ready")["reason"] == "RolloutFailed"
     there = sum(pod.revision == new for pod in world.serving)
-    assert (world.memory.stuck, world.memory.stuck_pods) == (new, there)
+    assert (world.state.stalled_rollout.revision, world.state.stalled_rollout.pods) == (new, there)
     assert 0 < there < 3
     # More room: one more pod comes, and it is a rollout again.
     world.room = None
     while sum(pod.revision == new for pod in world.serving) == there:
         world.pass_time(5).control().run_pods().step()
     world.control().step()
-    assert (world.memory.stuck, world.memory.stuck_pods) == ("", 0)
+    assert (world.state.stalled_rollout.revision, world.state.stalled_rollout.pods) == ("", 0)
     assert world.settle().told()["Ready"] == "True Succeeded"
-    assert world.memory.stuck == ""
+    assert world.state.stalled_rollout.revision == ""
 
 
 def half_way(world: World) -> str:
@@ -274,9 +278,9 @@ def test_suspension_takes_no_revision_back() -> None:
     )
     new = failing(world, tokenizer={"maxLength": 64})
     world.settle()
-    assert (world.memory.stuck, len(world.serving)) == (new, 2)
+    assert (world.state.stalled_rollout.revision, len(world.serving)) == (new, 2)
     world.change(suspend="Enabled").settle()
-    assert (world.deployed, world.memory.failed_revision, world.pods) == (new, "", [])
+    assert (world.deployed, world.state.rollout.failed_revision, world.pods) == (new, "", [])
     world.verdicts[new] = "good"
     world.change(suspend="Disabled").settle()
     assert (world.deployed, len(world.serving), world.told()["Ready"]) == (new, 2, "True Succeeded")
@@ -294,7 +298,7 @@ def test_a_taken_back_revision_is_tried_again_with_the_next_spec() -> None:
     del world.verdicts[new]
     world.change(server={"service": {"annotations": {"a": "b"}}}).settle()
     assert (world.deployed, world.told()["Ready"]) == (new, "True Succeeded")
-    assert world.memory.failed_revision == ""
+    assert world.state.rollout.failed_revision == ""
     # And a third revision after it.
     assert world.change(tokenizer={"maxLength": 32}).settle().told()["Ready"] == "True Succeeded"
     assert world.deployed not in (old, new)
@@ -327,7 +331,7 @@ def test_a_revision_that_fails_inference_is_not_proven() -> None:
     world.verdicts[world.status["revision"]] = DUMB
     world.settle()
     assert world.told()["Ready"] == "False InferenceFailed"
-    assert world.memory.proven == old
+    assert world.state.rollout.verified == old
     failing(world, tokenizer={"maxLength": 32})
     assert world.settle().deployed == old
 

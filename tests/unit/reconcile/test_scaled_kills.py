@@ -15,9 +15,9 @@ from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.controllers.handover import Intent
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
-from triton_pipelines.controllers.pipeline.snapshot import Observed
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 RENDERED: dict[str, Any] = {}
 SPEC: dict[str, Any] = {
@@ -35,7 +35,7 @@ class Scaled(World):
 
     intent: Intent | None = field(default=None, kw_only=True)
 
-    def observed(self) -> Observed:
+    def observed(self) -> Snapshot:
         return replace(super().observed(), intent=self.intent)
 
 

@@ -173,7 +173,7 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
         item["message"] for item in world.status["conditions"] if item["type"] == "Stalled"
     )
     assert message.startswith(
-        "spec.ensemble.maxInflightRequests: came with 25.11, and server.version is 24.10"
+        "spec.ensemble.maxInflightRequests: needs server 25.11, but server.version is 24.10"
     )
 
 

@@ -16,8 +16,8 @@ from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, aske
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.slo_guard import WATCH, Figure, Latencies
-from triton_pipelines.controllers.pipeline.tuning_run import (
+from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH, Figure, Latencies
+from triton_pipelines.controllers.pipeline.policies.tuning_run import (
     PENDING_SECONDS,
     SILENT_SECONDS,
     WAITING_SECONDS,
@@ -210,7 +210,7 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
         assert world.run["state"] == "Pending"
         assert world.run["message"].startswith(said)
         assert world.left == []
-        assert not world.memory.tuning.get("start")
+        assert not world.state.tuning_run.document.get("start")
         world.pass_time(WAITING_SECONDS + 1).step()
     world.change(slo=SLO).settle()
     assert world.run == {
@@ -225,7 +225,7 @@ def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judg
     """What the revision before had was never looked at: nothing can be taken back."""
     world = Tuning(builders.document(), rendered=RENDERED).settle()
     world.change(slo=SLO, tuning={"request": "monday"}).settle()
-    assert world.memory.watch.get("since"), "it is watched all the same"
+    assert world.state.slo_guard.since, "it is watched all the same"
     assert world.run["message"] == "waits for a pod that serves nobody"
     assert len(world.ours("Deployment")) == 1
 
@@ -234,7 +234,7 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     world = asked(None)
     world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
-    since = moment(world.memory.watch["since"])
+    since = moment(world.state.slo_guard.since)
     assert since is not None
     until = since + WATCH
     assert world.run["message"] == (
@@ -366,7 +366,7 @@ def test_a_new_request_in_the_middle_is_a_new_run() -> None:
 
 def test_what_the_api_server_refuses_ends_it() -> None:
     world = asked()
-    world.untuned = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
     world.step()
     assert world.run["state"] == "Failed"
     assert "exceeded quota" in world.run["message"]
@@ -375,7 +375,7 @@ def test_what_the_api_server_refuses_ends_it() -> None:
 def test_a_restarted_operator_knows_everything() -> None:
     """Even the result: a status that was lost between two writes is written again."""
     world = asked().canary_ready()
-    assert Run.parse(world.memory.tuning).state is State.RUNNING
+    assert Run.parse(world.state.tuning_run.document).state is State.RUNNING
     world.job_ends(json.dumps(RESULT))
     said = world.status["tuning"]
     del world.document["status"]["tuning"]
@@ -390,7 +390,7 @@ def test_a_patch_that_cannot_be_read_is_told_and_recommends_nothing(patch: str) 
         "Succeeded",
         patch,
     )
-    assert Run.parse(world.memory.tuning).recommended == ""
+    assert Run.parse(world.state.tuning_run.document).recommended == ""
 
 
 def test_a_run_that_no_status_can_tell_is_none() -> None:
@@ -482,7 +482,7 @@ def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
     world.change(tuning=None)
     world.settle()
     assert world.left == []
-    run = Run.parse(world.memory.tuning)
+    run = Run.parse(world.state.tuning_run.document)
     assert not run.active
 
 

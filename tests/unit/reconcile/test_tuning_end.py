@@ -131,7 +131,7 @@ async def test_a_result_whose_record_was_refused_is_acted_on_once_it_is_taken(
         "Bucketed",
         "True Succeeded",
     )
-    assert world.memory.tuning["recommended"] == world.deployed
+    assert world.state.tuning_run.document["recommended"] == world.deployed
     assert not [
         item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
     ]

@@ -14,8 +14,11 @@ from tests.support.tuningworld import RENDERED, RESULT, SLO, Tuning, asked
 from tests.support.worlds import BAD, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
+from triton_pipelines.controllers.pipeline.policies.tuning_run import (
+    PENDING_SECONDS,
+    WAITING_SECONDS,
+)
 from triton_pipelines.controllers.pipeline.snapshot import Object
-from triton_pipelines.controllers.pipeline.tuning_run import PENDING_SECONDS, WAITING_SECONDS
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run
 
 NO_ROOM = {
@@ -72,7 +75,7 @@ def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() ->
     world = Tuning(
         builders.document(replicas=2, slo=SLO, tuning={"request": "a"}), room=1, rendered=RENDERED
     ).settle()
-    assert world.memory.proven == ""
+    assert world.state.rollout.verified == ""
     assert world.run["state"] == "Pending"
     assert "serves in all pods (WaitingForGPU: 1 of 2 pods serve" in world.run["message"]
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
@@ -216,9 +219,9 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
     ] == [f"request '{name}'" for name in "abac"]
     # What the API server said of an object of an earlier one is nothing against this one.
     world.change(tuning={"request": "d"})
-    world.untuned = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
     world.step()
-    world.untuned = ""
+    world.tuning_rejection = ""
     assert world.run["state"] == "Pending"
 
 
@@ -248,7 +251,7 @@ def test_a_quota_is_the_pipelines_first() -> None:
 def test_a_run_does_not_begin_while_pods_are_missing() -> None:
     """One revision served once, but more pods are wanted than the quota lets in: a canary would take the next free place."""
     world = asked(None)
-    assert world.memory.proven
+    assert world.state.rollout.verified
     world.room = 1
     world.change(replicas=2, tuning={"request": "a"}).step()
     world.control().run_pods().run_pods()
@@ -319,7 +322,7 @@ def test_a_job_that_was_never_made_is_made() -> None:
     world = asked().canary_ready()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]
-    assert Run.parse(world.memory.tuning).made == ""
+    assert Run.parse(world.state.tuning_run.document).made == ""
     world.step()
     assert len(world.ours("Job")) == 1
 
@@ -457,7 +460,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
     failed(world, "the spec has become invalid during the run; mend it, then ask again")
-    assert not Run.parse(world.memory.tuning).active
+    assert not Run.parse(world.state.tuning_run.document).active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().quiet
     world.change(model={"maxBatchSize": 64}).settle()

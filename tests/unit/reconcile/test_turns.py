@@ -14,8 +14,9 @@ from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.field_managers import Turns
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.replicas import SCALED
-from triton_pipelines.controllers.pipeline.snapshot import Memory, Object
+from triton_pipelines.controllers.pipeline.policies.replicas import SCALED
+from triton_pipelines.controllers.pipeline.snapshot import Object
+from triton_pipelines.controllers.pipeline.state import PipelineState
 
 PODS: dict[str, Any] = {
     "scaling": {"pods": {"min": 2, "max": 5}},
@@ -139,7 +140,7 @@ def test_who_take_turns_at_the_deployment_are_named_and_left_alone(
     assert len(made.serving) == 4
     written(made, 2 if spec else 1, managers[0])
     passes(made)
-    assert (limited(made), made.memory.mended_manager) == ({}, "")
+    assert (limited(made), made.state.replicas.managers) == ({}, "")
 
 
 def test_whoever_edits_what_an_autoscaler_has_joins_it() -> None:
@@ -236,7 +237,7 @@ def test_who_wakes_a_pipeline_of_no_pods_and_lets_it_sleep_again_is_mended_once(
     written(made, 0, "keda-operator", "scale")
     made.change(replicas=0, rollout={"drainSeconds": 9})
     assert any(map(applied, passes(made))), "somebody has asked for it anew"
-    assert made.memory.mended_manager == ""
+    assert made.state.replicas.managers == ""
 
 
 def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
@@ -245,8 +246,8 @@ def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
     for manager in ("argocd", "helm", "argocd"):
         written(made, 5, manager)
         passes(made)
-    assert made.memory == Memory.parse(made.memory.to_json())
-    assert (made.memory.mended_manager, made.memory.mended) == ("argocd and helm", "")
+    assert made.state == PipelineState.parse(made.state.to_json())
+    assert (made.state.replicas.managers, made.state.replicas.corrected) == ("argocd and helm", "")
 
 
 # --- the pipeline's own number -------------------------------------------------------------------------------------------------------------
@@ -296,11 +297,13 @@ def test_a_number_that_changes_hands_is_no_conflict() -> None:
         assert len(made.serving) == number
     assert conflicts(done) == []
     assert limited(made) == {}
-    assert made.memory.turns["often"] == 2
+    assert made.state.replicas.turns["often"] == 2
     made.pass_time(660)
     declared(made, 4, "")
     passes(made)
-    assert (limited(made), made.memory.turns["often"]) == ({}, 1), "of long ago it is no turn"
+    assert (limited(made), made.state.replicas.turns["often"]) == ({}, 1), (
+        "of long ago it is no turn"
+    )
 
 
 def test_an_autoscaler_whose_name_becomes_known_is_one_writer() -> None:
@@ -321,19 +324,19 @@ def test_who_say_the_same_take_no_turns() -> None:
     ):
         declared(made, 2, *others)
         step(made)
-        assert made.memory.turns == {"last": "argocd"}, number
+        assert made.state.replicas.turns == {"last": "argocd"}, number
 
 
 def test_the_default_that_nobody_wrote_is_nobodys() -> None:
     made = world()
     declared(made, 1, "")
     passes(made)
-    assert made.memory.turns == {}
+    assert made.state.replicas.turns == {}
     declared(made, 3, "argocd")
     passes(made)
     declared(made, 1, "")
     passes(made)
-    assert made.memory.turns["last"] == SCALED, "an autoscaler at its least"
+    assert made.state.replicas.turns["last"] == SCALED, "an autoscaler at its least"
 
 
 @pytest.mark.parametrize(
@@ -350,8 +353,10 @@ def test_the_default_that_nobody_wrote_is_nobodys() -> None:
 def test_a_record_of_turns_that_somebody_broke_is_forgotten(broken: Any) -> None:
     made = world()
     data = made.children["ConfigMap", names.live_name(made.name)]["data"]
-    data[names.KEY_MEMORY] = json.dumps({**json.loads(data[names.KEY_MEMORY]), "turns": broken})
+    data[names.KEY_MEMORY] = json.dumps(
+        {**json.loads(data[names.KEY_MEMORY]), "replicas": {"turns": broken}}
+    )
     declared(made, 3, "argocd")
     passes(made)
-    assert Turns.parse(made.memory.turns).told == ""
-    assert made.memory.turns["last"] == "argocd"
+    assert Turns.parse(made.state.replicas.turns).told == ""
+    assert made.state.replicas.turns["last"] == "argocd"

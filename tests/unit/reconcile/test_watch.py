@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from tests.support import builders
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.slo_guard import (
+from triton_pipelines.controllers.pipeline.latency_figures import (
     HELD_SECONDS,
     REQUESTS_MIN,
-    WATCH,
     Figure,
     Latencies,
     Look,
-    Watch,
     figure_of,
-    follow,
 )
+from triton_pipelines.controllers.pipeline.plan import Plan
+from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH, follow
+from triton_pipelines.controllers.pipeline.state import SloGuardState
 
 SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
 LIMIT = 80.0
@@ -80,7 +79,7 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     assert {pod.revision for pod in world.serving} == {old}
     assert world.status["servingRevision"] == old
     assert world.status["observedGeneration"] == 2
-    assert world.memory.proven == old
+    assert world.state.rollout.verified == old
     left = world.think()
     assert left == Plan(requeue_after=left.requeue_after), "nothing more is to be done"
 
@@ -134,7 +133,7 @@ def test_nothing_is_taken_back_where_in_doubt(new: Figure | None, before: Figure
         world.pass_time(15).step()
     assert world.told()["Ready"] == "True Succeeded"
     assert world.deployed == world.status["revision"] != old
-    assert world.memory.watch == {}
+    assert world.state.slo_guard == SloGuardState()
     assert [reason for reason, _ in events(world)].count("SLOWatched") == 1
 
 
@@ -143,7 +142,7 @@ def test_a_first_revision_is_not_watched() -> None:
     world.latencies = Latencies({world.deployed: BROKEN})
     world.pass_time(15).settle()
     assert world.told()["Ready"] == "True Succeeded"
-    assert world.memory.watch == {}
+    assert world.state.slo_guard == SloGuardState()
 
 
 def test_without_a_promise_nothing_is_watched() -> None:
@@ -152,7 +151,7 @@ def test_without_a_promise_nothing_is_watched() -> None:
     measured(world, BROKEN)
     assert world.told()["Ready"] == "True Succeeded"
     assert (
-        "watch"
+        "slo_guard"
         not in world.children["ConfigMap", names.live_name(world.name)]["data"][names.KEY_MEMORY]
     )
 
@@ -206,7 +205,7 @@ def test_a_restarted_operator_goes_on_watching() -> None:
     world = promised()
     old = world.deployed
     world.change(**CHANGE).settle()
-    watch = Watch.parse(world.memory.watch)
+    watch = world.state.slo_guard
     assert (watch.revision, watch.predecessor, watch.before, watch.rate) == (
         world.deployed,
         old,
@@ -215,7 +214,7 @@ def test_a_restarted_operator_goes_on_watching() -> None:
     )
     world.latencies = None
     world.pass_time(30).step()
-    assert Watch.parse(world.memory.watch) == watch
+    assert world.state.slo_guard == watch
     world.latencies = Latencies({world.deployed: BROKEN})
     world.pass_time(15).step()
     assert world.deployed == old
@@ -233,15 +232,15 @@ def test_a_change_during_the_watch_is_compared_with_the_last_good_one() -> None:
     # Going back by hand is no rollout to watch.
     world.change(tokenizer={"maxLength": None}).settle()
     assert world.told()["Ready"] == "True Succeeded"
-    assert world.memory.watch == {}
+    assert world.state.slo_guard == SloGuardState()
 
 
 def test_a_change_on_its_way_keeps_what_the_serving_revision_had() -> None:
     """Its pods may be gone when the next change comes, as without room for a surge; its figure is needed all the same."""
-    before = follow(Watch(), "b", "a", LIMIT, False, Latencies({"a": KEPT}), START).watch
+    before = follow(SloGuardState(), "b", "a", LIMIT, False, Latencies({"a": KEPT}), START).watch
     assert (before.predecessor, before.before, before.rate) == ("a", KEPT.high, KEPT.rate)
     after = follow(before, "c", "a", LIMIT, False, Latencies(), START).watch
-    assert after == Watch("c", "a", KEPT.high, KEPT.rate)
+    assert after == SloGuardState("c", "a", KEPT.high, KEPT.rate)
 
 
 def test_an_autoscaler_of_the_pipeline_does_not_bring_a_broken_revision_back() -> None:
@@ -326,7 +325,7 @@ def test_the_same_load_on_fewer_pods_is_no_fault_of_the_revision() -> None:
     """Whoever lowers spec.replicas with the same change, or scaling.pods meanwhile, gives each pod more to do."""
     before, after = figure_of([looks(*[50.0] * 6)] * 4), figure_of([looks(*[95.0] * 6, rate=40.0)])
     assert before is not None
-    watch = Watch("b", "a", before.high, before.rate, "2026-01-01T12:00:00Z")
+    watch = SloGuardState("b", "a", before.high, before.rate, "2026-01-01T12:00:00Z")
     assert after is not None
     assert not follow(watch, "b", "b", LIMIT, True, Latencies({"b": after}), START).broken
     same = figure_of([looks(*[95.0] * 6)] * 4)
@@ -363,7 +362,7 @@ def test_never_without_both_figures(
     waits: list[float],
     proven: str,
 ) -> None:
-    now, watch, broken = START, Watch(), []
+    now, watch, broken = START, SloGuardState(), []
     known = Latencies(
         {name: figure for name, figure in (("a", before), ("b", after)) if figure is not None}
     )
@@ -371,7 +370,7 @@ def test_never_without_both_figures(
         now += dt.timedelta(seconds=wait)
         said = follow(watch, "b", proven, limit, index > 0, known, now)
         # What is remembered is all that there is: a restart in between changes nothing.
-        watch = Watch.parse(said.watch.to_document())
+        watch = SloGuardState.parse(said.watch.to_document())
         assert watch == said.watch
         broken += [said.broken] if said.broken else []
         proven = "b" if index > 0 else proven
@@ -396,8 +395,10 @@ WRITTEN = (
     )
 )
 def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> None:
-    watch = Watch.parse(document)
-    assert Watch.parse(watch.to_document()) == (watch if watch.revision else Watch())
+    watch = SloGuardState.parse(document)
+    assert SloGuardState.parse(watch.to_document()) == (
+        watch if watch.revision else SloGuardState()
+    )
     follow(watch, "b", "a", 100.0, True, None, START)
 
 
@@ -424,13 +425,13 @@ def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(
     assert [note for reason, note in events(world) if reason == "SLOWatched"] == [], (
         "it is not over"
     )
-    assert Watch.parse(world.memory.watch) == Watch(new, old, 40.0, 50.0)
+    assert world.state.slo_guard == SloGuardState(new, old, 40.0, 50.0)
     assert ("ConfigMap", names.revision_name(world.name, old)) in world.children, (
         "what is gone back to is kept"
     )
     world.latencies = None
     world.change(**on).settle()
-    since = Watch.parse(world.memory.watch).since
+    since = world.state.slo_guard.since
     assert since > world.deployment["metadata"]["creationTimestamp"]
     world.latencies = Latencies({new: BROKEN})
     world.pass_time(WATCH.total_seconds() - 30).step()

@@ -157,7 +157,7 @@ class Histories(RuleBasedStateMachine):
             assert world.status["revision"] not in serving
         if told["Ready"] == "False RolledBack":
             assert serving <= {world.deployed}
-            assert world.deployed == world.memory.restored != world.status["revision"]
+            assert world.deployed == world.state.rollout.restored != world.status["revision"]
 
 
 TestHistories = Histories.TestCase

@@ -69,10 +69,10 @@ def test_zero_and_false_are_set() -> None:
 
 def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
     assert _patched({"optimisation": {}})[1][0].startswith(
-        "configPatch.optimisation: is no field of Triton's ModelConfig; it has backend"
+        "configPatch.optimisation: is not a field of Triton's ModelConfig; its fields are backend"
     )
     assert _patched({"optimization": {"graph": {"level": "high"}}})[1][0].startswith(
-        "configPatch.optimization.graph.level: is not what Triton's"
+        "configPatch.optimization.graph.level: is not valid in Triton's"
     )
     assert _patched({"optimization": 3})[1] == [
         "configPatch.optimization: must be a mapping with fields of Triton's ModelOptimizationPolicy"

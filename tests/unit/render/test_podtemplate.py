@@ -210,23 +210,23 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"metadata": {"labels": {"app.kubernetes.io/name": "x"}}},
         "metadata.labels[app.kubernetes.io/name]",
-        "belongs to the operator",
+        "is set by the operator",
     ),
     (
         {"metadata": {"labels": {"tritonpipelines.io/revision": None}}},
         "metadata.labels[tritonpipelines.io/revision]",
-        "belongs to the operator",
+        "is set by the operator",
     ),
     (
         {"metadata": {"annotations": {"tritonpipelines.io/paused": "true"}}},
         "metadata.annotations[tritonpipelines.io/paused]",
-        "belongs",
+        "is set by the operator",
     ),
     ({"metadata": {"labels": None}}, "metadata.labels", "null would remove all of them"),
     ({"metadata": {"name": "x"}}, "metadata.name", "has no effect on pods"),
     ({"metadata": None}, "metadata", "null would remove all of it"),
     ({"spec": None}, "spec", "null would remove all of it"),
-    ({"kind": "Pod"}, "kind", "is no part of a pod template"),
+    ({"kind": "Pod"}, "kind", "is not a field of a pod template"),
     ({"spec": {"containers": None}}, "spec.containers", "null would remove those of the operator"),
     (
         {"spec": {"initContainers": None}},
@@ -263,12 +263,12 @@ OWNED: list[tuple[Any, str, str]] = [
             ("image", "x:1", "write spec.server.image instead"),
             ("image", None, "write spec.server.image instead"),
             ("imagePullPolicy", "Never", "write spec.server.imagePullPolicy instead"),
-            ("command", ["sh"], "belongs to the operator; remove it"),
+            ("command", ["sh"], "is set by the operator; remove it"),
             ("args", ["--x"], "write spec.server.args instead"),
-            ("ports", [], "belongs to the operator"),
-            ("readinessProbe", None, "belongs to the operator"),
-            ("livenessProbe", {}, "belongs to the operator"),
-            ("startupProbe", {}, "belongs to the operator"),
+            ("ports", [], "is set by the operator"),
+            ("readinessProbe", None, "is set by the operator"),
+            ("livenessProbe", {}, "is set by the operator"),
+            ("startupProbe", {}, "is set by the operator"),
             ("lifecycle", {}, "write spec.rollout.drainSeconds instead"),
             ("env", None, "null would remove all of it"),
             ("volumeMounts", None, "null would remove all of it"),
@@ -282,8 +282,8 @@ OWNED: list[tuple[Any, str, str]] = [
             words,
         )
         for name, words in [
-            ("TRITONPIPE_SITE", "belongs to the operator"),
-            ("AIP_MODE", "belongs"),
+            ("TRITONPIPE_SITE", "is set by the operator"),
+            ("AIP_MODE", "is set by the operator"),
             ("NVIDIA_VISIBLE_DEVICES", "server.gpu"),
         ]
     ],
@@ -338,17 +338,17 @@ OWNED: list[tuple[Any, str, str]] = [
             }
         },
         "spec.initContainers[load].env[TRITONPIPE_SOURCE_MAP]",
-        "belongs to the operator",
+        "is set by the operator",
     ),
     (
         {"spec": {"initContainers": [{"name": "triton", "image": "x"}]}},
         "spec.containers[triton]",
-        "stands twice",
+        "is used twice",
     ),
     (
         {"spec": {"containers": [{"name": "load", "image": "x"}]}},
         "spec.containers[load]",
-        "stands twice",
+        "is used twice",
     ),
     (
         {
@@ -450,7 +450,7 @@ def test_the_operator_may_forbid_it() -> None:
     forbidden = options(pod_template_allowed=False)
     (told,) = findings({"spec": {}}, forbidden)
     assert told == (
-        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask whoever runs the operator"
+        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask the operator's administrator"
     )
     assert not built(forbidden).findings
 
@@ -458,5 +458,5 @@ def test_the_operator_may_forbid_it() -> None:
 def test_own_containers_are_own_code() -> None:
     forbidden = options(custom_code_allowed=False)
     (told,) = findings({"spec": {"containers": [{**TRITON, "env": []}, SIDECAR]}}, forbidden)
-    assert told.startswith(f"{FIELD}.spec.containers[proxy]: own containers are own code")
+    assert told.startswith(f"{FIELD}.spec.containers[proxy]: additional containers are custom code")
     assert not findings({"spec": {"containers": [{**TRITON, "env": []}]}}, forbidden)

@@ -1,4 +1,7 @@
-"""The same answer in every padding mode, at every cost of a run, in every batch: tokenizer, runner and postprocess together, alone or in company."""
+"""The same answer in every padding mode, at every cost of a run, in every batch.
+
+Tokenizer, runner and postprocess together, alone or in company.
+"""
 
 from __future__ import annotations
 

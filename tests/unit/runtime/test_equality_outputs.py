@@ -1,5 +1,9 @@
-"""Every kind of output in every padding mode, batch size and company: token vectors, tags, pooled embeddings, FP16; with the runner, the stock graph and
-the adapted one. What is right is the stock graph's answer to the library's tokens of one text, alone and without padding, pooled in double precision."""
+"""Every kind of output in every padding mode, batch size and company.
+
+Token vectors, tags, pooled embeddings, FP16; with the runner, the stock graph and the adapted one.
+What is right is the stock graph's answer to the library's tokens of one text, alone and without
+padding, pooled in double precision.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ from tests.support import pipelines, tinymodel
 from tests.support.python_backend import InferenceRequest, start_model, texts
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, WIDTH, Encoder, Head, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, examine
+from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
+from triton_pipelines.loader.ragged.graph_adapter import adapt
 
 Arrays = Mapping[str, np.ndarray]
 Model = Callable[[Sequence[Arrays]], list[dict[str, np.ndarray]]]
@@ -28,7 +33,8 @@ TOKENS = [
     {"name": name, "data_type": "TYPE_INT64", "dims": [-1]}
     for name in ("input_ids", "attention_mask")
 ]
-# FP16 holds about three digits, and sums over more places round otherwise; where two tags come as close as that, the best of them is chance.
+# FP16 holds about three digits, and sums over more places round otherwise; where two tags come as
+# close as that, the best of them is chance.
 TOLERANCE = {False: 1e-5, True: 2e-2}
 WORDS = st.lists(st.sampled_from(tinymodel.WORDS), max_size=40).map(" ".join)
 REQUESTS = st.lists(st.lists(WORDS, min_size=1, max_size=4), min_size=1, max_size=8)
@@ -76,7 +82,7 @@ class Case:
             outputs,
             {"pad_inputs": '{"input_ids": 0, "attention_mask": 0}', "run_cost_tokens": "12"},
         )
-        found = examine(stock, self.encoder.plan(max_length=pipelines.MAX_LENGTH))
+        found = check_eligibility(stock, self.encoder.plan(max_length=pipelines.MAX_LENGTH))
         assert isinstance(found, Adaptable), str(found)
         ragged = StandInBackend(adapt(stock, found), config_of(*declared))
         self.models: Mapping[str, Model] = {

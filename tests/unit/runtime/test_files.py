@@ -1,4 +1,7 @@
-"""What all runtime files share: they stand alone and run on the oldest Python of a supported Triton image."""
+"""What all runtime files share.
+
+They stand alone and run on the oldest Python of a supported Triton image.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ONNX runner against an independent numpy computation of the same encoder, one row at a time."""
+"""The ONNX runner against a numpy computation of the same encoder, one row at a time."""
 
 from __future__ import annotations
 
@@ -247,7 +247,10 @@ def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: i
 def test_a_measured_cost_decides_how_requests_are_cut(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where launches are dear, requests of very different length share one; a model that refuses the sample keeps the assumed cost."""
+    """Where launches are dear, requests of very different length share one.
+
+    A model that refuses the sample keeps the assumed cost.
+    """
     requests = [InferenceRequest(feed([[2] * length])) for length in (3, 20, 4)]
     for measured, expected in ((1000, [(3, 20)]), (1, [(1, 20), (2, 4)])):
         monkeypatch.setattr(module, "run_cost_tokens", lambda *_, measured=measured: measured)
@@ -277,7 +280,8 @@ def changed(role: str, index: int, **changes: Any) -> dict[str, Any]:
         (
             changed("input", 0, name="ids"),
             {},
-            "input names differ: the config has ['attention_mask', 'ids'], the graph ['attention_mask', 'input_ids']",
+            "input names differ: the config has ['attention_mask', 'ids'], the graph "
+            "['attention_mask', 'input_ids']",
         ),
         (changed("output", 1, name="scores"), {}, "output names differ"),
         (
@@ -288,7 +292,8 @@ def changed(role: str, index: int, **changes: Any) -> dict[str, Any]:
         (
             changed("output", 0, dims=[8]),
             {},
-            "output hidden has 2 dimensions in the config (batch included), but ['batch', 'sequence', 8]",
+            "output hidden has 2 dimensions in the config (batch included), but ['batch', "
+            "'sequence', 8]",
         ),
         (config(), {"tritonpipe.pad_inputs": '{"ids": 0}'}, "tritonpipe.pad_inputs names ['ids']"),
         (

@@ -1,4 +1,7 @@
-"""Which requests share a run of the ONNX runner: boundary cases of rows, lengths and outputs, with functions in the place of models."""
+"""Which requests share a run of the ONNX runner.
+
+Boundary cases of rows, lengths and outputs, with functions in the place of models.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ def test_rows_without_a_length_share_a_run_as_they_are() -> None:
 
 
 def sums(run_cost: int) -> tuple[batches.BatchRunner, list[tuple[int, int]]]:
-    """A runner whose model answers with the sum of each row and with the row, and the shapes that it is run on."""
+    """A runner whose model answers with the sum of each row and with the row, and the shapes that
+    it is run on.
+    """
     shapes: list[tuple[int, int]] = []
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
@@ -133,7 +138,10 @@ def test_requests_share_no_runs_where_company_changes_an_answer(pads: dict[str, 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float16, np.float32, np.bool_])
 def test_rounding_is_no_other_answer(dtype: type) -> None:
-    """Half precision adds in another order in company; and what is nothing alone may be nothing in company."""
+    """Half precision adds in another order in company.
+
+    And what is nothing alone may be nothing in company.
+    """
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         rounded = feed["x"].astype(np.float32).mean(axis=1, keepdims=True) * (

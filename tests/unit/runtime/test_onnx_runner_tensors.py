@@ -1,4 +1,7 @@
-"""The ONNX runner with every kind of tensor: several outputs, small integers, BOOL and FP16, optional inputs, reshapes, and no batch axis."""
+"""The ONNX runner with every kind of tensor.
+
+Several outputs, small integers, BOOL and FP16, optional inputs, reshapes, and no batch axis.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ def start(
 
 @pytest.fixture(scope="module")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ids and mask in INT32 to: double [batch, tokens], in FP16; marked [batch, tokens] in BOOL; count [batch] in INT32."""
+    """Ids and mask in INT32 to: double [batch, tokens], in FP16; marked [batch, tokens] in BOOL.
+
+    Count [batch] in INT32.
+    """
     folder = tmp_path_factory.mktemp("tagger")
     node = helper.make_node
     nodes = [
@@ -249,7 +255,8 @@ def test_without_any_input_the_request_fails(defaulted: Path) -> None:
             OPTIONAL[1:],
             Y,
             8,
-            "input names differ: the config has ['scale', 'shift'], the graph ['scale', 'shift', 'x']",
+            "input names differ: the config has ['scale', 'shift'], the graph ['scale', "
+            "'shift', 'x']",
         ),
         (
             [{**OPTIONAL[0], "data_type": "TYPE_BF16"}],
@@ -261,7 +268,8 @@ def test_without_any_input_the_request_fails(defaulted: Path) -> None:
             [tensor("x", "TYPE_FP32", -1, -1)],
             Y,
             8,
-            "input x has 3 dimensions in the config (batch included), but ['batch', 'width'] in the graph",
+            "input x has 3 dimensions in the config (batch included), but ['batch', 'width'] "
+            "in the graph",
         ),
         (
             [tensor("x", "TYPE_FP32", 4, reshape={"shape": [2, 2]})],

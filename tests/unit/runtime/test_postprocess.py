@@ -231,7 +231,7 @@ def test_a_wrong_configuration_is_refused_at_load(
     assert fragment in str(caught.value)
 
 
-# --- rank and type decide ----------------------------------------------------------------------------------------------------
+# --- rank and type decide
 def definition(logits: np.ndarray) -> np.ndarray:
     """Softmax over the last axis in pure Python."""
     rows = []

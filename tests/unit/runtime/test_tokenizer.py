@@ -67,7 +67,10 @@ def reference(
 
 
 def unpad(arrays: dict[str, np.ndarray]) -> list[list[int]]:
-    """Ids of every row that the mask marks; checks that padding lies on the right and is the pad token."""
+    """Ids of every row that the mask marks.
+
+    Checks that padding lies on the right and is the pad token.
+    """
     rows = []
     for ids, mask in zip(arrays["input_ids"], arrays["attention_mask"], strict=True):
         length = int(mask.sum())
@@ -273,7 +276,10 @@ def test_each_output_has_the_type_its_config_declares(folder: Path) -> None:
 
 
 def test_offsets_count_characters_not_bytes(folder: Path) -> None:
-    """By hand: an e with a combining accent is two characters in three bytes, the fox face one in four."""
+    """By hand.
+
+    An e with a combining accent is two characters in three bytes, the fox face one in four.
+    """
     model = start(folder, {"ids": "InputIds", "offsets": "Offsets"})
     (response,) = model.execute([InferenceRequest({"TEXT": texts("caf\u0065\u0301 🦊 fox")})])
     arrays = response.arrays()

@@ -1,4 +1,6 @@
-"""Tokenizers of many makes in the tokenizer step, against direct calls of the tokenizers library, one text or pair at a time."""
+"""Tokenizers of many makes in the tokenizer step, against direct calls of the tokenizers library,
+one text or pair at a time.
+"""
 
 from __future__ import annotations
 
@@ -320,7 +322,9 @@ def test_every_row_is_what_the_library_says_of_it_alone(
 
 
 def _grown(folder: Path, known: int | None, special_tokens: str = "Enabled") -> Any:
-    """A tokenizer with two special tokens beyond its vocabulary, for a model that knows ``known`` ids."""
+    """A tokenizer with two special tokens beyond its vocabulary, for a model that knows ``known``
+    ids.
+    """
     made = Make("pieces", "bert", None, True, True, "bert", "types", (), 100).build()
     made.add_special_tokens(["<image>", "<video>"])
     (folder / "1").mkdir(exist_ok=True)
@@ -354,7 +358,8 @@ def test_a_token_that_the_model_does_not_know_fails_its_request_alone(
             [InferenceRequest({"TEXT": texts(*rows)}) for rows in batch]
         )
         assert wrong.error().message() == (
-            f"row 1 of TEXT spells out the token <video> (id {len(PLACES) + 1}), which the model does not know: leave it out of the text"
+            f"row 1 of TEXT spells out the token <video> (id {len(PLACES) + 1}), which the "
+            "model does not know: leave it out of the text"
         )
         assert first.error().message().startswith("row 0 of TEXT spells out the token <video>")
         the, new, york = (PLACES[word] for word in ("the", "new", "york"))
@@ -401,9 +406,11 @@ def ask(times):
         rows = []
         for _ in range(16):
             # One word in ten was never there, in its longest form that is kept.
-            rows.append(" ".join(["the new york hello the new york the new"] * 20 + ["\\U0001f642" * 20 + f"{number + word:012d}" for word in range(20)]))
+            long = ["\\U0001f642" * 20 + f"{number + word:012d}" for word in range(20)]
+            rows.append(" ".join(["the new york hello the new york the new"] * 20 + long))
             number += 20
-        assert all(response.error() is None for response in model.execute([InferenceRequest({"TEXT": texts(*rows)})]))
+        responses = model.execute([InferenceRequest({"TEXT": texts(*rows)})])
+        assert all(response.error() is None for response in responses)
 ask(250)  # 80 000 words: the memory is full, and has forgotten
 full = resident()
 ask(500)

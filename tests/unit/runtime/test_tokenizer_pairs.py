@@ -1,4 +1,6 @@
-"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at a time."""
+"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -162,13 +164,15 @@ LONG = "fox " * 30
         (
             "OnlyFirst",
             ("a dog", LONG),
-            "row 1: PASSAGE has 30 tokens, which beside 3 special tokens leaves no room for QUERY within the 12 allowed, and truncation OnlyFirst "
+            "row 1: PASSAGE has 30 tokens, which beside 3 special tokens leaves no room for "
+            "QUERY within the 12 allowed, and truncation OnlyFirst "
             "cuts QUERY alone: shorten PASSAGE",
         ),
         (
             "OnlySecond",
             (LONG, "a dog"),
-            "row 1: QUERY has 30 tokens, which beside 3 special tokens leaves no room for PASSAGE within the 12 allowed, and truncation OnlySecond "
+            "row 1: QUERY has 30 tokens, which beside 3 special tokens leaves no room for "
+            "PASSAGE within the 12 allowed, and truncation OnlySecond "
             "cuts PASSAGE alone: shorten QUERY",
         ),
     ],
@@ -245,7 +249,10 @@ def test_a_pair_that_breaks_the_tokenizer_fails_alone(
 
 
 def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> None:
-    """A vocabulary without a token for unknown words: looking for the reason meets the same fault."""
+    """A vocabulary without a token for unknown words.
+
+    Looking for the reason meets the same fault.
+    """
     (tmp_path / "1").mkdir()
     tokenizer = Tokenizer(models.WordLevel({"fox": 0, "dog": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -377,7 +384,8 @@ BERT = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
             Sequence([ByteLevel(), template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]")]),
             id="bytes, then a template",
         ),
-        # The library takes special tokens for texts of their own, or for one of the pair's, where another step follows the template.
+        # The library takes special tokens for texts of their own, or for one of the pair's, where
+        # another step follows the template.
         pytest.param(
             Sequence([template("[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP]"), ByteLevel()]),
             id="a template, then bytes",
@@ -444,7 +452,8 @@ def test_a_template_that_breaks_the_library_is_refused_at_load(tmp_path: Path) -
         start(tmp_path)
     assert (
         str(caught.value)
-        == f"tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): {WAY_OUT}"
+        == "tokenizer.json: its post_processor makes no pair of two texts (not yet implemented): "
+        f"{WAY_OUT}"
     )
     (response,) = start(tmp_path, kinds={"ids": "InputIds"}, special_tokens="Disabled").execute(
         [request(("fox", "dog"))]
@@ -484,7 +493,9 @@ import resource, sys
 from pathlib import Path
 from tests.unit.runtime.test_tokenizer_pairs import request, start
 length, first, second = map(int, sys.argv[2:5])
-model = start(Path(sys.argv[1]), kinds={"ids": "InputIds"}, max_length=str(length), truncation=sys.argv[5])
+model = start(
+    Path(sys.argv[1]), kinds={"ids": "InputIds"}, max_length=str(length), truncation=sys.argv[5]
+)
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (400 << 20), -1))
 (response,) = model.execute([request(("fox " * first, "dog " * second))])

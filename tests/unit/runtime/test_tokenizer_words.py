@@ -1,4 +1,7 @@
-"""The memory of words against the tokenizers library: the same ids for any text, known or new, and none for a tokenizer that looks beyond a word."""
+"""The memory of words against the tokenizers library.
+
+The same ids for any text, known or new, and none for a tokenizer that looks beyond a word.
+"""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_minute_lies_between_two_steps_down() -> None:
         made = turn(memory, quiet, at, ready=memory.scale.desired)
         if made.count != memory.scale.desired:
             steps.append((at - NOW, made.count))
-        memory = made.memory
+        memory = made.state
     assert steps == [(0.0, 5), (60.0, 4), (120.0, 3), (180.0, 2)]
     bounds = replace(BOUNDS, high=1)
     assert turn(memory, quiet, NOW + 40 * TICK, bounds=bounds).count == 1, (

@@ -1,4 +1,7 @@
-"""How a Triton for this machine is found: the cases a machine can be in, with the world replaced by folders."""
+"""How a Triton for this machine is found.
+
+The cases a machine can be in, with the world replaced by folders.
+"""
 
 from __future__ import annotations
 

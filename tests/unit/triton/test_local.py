@@ -77,7 +77,8 @@ def test_only_regions_of_ended_owners_are_stale(
             "I1121 11:45:34.1 7 a.cc:1] fine | last words",
         ),
         (
-            'E1121 11:45:34.1 7 pinned.cc:1] "unable to create CUDA stream"\nE1121 11:45:34.1 7 a.cc:12] "cause"\nE1121 11:45:34.2 7 b.cc:1] "effect"\n',
+            'E1121 11:45:34.1 7 pinned.cc:1] "unable to create CUDA stream"\nE1121 11:45:34.1 '
+            '7 a.cc:12] "cause"\nE1121 11:45:34.2 7 b.cc:1] "effect"\n',
             "cause | effect",
         ),
         (

@@ -11,20 +11,27 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.support.python_backend import texts
-from triton_pipelines.triton.client import Array, ModelState
+from triton_pipelines.triton.client import Array, ModelIndexEntry
 from triton_pipelines.triton.errors import translate
-from triton_pipelines.triton.probe import Kind, ProbeResult, Question, find_fault, probe
+from triton_pipelines.triton.probe import (
+    FaultSeverity,
+    ProbeRequest,
+    ProbeResult,
+    find_output_fault,
+    probe,
+)
 
 CONFIG = text_format.Parse(
-    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: "LABEL" data_type: TYPE_STRING dims: 1 }',
+    'max_batch_size: 8 output { name: "SCORE" data_type: TYPE_FP32 dims: 1 } output { name: '
+    '"LABEL" data_type: TYPE_STRING dims: 1 }',
     model_config_pb2.ModelConfig(),
 )
-ASKED = Question({"TEXT": texts("a", "b")}, finite=("SCORE",))
+ASKED = ProbeRequest({"TEXT": texts("a", "b")}, finite=("SCORE",))
 LABELS = texts("x", "y")
 
 
-def told(config: object, question: Question, answer: dict[str, Array]) -> str | None:
-    fault = find_fault(config, question, answer)
+def told(config: object, question: ProbeRequest, answer: dict[str, Array]) -> str | None:
+    fault = find_output_fault(config, question, answer)
     return fault.text if fault is not None else None
 
 
@@ -99,11 +106,11 @@ def test_what_a_model_says_itself_is_not_judged_like_our_postprocess(
         "float16": model_config_pb2.TYPE_FP16,
         "bfloat16": model_config_pb2.TYPE_BF16,
     }.get(numbers.dtype.name, model_config_pb2.TYPE_FP32)
-    assert told(config, Question({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
+    assert told(config, ProbeRequest({"IMAGE": np.zeros((1, 3))}), {"logits": numbers}) == fault
 
 
 def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() -> None:
-    asked = Question(ASKED.inputs, stream=True)
+    asked = ProbeRequest(ASKED.inputs, stream=True)
     assert told(CONFIG, asked, {}) is None
     assert told(CONFIG, asked, {"SCORE": ones(1, 1)}) is None
     assert told(CONFIG, asked, {"SCORE": ones(7)}) is None
@@ -113,9 +120,11 @@ def test_a_response_of_a_stream_may_leave_outputs_out_and_has_rows_of_its_own() 
     )
 
 
-# Of NVIDIA's postprocess of TensorRT-LLM: one flat array for all rows and beams, and placeholders where nothing was asked for.
+# Of NVIDIA's postprocess of TensorRT-LLM: one flat array for all rows and beams, and placeholders
+# where nothing was asked for.
 LLM = text_format.Parse(
-    'max_batch_size: 8 output { name: "text_output" data_type: TYPE_STRING dims: -1 } output { name: "cum_log_probs" data_type: TYPE_FP32 dims: -1 }'
+    'max_batch_size: 8 output { name: "text_output" data_type: TYPE_STRING dims: -1 } output '
+    '{ name: "cum_log_probs" data_type: TYPE_FP32 dims: -1 }'
     ' output { name: "output_log_probs" data_type: TYPE_FP32 dims: [ -1, -1 ] }',
     model_config_pb2.ModelConfig(),
 )
@@ -132,14 +141,17 @@ def test_a_shape_without_a_fixed_size_is_held_against_nobody() -> None:
         "cum_log_probs": ones(1, 1),
         "output_log_probs": ones(1, 1, 1),
     }
-    assert find_fault(LLM, Question({"TEXT": ONE}), answer) is None
-    assert find_fault(LLM, Question({"TEXT": ONE}), answer | {"output_log_probs": ones(1)}) is None
+    assert find_output_fault(LLM, ProbeRequest({"TEXT": ONE}), answer) is None
     assert (
-        told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))})
+        find_output_fault(LLM, ProbeRequest({"TEXT": ONE}), answer | {"output_log_probs": ones(1)})
+        is None
+    )
+    assert (
+        told(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": np.ones((1, 1))})
         == "output cum_log_probs is FP64, declared FP32"
     )
     assert (
-        told(LLM, Question({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)})
+        told(LLM, ProbeRequest({"TEXT": ONE}), answer | {"cum_log_probs": ones(2, 1)})
         == "output cum_log_probs has 2 rows for 1 rows of input"
     )
 
@@ -147,36 +159,36 @@ def test_a_shape_without_a_fixed_size_is_held_against_nobody() -> None:
 @pytest.mark.parametrize(
     ("config", "asked", "answer", "kind"),
     [
-        (CONFIG, ASKED, {"SCORE": np.ones((2, 1)), "LABEL": LABELS}, Kind.MISMATCH),
-        (CONFIG, ASKED, {"SCORE": ones(2, 4), "LABEL": LABELS}, Kind.MISMATCH),
-        (CONFIG, ASKED, {"SCORE": np.full((2, 1), np.nan), "LABEL": LABELS}, Kind.BROKEN),
-        (CONFIG, ASKED, {"SCORE": np.ones((2, 1))}, Kind.BROKEN),
+        (CONFIG, ASKED, {"SCORE": np.ones((2, 1)), "LABEL": LABELS}, FaultSeverity.MISMATCH),
+        (CONFIG, ASKED, {"SCORE": ones(2, 4), "LABEL": LABELS}, FaultSeverity.MISMATCH),
+        (CONFIG, ASKED, {"SCORE": np.full((2, 1), np.nan), "LABEL": LABELS}, FaultSeverity.BROKEN),
+        (CONFIG, ASKED, {"SCORE": np.ones((2, 1))}, FaultSeverity.BROKEN),
         # Whoever wrote the rows of the request meant them.
-        (CONFIG, ASKED, {"SCORE": ones(1, 1), "LABEL": LABELS}, Kind.BROKEN),
+        (CONFIG, ASKED, {"SCORE": ones(1, 1), "LABEL": LABELS}, FaultSeverity.BROKEN),
         (
             CONFIG,
-            Question({"TEXT": TWO}, alone={"TEXT": ONE}),
+            ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE}),
             {"SCORE": ones(1, 1), "LABEL": LABELS},
-            Kind.MISMATCH,
+            FaultSeverity.MISMATCH,
         ),
         (
             LLM,
-            Question({"TEXT": TWO}, alone={"TEXT": ONE}),
+            ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE}),
             {
                 "text_output": flat(b"x", b"x"),
                 "cum_log_probs": ones(1, 1),
                 "output_log_probs": ones(1, 1, 1),
             },
-            Kind.ROWS_OF_FREE_SHAPE,
+            FaultSeverity.ROWS_OF_FREE_SHAPE,
         ),
     ],
 )
 def test_the_worst_fault_is_told(
-    config: object, asked: Question, answer: dict[str, Array], kind: Kind
+    config: object, asked: ProbeRequest, answer: dict[str, Array], kind: FaultSeverity
 ) -> None:
-    fault = find_fault(config, asked, answer)
+    fault = find_output_fault(config, asked, answer)
     assert fault is not None
-    assert fault.kind is kind
+    assert fault.severity is kind
 
 
 def test_rows_are_free_without_batching() -> None:
@@ -207,13 +219,15 @@ def test_healthy_needs_all_of_it(result: ProbeResult, healthy: bool) -> None:
 
 def test_only_the_ready_state_serves() -> None:
     assert [
-        ModelState("m", "1", state, "").ready
+        ModelIndexEntry("m", "1", state, "").ready
         for state in ("READY", "LOADING", "UNLOADING", "UNAVAILABLE", "")
     ] == [True] + [False] * 4
 
 
 class Pod:
-    """Stands in for the client of a pod whose ensemble is ready and whose inference fails as a test says."""
+    """Stands in for the client of a pod whose ensemble is ready and whose inference fails as a
+    test says.
+    """
 
     said = ("", "")
 
@@ -229,7 +243,7 @@ class Pod:
     async def model_ready(self, *_: object) -> bool:
         return True
 
-    async def repository_index(self, *_: object) -> list[ModelState]:
+    async def repository_index(self, *_: object) -> list[ModelIndexEntry]:
         return []
 
     async def model_config(self, *_: object) -> object:
@@ -255,7 +269,7 @@ async def test_a_pod_that_is_busy_is_not_broken(
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", said)
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)})
+        "10.0.0.1:8001", "sentiment", None, ProbeRequest({"TEXT": np.array([[b"a"]], dtype=object)})
     )
     assert not result.inference_ok
     assert ((result.inference_error or "") != "", (result.error or "") != "") == (
@@ -289,7 +303,7 @@ async def test_where_every_slot_is_a_clients_sequence_the_pod_is_busy_and_good(
 ) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", said)
-    asked = Question(ASKED.inputs, sequence_id=2**30)
+    asked = ProbeRequest(ASKED.inputs, sequence_id=2**30)
     assert (await probe("10.0.0.1:8001", "sentiment", None, asked)).healthy
 
 
@@ -300,7 +314,7 @@ async def test_a_connection_that_breaks_says_nothing_of_the_answers(
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", Pod)
     monkeypatch.setattr(Pod, "said", ("UNAVAILABLE", "recvmsg:Connection reset by peer"))
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, Question(ASKED.inputs, sequence_id=sequence_id)
+        "10.0.0.1:8001", "sentiment", None, ProbeRequest(ASKED.inputs, sequence_id=sequence_id)
     )
     assert (result.inference_error, result.healthy) == (None, False)
     assert "cannot be reached" in (result.error or "")
@@ -317,13 +331,15 @@ async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.M
         ),
     )
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": np.array([[b"a"]], dtype=object)})
+        "10.0.0.1:8001", "sentiment", None, ProbeRequest({"TEXT": np.array([[b"a"]], dtype=object)})
     )
     assert result.healthy
 
 
 class TakesOne(Pod):
-    """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says, and answers one with ``one``."""
+    """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says,
+    and answers one with ``one``.
+    """
 
     two: dict[str, Array] | tuple[str, str] = (
         "INTERNAL",
@@ -391,12 +407,15 @@ async def test_rows_that_nobody_asked_for_are_taken_back(
     for name, value in (pod | {"asked": []}).items():
         monkeypatch.setattr(TakesOne, name, value)
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE})
+        "10.0.0.1:8001",
+        "sentiment",
+        None,
+        ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE}),
     )
     assert TakesOne.asked == asked
     assert result.inference_error == error
     assert result.inference_ok is (error is None)
-    assert result.alone is (asked == [2, 1])
+    assert result.used_fallback is (asked == [2, 1])
     assert result.mismatch is (asked == [2])
 
 
@@ -407,7 +426,10 @@ async def test_a_dead_process_is_not_asked_again(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(TakesOne, "asked", [])
     result = await probe(
-        "10.0.0.1:8001", "sentiment", None, Question({"TEXT": TWO}, alone={"TEXT": ONE})
+        "10.0.0.1:8001",
+        "sentiment",
+        None,
+        ProbeRequest({"TEXT": TWO}, fallback_inputs={"TEXT": ONE}),
     )
     assert result.dead_process
     assert TakesOne.asked == [2]

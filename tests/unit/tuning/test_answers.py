@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from triton_pipelines.tools.tuner.output_equality import difference
+from triton_pipelines.tools.tuner.output_equality import output_difference
 
 SCORES = np.array([[0.25, 0.75]], np.float32)
 LABELS = np.array([[b"positive"]], object)
@@ -15,45 +15,45 @@ LABELS = np.array([[b"positive"]], object)
 
 def test_equal_answers_are_equal_within_the_order_of_additions() -> None:
     assert (
-        difference(
+        output_difference(
             [{"P": SCORES, "LABEL": LABELS}],
             [{"P": SCORES + np.float32(3e-5), "LABEL": LABELS.copy()}],
         )
         == ""
     )
     assert (
-        difference(
+        output_difference(
             [{"P": SCORES.astype(np.float16)}],
             [{"P": SCORES.astype(np.float16) * np.float16(1.005)}],
         )
         == ""
     )
-    assert difference([{"P": np.array([np.nan])}], [{"P": np.array([np.nan])}]) == ""
+    assert output_difference([{"P": np.array([np.nan])}], [{"P": np.array([np.nan])}]) == ""
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "text"),
     [
         (
             {"P": SCORES + np.float32(0.01), "LABEL": LABELS},
-            r"answers in P are not the same: they differ by up to 0\.01",
+            r"output P differs: values differ by up to 0\.01",
         ),
         (
             {"P": SCORES, "LABEL": np.array([[b"negative"]], object)},
-            "answers in LABEL are not the same: other values",
+            "output LABEL differs: different values",
         ),
         (
             {"P": np.zeros((1, 3), np.float32), "LABEL": LABELS},
-            r"P are not the same: shape \[1, 3\] instead of \[1, 2\]",
+            r"P differs: shape \[1, 3\] instead of \[1, 2\]",
         ),
-        ({"P": SCORES}, "hold P instead of LABEL, P"),
-        ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL are not the same"),
+        ({"P": SCORES}, "outputs are P instead of LABEL, P"),
+        ({"P": SCORES, "LABEL": np.array([[1]])}, "LABEL differs"),
     ],
 )
-def test_other_answers_are_told(after: dict[str, np.ndarray], said: str) -> None:  # type: ignore[type-arg]
+def test_other_answers_are_told(after: dict[str, np.ndarray], text: str) -> None:  # type: ignore[type-arg]
     before = {"P": SCORES, "LABEL": LABELS}
-    assert re.search(said, difference([before, before], [before, after]))
+    assert re.search(text, output_difference([before, before], [before, after]))
 
 
 def test_numbers_that_are_counted_are_compared_exactly() -> None:
-    assert difference([{"N": np.array([1_000_000])}], [{"N": np.array([1_000_001])}]) != ""
+    assert output_difference([{"N": np.array([1_000_000])}], [{"N": np.array([1_000_001])}]) != ""

@@ -1,4 +1,6 @@
-"""What a load shows corrects the law: against a step whose times are written down here, executed by execution drawn from the mix."""
+"""What a load shows corrects the law: against a step whose times are written down here, executed by
+execution drawn from the mix.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,29 @@ import numpy as np
 import pytest
 
 from tests.unit.tuning.test_predict import LENGTHS, PIPE, TOKENIZER
-from triton_pipelines.tools.tuner.calibration import Executed, calibrated, spread_of, under_load
-from triton_pipelines.tools.tuner.contract import Knobs
-from triton_pipelines.tools.tuner.prediction import Stage, bursty, capacity, poisson, simulate
+from triton_pipelines.tools.tuner import BatchingSetting
+from triton_pipelines.tools.tuner.calibration import (
+    StepExecutions,
+    calibrate,
+    cost_under_load,
+    estimate_spread,
+)
+from triton_pipelines.tools.tuner.prediction import StepModel, bursty, capacity, poisson, simulate
 from triton_pipelines.tools.tuner.profiling import BURSTS, burst_spec, contention
-from triton_pipelines.tools.tuner.step_time_fit import Cost
+from triton_pipelines.tools.tuner.step_time_fit import StepCost
 
-# The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of its own.
+# The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of
+# its own.
 FIXED, PER_TOKEN = 2e-3, 1.5e-6
-TRUE = Cost(FIXED, 0.0, 0.0, PER_TOKEN)
+TRUE = StepCost(FIXED, 0.0, 0.0, PER_TOKEN)
 # As a profile in company of a busy client told it: every request costs a millisecond.
-DEAR = Cost(FIXED, 1e-3, 0.0, PER_TOKEN)
+DEAR = StepCost(FIXED, 1e-3, 0.0, PER_TOKEN)
 
 
-def ran(batches: dict[int, int], stretch: float = 1.0) -> Executed:
-    """Executions of these sizes, their mean times by drawing the rows of each and padding them to the longest."""
+def ran(batches: dict[int, int], stretch: float = 1.0) -> StepExecutions:
+    """Executions of these sizes, their mean times by drawing the rows of each and padding them to
+    the longest.
+    """
     random = np.random.default_rng(11)
     times = {}
     for size in batches:
@@ -30,11 +40,11 @@ def ran(batches: dict[int, int], stretch: float = 1.0) -> Executed:
         times[size] = stretch * (FIXED + PER_TOKEN * size * float(longest.mean()))
     count = sum(batches.values())
     seconds = sum(times[size] * batches[size] for size in batches) / count
-    return Executed(batches, seconds, 0.5, times)
+    return StepExecutions(batches, seconds, 0.5, times)
 
 
 def test_what_a_request_costs_is_learnt_from_the_batches_of_a_load() -> None:
-    learnt = under_load(DEAR, ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20}), LENGTHS, 1)
+    learnt = cost_under_load(DEAR, ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20}), LENGTHS, 1)
     assert learnt.per_request * learnt.scale == pytest.approx(0.0, abs=3e-5)
     for size in (1, 8, 32):
         longest = float(np.random.default_rng(5).choice(LENGTHS, (4000, size)).max(axis=1).mean())
@@ -44,19 +54,17 @@ def test_what_a_request_costs_is_learnt_from_the_batches_of_a_load() -> None:
 
 
 def test_near_the_capacity_p99_is_that_of_the_step_as_it_is() -> None:
-    knobs = Knobs(32, 0, 1, 1)
-    real = replace(PIPE, stages=(TOKENIZER, Stage("model", TRUE, 32)))
-    dear = replace(real, stages=(TOKENIZER, Stage("model", DEAR, 32)))
+    setting = BatchingSetting(32, 0, 1, 1)
+    real = replace(PIPE, stages=(TOKENIZER, StepModel("model", TRUE, 32)))
+    dear = replace(real, stages=(TOKENIZER, StepModel("model", DEAR, 32)))
     rate = 0.9 * capacity(real)
     arrivals = poisson(rate, 12_000, 3)
-    learnt = calibrated(
-        dear, {"model": ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20})}, arrivals
-    )
-    wanted = simulate(real.with_knobs(knobs), arrivals, 3).p99
-    assert simulate(dear.with_knobs(knobs), arrivals, 3).p99 > 2 * wanted, (
+    learnt = calibrate(dear, {"model": ran({1: 300, 2: 150, 3: 80, 4: 50, 6: 25, 8: 20})}, arrivals)
+    wanted = simulate(real.with_setting(setting), arrivals, 3).p99
+    assert simulate(dear.with_setting(setting), arrivals, 3).p99 > 2 * wanted, (
         "without the correction it is far too careful"
     )
-    assert simulate(learnt.with_knobs(knobs), arrivals, 3).p99 == pytest.approx(wanted, rel=0.1)
+    assert simulate(learnt.with_setting(setting), arrivals, 3).p99 == pytest.approx(wanted, rel=0.1)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -66,7 +74,7 @@ def test_a_load_that_was_learnt_from_is_predicted_as_it_was(together: bool) -> N
     arrivals = poisson(rate, 8_000, 5)
     inside = simulate(PIPE, arrivals).latencies
     outside = 0.5 * inside if together else np.random.default_rng(0).exponential(1e-3, len(inside))
-    learnt = calibrated(PIPE, {}, arrivals, inside + 1e-3 + outside)
+    learnt = calibrate(PIPE, {}, arrivals, inside + 1e-3 + outside)
     for share in (0.5, 0.99):
         assert simulate(learnt, arrivals).quantile(share) == pytest.approx(
             np.quantile(inside + 1e-3 + outside, share), rel=0.03
@@ -75,20 +83,20 @@ def test_a_load_that_was_learnt_from_is_predicted_as_it_was(together: bool) -> N
 
 def test_arrivals_that_were_crowded_by_chance_are_no_time_outside() -> None:
     arrivals = bursty(0.5 * capacity(PIPE), 8_000, 5)
-    learnt = calibrated(PIPE, {}, arrivals, simulate(PIPE, arrivals).latencies + 1e-3)
+    learnt = calibrate(PIPE, {}, arrivals, simulate(PIPE, arrivals).latencies + 1e-3)
     assert learnt.overhead == pytest.approx([1e-3] * len(learnt.overhead))
 
 
 def test_a_table_learns_what_a_request_costs_too() -> None:
     table = tuple((float(size), 32.0, FIXED + PER_TOKEN * 32 * size) for size in (1, 2, 4, 8))
-    cost = Cost(0.0, 1e-3, 0.0, 0.0, fitted=False, table=table)
-    seen = Executed(
+    cost = StepCost(0.0, 1e-3, 0.0, 0.0, fitted=False, table=table)
+    seen = StepExecutions(
         {1: 100, 2: 100, 4: 100},
         0.0,
         0.4,
         {size: 1.2 * (FIXED + PER_TOKEN * 32 * size) + 2e-4 * (size - 1) for size in (1, 2, 4)},
     )
-    learnt = under_load(cost, seen, (32,), 1)
+    learnt = cost_under_load(cost, seen, (32,), 1)
     assert learnt.seconds(8, 8, 32) == pytest.approx(
         1.2 * (FIXED + PER_TOKEN * 32 * 8) + 7 * 2e-4, rel=0.01
     )
@@ -105,27 +113,27 @@ def test_a_busy_machine_does_not_pass_for_padding(spread: float) -> None:
             FIXED + PER_TOKEN * float(tokens.mean())
         )  # half as long again, for what else goes on
     batches = {1: 60, 2: 10, 4: 10, 8: 10}
-    seen = Executed(
+    seen = StepExecutions(
         batches, sum(times[size] * count for size, count in batches.items()) / 90, 0.5, times
     )
-    assert spread_of(TRUE, seen, LENGTHS, 1) == pytest.approx(spread, abs=0.1)
+    assert estimate_spread(TRUE, seen, LENGTHS, 1) == pytest.approx(spread, abs=0.1)
 
 
 def test_batches_of_like_sizes_only_stretch_the_times() -> None:
-    learnt = under_load(TRUE, ran({1: 300, 2: 150}, stretch=1.3), LENGTHS, 1)
+    learnt = cost_under_load(TRUE, ran({1: 300, 2: 150}, stretch=1.3), LENGTHS, 1)
     assert learnt.scale == pytest.approx(1.3, rel=0.01)
     assert learnt.per_request == 0.0
 
 
 @pytest.mark.parametrize("instances", [1, 2])
 def test_requests_of_many_rows_count_once(instances: int) -> None:
-    cost = Cost(FIXED, 0.0, 1e-4, 0.0, contention=(1.0, 1.5))
+    cost = StepCost(FIXED, 0.0, 1e-4, 0.0, contention=(1.0, 1.5))
     factor = (1.0, 1.5)[instances - 1]
     times = {
         4 * count: factor * 1.1 * (FIXED + 1e-4 * 4 * count) + 3e-4 * count for count in (1, 2, 4)
     }
-    seen = Executed(dict.fromkeys(times, 50), 0.0, 2.0, times)
-    learnt = under_load(cost, seen, (32,), 4, instances)
+    seen = StepExecutions(dict.fromkeys(times, 50), 0.0, 2.0, times)
+    learnt = cost_under_load(cost, seen, (32,), 4, instances)
     assert learnt.seconds(8, 32, 32, instances) == pytest.approx(
         factor * 1.1 * (FIXED + 1e-4 * 32) + 8 * 3e-4, rel=0.01
     )
@@ -139,7 +147,8 @@ def test_bursts_have_time_to_be_done_with() -> None:
     assert rest == 0
     assert tuple(counts) == BURSTS * turns
     gaps = np.diff([*starts, spec.duration_s])
-    # 5 requests: as long as twice one of 8 rows, and a millisecond for each; 17: nothing so large was timed, the largest counts.
+    # 5 requests: as long as twice one of 8 rows, and a millisecond for each; 17: nothing so large
+    # was timed, the largest counts.
     assert gaps[2] == pytest.approx(2 * 0.008 + 0.005)
     assert gaps[4] == pytest.approx(2 * 0.012 + 0.017)
 

@@ -1,4 +1,6 @@
-"""The choice: never a point beyond the wall, the highest batch size among equals, and no change without a proven gain."""
+"""The choice: never a point beyond the wall, the highest batch size among equals, and no change
+without a proven gain.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +10,67 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.tuning.test_predict import PIPE
-from triton_pipelines.tools.tuner.acceptance import LEAST_GAIN, Kept, Measured, interval, judge
-from triton_pipelines.tools.tuner.contract import Knobs, Load
-from triton_pipelines.tools.tuner.prediction import MOST_BUSY, SEARCHED, poisson, simulate
+from triton_pipelines.tools.tuner import BatchingSetting
+from triton_pipelines.tools.tuner.acceptance import (
+    MIN_GAIN,
+    BudgetCheck,
+    SettingMeasurement,
+    decide,
+    interval,
+)
+from triton_pipelines.tools.tuner.load_measurement import LoadMeasurement
+from triton_pipelines.tools.tuner.prediction import (
+    MAX_UTILIZATION,
+    SEARCH_ARRIVALS,
+    poisson,
+    simulate,
+)
 from triton_pipelines.tools.tuner.selection import (
-    CLOSE,
-    Planned,
+    RATE_TOLERANCE,
+    PredictedSetting,
     candidates,
     curve,
-    ends,
-    plan,
-    ranked,
+    extreme_points,
+    predict_settings,
+    rank,
 )
 
-CURRENT = Knobs(4, 0, 1, 1)
+CURRENT = BatchingSetting(4, 0, 1, 1)
 GRID = [
-    Knobs(batch, delay, 1, count)
+    BatchingSetting(batch, delay, 1, count)
     for batch in (1, 4, 16, 64)
     for delay in (0, 2000)
     for count in (1, 2)
 ]
-WALL = 0.030
+LATENCY_BUDGET = 0.030
 
 
-@pytest.mark.parametrize("wall", [0.008, WALL, 0.2])
-def test_what_is_chosen_keeps_the_wall(wall: float) -> None:
-    for one in plan(PIPE, GRID, CURRENT, wall):
-        assert one.rate <= MOST_BUSY * one.capacity * 1.001
+@pytest.mark.parametrize("latency_budget", [0.008, LATENCY_BUDGET, 0.2])
+def test_what_is_chosen_keeps_the_wall(latency_budget: float) -> None:
+    for one in predict_settings(PIPE, GRID, CURRENT, latency_budget):
+        assert one.rate <= MAX_UTILIZATION * one.capacity * 1.001
         if one.rate:
-            assert one.p99 <= wall
+            assert one.p99 <= latency_budget
             assert (
-                simulate(PIPE.with_knobs(one.knobs), poisson(one.rate, SEARCHED, 0), 0).p99 <= wall
+                simulate(
+                    PIPE.with_setting(one.setting), poisson(one.rate, SEARCH_ARRIVALS, 0), 0
+                ).p99
+                <= latency_budget
             )
-        assert one.knobs == CURRENT or one.knobs.queue_delay / 1e6 <= wall / 4
+        assert one.setting == CURRENT or one.setting.queue_delay / 1e6 <= latency_budget / 4
 
 
 def test_a_wall_below_one_request_leaves_nothing_to_choose() -> None:
-    found = plan(PIPE, GRID, CURRENT, 0.001)
+    found = predict_settings(PIPE, GRID, CURRENT, 0.001)
     assert all(one.rate == 0 for one in found)
     assert candidates(found, CURRENT) == []
 
 
 planneds = st.lists(
     st.builds(
-        Planned,
-        knobs=st.builds(
-            Knobs,
+        PredictedSetting,
+        setting=st.builds(
+            BatchingSetting,
             st.sampled_from([1, 8, 64]),
             st.sampled_from([0, 500, 4000]),
             st.sampled_from([1, 2]),
@@ -64,68 +81,70 @@ planneds = st.lists(
         capacity=st.just(2000.0),
     ),
     min_size=1,
-    unique_by=lambda one: one.knobs,
+    unique_by=lambda one: one.setting,
 )
 
 
 @given(planneds)
 def test_the_first_is_close_to_the_most_and_none_of_these_has_a_larger_batch(
-    found: list[Planned],
+    found: list[PredictedSetting],
 ) -> None:
-    first, most = ranked(found)[0], max(one.rate for one in found)
+    first, most = rank(found)[0], max(one.rate for one in found)
     if most == 0:
         return
-    assert first.rate >= (1 - CLOSE) * most
-    close = [one for one in found if one.rate >= (1 - CLOSE) * most]
-    assert first.knobs.max_batch_size == max(one.knobs.max_batch_size for one in close)
-    largest = [one for one in close if one.knobs.max_batch_size == first.knobs.max_batch_size]
-    assert first.knobs.queue_delay == min(one.knobs.queue_delay for one in largest)
+    assert first.rate >= (1 - RATE_TOLERANCE) * most
+    close = [one for one in found if one.rate >= (1 - RATE_TOLERANCE) * most]
+    assert first.setting.max_batch_size == max(one.setting.max_batch_size for one in close)
+    largest = [one for one in close if one.setting.max_batch_size == first.setting.max_batch_size]
+    assert first.setting.queue_delay == min(one.setting.queue_delay for one in largest)
 
 
 def test_candidates_differ_and_are_never_the_current_one() -> None:
-    found = candidates(plan(PIPE, GRID, CURRENT, WALL), CURRENT)
+    found = candidates(predict_settings(PIPE, GRID, CURRENT, LATENCY_BUDGET), CURRENT)
     assert 1 <= len(found) <= 3
-    assert CURRENT not in [one.knobs for one in found]
-    assert len({one.knobs for one in found}) == len(found)
+    assert CURRENT not in [one.setting for one in found]
+    assert len({one.setting for one in found}) == len(found)
 
 
 def test_the_ends_have_their_delays() -> None:
-    quick, full = ends(PIPE, GRID, 400.0, WALL)
+    quick, full = extreme_points(PIPE, GRID, 400.0, LATENCY_BUDGET)
     assert quick.name == "latency first"
-    assert 1000 <= quick.knobs.queue_delay <= 2000
+    assert 1000 <= quick.setting.queue_delay <= 2000
     assert full.name == "throughput first"
-    assert 50_000 <= full.knobs.queue_delay <= 100_000
+    assert 50_000 <= full.setting.queue_delay <= 100_000
     assert full.predicted_p99 > quick.predicted_p99
 
 
 def test_a_curve_rises() -> None:
-    points = curve("current", PIPE, plan(PIPE, GRID, CURRENT, WALL)[0]).points
+    points = curve("current", PIPE, predict_settings(PIPE, GRID, CURRENT, LATENCY_BUDGET)[0]).points
     assert [rate for rate, _ in points] == sorted(rate for rate, _ in points)
     assert points[-1][1] > points[0][1]
 
 
-# --- do no harm ---------------------------------------------------------------------------------------------------------------
+# --- do no harm -----------------------------------------------------------------------------------
 
 
 def measured(
-    knobs: Knobs,
+    setting: BatchingSetting,
     rate: float,
     p99: float,
     *,
     failed: int = 0,
     carried: float = 1.0,
     noise: float = 0.0,
-) -> Measured:
+) -> SettingMeasurement:
     """A measurement of four seconds; ``noise``: relative, between stretches of time."""
     count = int(4 * rate * carried)
     random = np.random.default_rng(1)
     latencies = np.full(count, p99 / 3)
     for block in np.array_split(np.arange(count), 20):
         latencies[block[: max(1, len(block) // 50)]] = p99 * (1 + noise * random.standard_normal())
-    return Measured(knobs, rate, Load(latencies, count + failed, failed, 4.0))
+    return SettingMeasurement(
+        setting, rate, LoadMeasurement(latencies, count + failed, failed, 4.0)
+    )
 
 
-BETTER = Knobs(64, 0, 1, 1)
+BETTER = BatchingSetting(64, 0, 1, 1)
 
 
 def test_a_proven_gain_is_taken() -> None:
@@ -135,9 +154,9 @@ def test_a_proven_gain_is_taken() -> None:
         measured(CURRENT, 600 / 1.05, 0.08),
         measured(BETTER, 600, 0.025),
     ]
-    verdict = judge(CURRENT, points, WALL, [BETTER])
-    assert verdict.knobs == BETTER
-    assert verdict.gain == pytest.approx(0.5)
+    decision = decide(CURRENT, points, LATENCY_BUDGET, [BETTER])
+    assert decision.setting == BETTER
+    assert decision.gain == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -181,34 +200,40 @@ def test_a_proven_gain_is_taken() -> None:
         pytest.param([], id="nothing"),
     ],
 )
-def test_without_proof_nothing_changes(points: list[Measured]) -> None:
-    verdict = judge(CURRENT, points, WALL, [BETTER])
-    assert verdict.knobs == CURRENT
-    assert not verdict.better
+def test_without_proof_nothing_changes(points: list[SettingMeasurement]) -> None:
+    decision = decide(CURRENT, points, LATENCY_BUDGET, [BETTER])
+    assert decision.setting == CURRENT
+    assert not decision.is_better
 
 
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([CURRENT, BETTER, Knobs(16, 500, 1, 2)]),
+            st.sampled_from([CURRENT, BETTER, BatchingSetting(16, 500, 1, 2)]),
             st.floats(100, 900),
             st.floats(0.005, 0.1),
         ),
         max_size=6,
     )
 )
-def test_whatever_was_measured_a_change_is_proven(raw: list[tuple[Knobs, float, float]]) -> None:
-    points = [measured(knobs, rate, p99) for knobs, rate, p99 in raw]
-    verdict = judge(CURRENT, points, WALL, [BETTER, Knobs(16, 500, 1, 2)])
-    if not verdict.better:
-        assert verdict.knobs == CURRENT
+def test_whatever_was_measured_a_change_is_proven(
+    raw: list[tuple[BatchingSetting, float, float]],
+) -> None:
+    points = [measured(setting, rate, p99) for setting, rate, p99 in raw]
+    decision = decide(CURRENT, points, LATENCY_BUDGET, [BETTER, BatchingSetting(16, 500, 1, 2)])
+    if not decision.is_better:
+        assert decision.setting == CURRENT
         return
-    mine = [one for one in points if one.knobs == verdict.knobs and one.rate <= verdict.rate]
+    mine = [one for one in points if one.setting == decision.setting and one.rate <= decision.rate]
     assert mine
-    assert all(one.load.p99 <= WALL and not one.load.failed for one in mine)
-    broken = [one.rate for one in points if one.knobs == CURRENT and one.kept(WALL) is Kept.NO]
-    assert min(broken) * (1 + LEAST_GAIN) <= verdict.rate * 1.001
+    assert all(one.load.p99 <= LATENCY_BUDGET and not one.load.failed for one in mine)
+    broken = [
+        one.rate
+        for one in points
+        if one.setting == CURRENT and one.check_budget(LATENCY_BUDGET) is BudgetCheck.EXCEEDED
+    ]
+    assert min(broken) * (1 + MIN_GAIN) <= decision.rate * 1.001
 
 
 def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
@@ -218,31 +243,38 @@ def test_a_rate_beyond_what_it_carries_says_nothing_of_a_lower_one() -> None:
         measured(BETTER, 600, 0.02),
         measured(CURRENT, 570, 0.08),
     ]
-    verdict = judge(CURRENT, points, WALL, [BETTER])
-    assert (verdict.knobs, verdict.rate) == (BETTER, 600)
-    assert not judge(CURRENT, [*points, measured(BETTER, 550, 0.04)], WALL, [BETTER]).better, (
-        "a lower one that breaks does"
-    )
-    assert not judge(
-        CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], WALL, [BETTER]
-    ).better, "and so does a failed request"
+    decision = decide(CURRENT, points, LATENCY_BUDGET, [BETTER])
+    assert (decision.setting, decision.rate) == (BETTER, 600)
+    assert not decide(
+        CURRENT, [*points, measured(BETTER, 550, 0.04)], LATENCY_BUDGET, [BETTER]
+    ).is_better, "a lower one that breaks does"
+    assert not decide(
+        CURRENT, [*points, measured(BETTER, 800, 0.04, failed=1)], LATENCY_BUDGET, [BETTER]
+    ).is_better, "and so does a failed request"
 
 
 def test_a_rival_counts_where_it_was_measured_again() -> None:
-    other = Knobs(64, 0, 1, 2)
+    other = BatchingSetting(64, 0, 1, 2)
     points = [
         measured(CURRENT, 400, 0.02),
         measured(BETTER, 560, 0.024),
         measured(CURRENT, 533, 0.08),
         measured(other, 588, 0.02),
     ]
-    verdict = judge(CURRENT, points, WALL, [BETTER, other], other)
-    assert (verdict.knobs, verdict.rate) == (BETTER, 560)
-    again = judge(CURRENT, [*points, measured(other, 588, 0.02)], WALL, [BETTER, other], other)
-    assert (again.knobs, again.rate) == (other, 588)
-    alone = judge(CURRENT, [*points, measured(BETTER, 560, 0.08)], WALL, [BETTER, other], other)
-    assert not alone.better
-    assert f"{other}: kept the wall at 588 requests/s, and was not measured again" in alone.reason
+    decision = decide(CURRENT, points, LATENCY_BUDGET, [BETTER, other], other)
+    assert (decision.setting, decision.rate) == (BETTER, 560)
+    again = decide(
+        CURRENT, [*points, measured(other, 588, 0.02)], LATENCY_BUDGET, [BETTER, other], other
+    )
+    assert (again.setting, again.rate) == (other, 588)
+    alone = decide(
+        CURRENT, [*points, measured(BETTER, 560, 0.08)], LATENCY_BUDGET, [BETTER, other], other
+    )
+    assert not alone.is_better
+    assert (
+        f"{other}: met the latency budget at 588 requests/s, but was not measured again"
+        in alone.reason
+    )
 
 
 def test_the_highest_rate_counts_up_to_which_every_measurement_kept_the_wall() -> None:
@@ -252,26 +284,29 @@ def test_the_highest_rate_counts_up_to_which_every_measurement_kept_the_wall() -
         measured(BETTER, 600, 0.02),
         measured(BETTER, 700, 0.04),
     ]
-    assert judge(CURRENT, points, WALL, [BETTER]).rate == 600
+    assert decide(CURRENT, points, LATENCY_BUDGET, [BETTER]).rate == 600
 
 
 def test_a_gain_is_counted_from_what_the_current_setting_was_measured_to_carry() -> None:
     unsure = measured(
         CURRENT, 480, 0.045, noise=0.3
     )  # its p99 is 25 ms, the bound of its interval 32 ms
-    assert unsure.kept(WALL) is Kept.UNSURE
+    assert unsure.check_budget(LATENCY_BUDGET) is BudgetCheck.INCONCLUSIVE
     points = [
         measured(CURRENT, 240, 0.02),
         unsure,
         measured(CURRENT, 570, 0.08),
         measured(BETTER, 600, 0.02),
     ]
-    assert judge(CURRENT, points, WALL, [BETTER]).gain == pytest.approx(600 / 480 - 1)
-    verdict = judge(
-        CURRENT, [measured(CURRENT, 500, 0.08), measured(BETTER, 600, 0.02)], WALL, [BETTER]
+    assert decide(CURRENT, points, LATENCY_BUDGET, [BETTER]).gain == pytest.approx(600 / 480 - 1)
+    decision = decide(
+        CURRENT,
+        [measured(CURRENT, 500, 0.08), measured(BETTER, 600, 0.02)],
+        LATENCY_BUDGET,
+        [BETTER],
     )
-    assert verdict.gain == pytest.approx(0.2)
-    assert "so that the gain is more" in verdict.reason
+    assert decision.gain == pytest.approx(0.2)
+    assert "so the gain is larger" in decision.reason
 
 
 def test_the_interval_holds_the_p99_and_widens_with_noise() -> None:

@@ -1,4 +1,6 @@
-"""Answers are compared also where queues are short and models slow; what a queue turns away is no fault."""
+"""Answers are compared also where queues are short and models slow; what a queue turns away is no
+fault.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +12,32 @@ import numpy as np
 import pytest
 
 from tests.support import builders
-from tests.unit.tuning.test_choose import BETTER, CURRENT, WALL, measured
+from tests.unit.tuning.test_choose import BETTER, CURRENT, LATENCY_BUDGET, measured
 from tests.unit.tuning.test_rates import Slow, answered, begun
 from tests.unit.tuning.test_run import report_on
 from tests.unit.tuning.test_server import OTHER, StandIn, server
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
-from triton_pipelines.tools.loadgen.summary import too_late, turned_away
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, is_late, is_rejected
+from triton_pipelines.tools.tuner import TuneError, TuningOptions
 from triton_pipelines.tools.tuner import measured_server as tuned
-from triton_pipelines.tools.tuner.acceptance import Kept, Measured, judge
-from triton_pipelines.tools.tuner.contract import Load, Settings, TuneError
-from triton_pipelines.tools.tuner.measured_server import (
-    Server,
-    SettingRefusedError,
-    late_in,
-    load_of,
+from triton_pipelines.tools.tuner.acceptance import BudgetCheck, SettingMeasurement, decide
+from triton_pipelines.tools.tuner.errors import OutputMismatchError, SettingRefusedError
+from triton_pipelines.tools.tuner.load_measurement import (
+    LoadMeasurement,
+    count_late,
+    measurement_of,
 )
 from triton_pipelines.tools.tuner.output_comparison import (
-    COMPARED,
-    FEWEST_COMPARED,
-    Comparison,
-    OtherAnswersError,
-    compared,
+    MAX_COMPARED,
+    MIN_COMPARED,
+    OutputComparison,
+    requests_to_compare,
 )
-from triton_pipelines.tools.tuner.profiling import _cell
-from triton_pipelines.tools.tuner.run import _Run
+from triton_pipelines.tools.tuner.profiling import _timed_load
+from triton_pipelines.tools.tuner.run import TuningRun
 from triton_pipelines.triton.errors import DeadlineError, OverloadedError, UnreachableError
 
 FULL = "[request id: 3] Exceeds maximum queue size"
-REQUESTS = [{"TEXT": np.array([[b"%d" % number]], dtype=object)} for number in range(COMPARED)]
+REQUESTS = [{"TEXT": np.array([[b"%d" % number]], dtype=object)} for number in range(MAX_COMPARED)]
 
 
 class Asked(StandIn):
@@ -78,10 +78,10 @@ async def test_what_a_short_queue_turns_away_is_asked_again_with_less_company(
 ) -> None:
     client.together = together
     async with server() as one:
-        found = await one.answers(REQUESTS)
-    assert [float(answer["SCORE"][0]) for answer in found] == list(range(COMPARED))
-    assert client.most == min(together, COMPARED), "as many share batches as may"
-    assert client.answered == COMPARED, "none is asked twice that was answered"
+        found = await one.infer_each(REQUESTS)
+    assert [float(answer["SCORE"][0]) for answer in found] == list(range(MAX_COMPARED))
+    assert client.most == min(together, MAX_COMPARED), "as many share batches as may"
+    assert client.answered == MAX_COMPARED, "none is asked twice that was answered"
 
 
 @pytest.mark.looptime(start=0)
@@ -90,16 +90,16 @@ async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the
     client: Asked, seconds: float
 ) -> None:
     async with server() as one:
-        comparison = Comparison(one)
-        assert await comparison.remember(REQUESTS) == ""
+        comparison = OutputComparison(one)
+        assert await comparison.record_reference(REQUESTS) == ""
         await comparison.check(OTHER)
         client.seconds = seconds
         client.together = 0 if seconds < 1 else 1000
         with pytest.raises(
-            SettingRefusedError, match=r"one by one stay unanswered: (full|no answer)"
+            SettingRefusedError, match=r"it rejects single requests or times out: (full|no answer)"
         ) as caught:
             await comparison.check(OTHER)
-        assert not isinstance(caught.value, OtherAnswersError), (
+        assert not isinstance(caught.value, OutputMismatchError), (
             "it says nothing of settings like it"
         )
     assert asyncio.get_running_loop().time() < 70, "whatever is asked again"
@@ -111,9 +111,9 @@ async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_com
 ) -> None:
     client.together = 0
     async with server() as one:
-        comparison = Comparison(one)
-        assert await comparison.remember(REQUESTS) == (
-            "the current setting leaves requests unanswered that are asked one by one (full): answers are not compared"
+        comparison = OutputComparison(one)
+        assert await comparison.record_reference(REQUESTS) == (
+            "outputs are not compared: the current setting rejects single requests or times out (full)"
         )
         client.together, client.by = 1000, 1.0
         await comparison.check(OTHER)
@@ -123,10 +123,10 @@ async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_com
 async def test_other_answers_are_found_behind_a_short_queue_too(client: Asked) -> None:
     client.together = 3
     async with server() as one:
-        comparison = Comparison(one)
-        assert await comparison.remember(REQUESTS) == ""
+        comparison = OutputComparison(one)
+        assert await comparison.record_reference(REQUESTS) == ""
         client.by = 0.1
-        with pytest.raises(OtherAnswersError, match=r"differ by up to 0\.1"):
+        with pytest.raises(OutputMismatchError, match=r"differ by up to 0\.1"):
             await comparison.check(OTHER)
 
 
@@ -134,33 +134,35 @@ async def test_a_server_that_is_gone_is_no_short_queue(client: Asked) -> None:
     client.together, client.error = 0, UnreachableError("gone")
     async with server() as one:
         with pytest.raises(TuneError, match="does not answer: gone"):
-            await one.answers(REQUESTS)
+            await one.infer_each(REQUESTS)
 
 
 @pytest.mark.parametrize(
     ("latency", "count"),
     [
-        (0.0, COMPARED),
-        (0.005, COMPARED),
+        (0.0, MAX_COMPARED),
+        (0.005, MAX_COMPARED),
         (0.1, 20),
         (0.25, 8),
-        (1.25, FEWEST_COMPARED),
-        (float("inf"), FEWEST_COMPARED),
+        (1.25, MIN_COMPARED),
+        (float("inf"), MIN_COMPARED),
     ],
 )
 def test_of_slow_models_few_requests_are_compared(latency: float, count: int) -> None:
-    assert compared(latency) == count
+    assert requests_to_compare(latency) == count
 
 
 @pytest.mark.looptime(start=0)
 async def test_a_slow_model_is_asked_for_few_answers(client: Asked) -> None:
     client.seconds = 1.25
     async with server() as one:
-        run = begun(one, Settings())
+        run = begun(one, TuningOptions())
         run.work = replace(run.work, requests=tuple(REQUESTS))
-        run.measured = [Measured(CURRENT, 0.5, Load(np.full(20, 1.25), 20, 0, 40.0))]
-        await run._remember_answers()
-    assert client.answered == 2 * FEWEST_COMPARED
+        run.measured = [
+            SettingMeasurement(CURRENT, 0.5, LoadMeasurement(np.full(20, 1.25), 20, 0, 40.0))
+        ]
+        await run._record_reference_outputs()
+    assert client.answered == 2 * MIN_COMPARED
     assert not run.notes
 
 
@@ -170,13 +172,11 @@ async def test_a_setting_that_turns_its_warm_up_away_is_refused(client: Asked) -
     async with server() as one:
         client.together = 0
         with pytest.raises(
-            SettingRefusedError, match=r"turns away a request that is alone: .*maximum queue size"
+            SettingRefusedError, match=r"rejects a single request: .*maximum queue size"
         ):
-            await one.put(OTHER, REQUESTS)
-        with pytest.raises(
-            TuneError, match="the current setting turns away a request that is alone"
-        ):
-            await one.put(one.current, REQUESTS)
+            await one.apply(OTHER, REQUESTS)
+        with pytest.raises(TuneError, match="the current setting rejects a single request"):
+            await one.apply(one.current, REQUESTS)
 
 
 @pytest.mark.looptime(start=0)
@@ -193,7 +193,7 @@ async def test_a_machine_that_pauses_once_refuses_no_setting(
 
     monkeypatch.setattr(client, "infer", paused)
     async with server() as one:
-        await one.put(one.current, REQUESTS[:1])
+        await one.apply(one.current, REQUESTS[:1])
     assert client.answered == 1
 
 
@@ -219,12 +219,12 @@ async def test_a_queue_that_is_still_full_after_a_load_is_waited_for(client: Ask
     ],
 )
 def test_what_is_turned_away_below_overload_is_late_and_no_fault(message: str, shed: bool) -> None:
-    assert too_late(message)
-    assert turned_away(message) == shed
+    assert is_late(message)
+    assert is_rejected(message) == shed
     found = burst(message)
     assert found.rate > 0.93 * found.offered, "no overload"
     assert (found.late, found.faults) == ((3, 0) if shed else (0, 3))
-    assert late_in(few_fail(message)) == (3 if shed else 0)
+    assert count_late(few_fail(message)) == (3 if shed else 0)
 
 
 def few_fail(message: str) -> LoadResult:
@@ -236,19 +236,25 @@ def few_fail(message: str) -> LoadResult:
     )
 
 
-def burst(message: str) -> Load:
+def burst(message: str) -> LoadMeasurement:
     """Three requests of 8 s fail so."""
-    found = load_of(few_fail(message))
+    found = measurement_of(few_fail(message))
     assert found.failed == 3
     return found
 
 
 def test_a_shed_burst_proves_nothing_and_bars_nothing() -> None:
-    shed = Measured(BETTER, 100, burst(FULL))
-    assert shed.kept(WALL) is Kept.UNSURE
-    fine = Measured(BETTER, 90, Load(np.full(2400, 0.01), 2400, 0, 2400 / 90, "", 90))
-    broken = Measured(CURRENT, 80, Load(np.full(2400, 2.0), 2400, 0, 40.0, "", 80))
-    assert judge(CURRENT, [broken, shed, fine], WALL, [BETTER]).better, "a lower rate was kept"
+    shed = SettingMeasurement(BETTER, 100, burst(FULL))
+    assert shed.check_budget(LATENCY_BUDGET) is BudgetCheck.INCONCLUSIVE
+    fine = SettingMeasurement(
+        BETTER, 90, LoadMeasurement(np.full(2400, 0.01), 2400, 0, 2400 / 90, "", 90)
+    )
+    broken = SettingMeasurement(
+        CURRENT, 80, LoadMeasurement(np.full(2400, 2.0), 2400, 0, 40.0, "", 80)
+    )
+    assert decide(CURRENT, [broken, shed, fine], LATENCY_BUDGET, [BETTER]).is_better, (
+        "a lower rate was kept"
+    )
 
 
 async def test_a_shed_burst_does_not_end_the_calibration() -> None:
@@ -264,35 +270,35 @@ async def test_a_shed_burst_does_not_end_the_calibration() -> None:
             )
 
     one = Sheds(1e6, carried=1000.0)
-    run: _Run = begun(one, Settings())
+    run: TuningRun = begun(one, TuningOptions())
     await run._calibrate()
     assert run.measured[0].load.late == 1
     one.message = "the connection broke: reset"
-    with pytest.raises(TuneError, match="where there is no overload: the connection broke"):
-        await begun(one, Settings())._calibrate()
+    with pytest.raises(TuneError, match="without overload: the connection broke"):
+        await begun(one, TuningOptions())._calibrate()
 
 
 class Bursts(Slow):
     """Every burst is more than its queue takes."""
 
-    said = FULL
+    description = FULL
 
     async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
-        return replace(few_fail(FULL), errors=(self.said,))
+        return replace(few_fail(FULL), errors=(self.description,))
 
 
 async def test_bursts_beyond_a_short_queue_still_time_the_steps() -> None:
     server = Bursts(1e6, carried=50.0)
-    found = await _cell(cast("Server", server), [], LoadSpec(concurrency=1))
+    found = await _timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
     assert len(found.latencies) > 700
-    server.said = "500 Internal Server Error: no"
+    server.description = "500 Internal MeasuredServer Error: no"
     with pytest.raises(TuneError, match="requests fail while the steps are timed: 500"):
-        await _cell(cast("Server", server), [], LoadSpec(concurrency=1))
+        await _timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
 
 
 def test_a_shed_burst_is_told_as_such() -> None:
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
-    shed = Measured(BETTER, 100, burst(FULL))
+    shed = SettingMeasurement(BETTER, 100, burst(FULL))
     notes = report_on(built, [measured(CURRENT, 80, 0.02), shed]).notes
-    assert any("were turned away at 100 requests/s" in note and FULL in note for note in notes)
+    assert any("were rejected at 100 requests/s" in note and FULL in note for note in notes)
     assert not any("far beyond" in note for note in notes)

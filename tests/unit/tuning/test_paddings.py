@@ -15,19 +15,24 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, build, check
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline
-from triton_pipelines.tools.tuner.acceptance import judge
-from triton_pipelines.tools.tuner.calibration import Executed
-from triton_pipelines.tools.tuner.contract import Knobs, Report, Settings
-from triton_pipelines.tools.tuner.knobs import knobs_of, patch_of
-from triton_pipelines.tools.tuner.padding_candidates import OTHER_FILES, way_of
-from triton_pipelines.tools.tuner.padding_cost import Verdict
-from triton_pipelines.tools.tuner.padding_options import Paddings
-from triton_pipelines.tools.tuner.prediction import Pipe, Shape, Stage, capacity
-from triton_pipelines.tools.tuner.profiling import Profile
-from triton_pipelines.tools.tuner.report import Findings, report
-from triton_pipelines.tools.tuner.selection import Planned, plan, ranked
-from triton_pipelines.tools.tuner.status_summary import status_of
-from triton_pipelines.tools.tuner.step_time_fit import Cost
+from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions, TuningReport, status_of
+from triton_pipelines.tools.tuner.acceptance import decide
+from triton_pipelines.tools.tuner.calibration import StepExecutions
+from triton_pipelines.tools.tuner.padding_candidates import NEEDS_OTHER_FILES, padding_candidate
+from triton_pipelines.tools.tuner.padding_cost import PaddingRanking
+from triton_pipelines.tools.tuner.padding_options import PaddingOptions
+from triton_pipelines.tools.tuner.prediction import (
+    PaddingEffect,
+    PipelineModel,
+    StepModel,
+    capacity,
+)
+from triton_pipelines.tools.tuner.profiling import PipelineProfile
+from triton_pipelines.tools.tuner.report_builder import build_report
+from triton_pipelines.tools.tuner.report_findings import TuningFindings
+from triton_pipelines.tools.tuner.selection import PredictedSetting, predict_settings, rank
+from triton_pipelines.tools.tuner.settings import setting_of, setting_patch
+from triton_pipelines.tools.tuner.step_time_fit import StepCost
 from triton_pipelines.tools.tuner.workload import Workload
 
 GPU_STEP: dict[str, Any] = {"model": {"maxBatchSize": 32}}
@@ -49,55 +54,68 @@ def rebuilding(built: builders.Built) -> Any:
     return rebuild
 
 
-def paddings(built: builders.Built, work: Workload = WORK) -> Paddings:
-    return Paddings(built.pipeline, built.graph, rebuilding(built), work)
+def paddings(built: builders.Built, work: Workload = WORK) -> PaddingOptions:
+    return PaddingOptions(built.pipeline, built.graph, rebuilding(built), work)
 
 
-def verdict(
+def ranking(
     built: builders.Built,
     token_lengths: tuple[int, ...] = (20, 32, 90),
     work: Workload = WORK,
-    cost: Cost = GPU,
-) -> Verdict | None:
-    equal = any(entry.tensor.variable and not entry.ragged for entry in built.graph.steps[1].inputs)
-    pipe = Pipe(
-        (PIPE.stages[0], Stage("model", cost, 32, equal=equal)), LENGTHS, 1, "tokenizer", "model"
+    cost: StepCost = GPU,
+) -> PaddingRanking | None:
+    equal_lengths = any(
+        entry.tensor.variable and not entry.ragged for entry in built.graph.steps[1].inputs
     )
-    profile = Profile(pipe, {}, 128, 1, (), token_lengths)
-    return paddings(built, work).judge(
-        pipe, profile, Executed({12: 100}, 1e-3), knobs_of(built.graph)
+    pipe = PipelineModel(
+        (PIPE.stages[0], StepModel("model", cost, 32, equal_lengths=equal_lengths)),
+        LENGTHS,
+        1,
+        "tokenizer",
+        "model",
+    )
+    profile = PipelineProfile(pipe, {}, 128, 1, (), token_lengths)
+    return paddings(built, work).rank_paddings(
+        pipe, profile, StepExecutions({12: 100}, 1e-3), setting_of(built.graph)
     )
 
 
-def found(verdict: Verdict) -> dict[str, str]:
-    return {one.way.padded.mode: one.way.hindrance for one in verdict.priced}
+def found(ranking: PaddingRanking) -> dict[str, str]:
+    return {one.candidate.padding.mode: one.candidate.blocker for one in ranking.costs}
 
 
 def test_a_file_that_would_have_to_be_adapted_first_is_advised_and_not_tried() -> None:
     built = builders.built(**GPU_STEP, tokenizer={"padding": "Fixed"})
-    judged = verdict(built)
+    judged = ranking(built)
     assert judged is not None
-    assert found(judged) == {"Ragged": OTHER_FILES, "Longest": "", "Fixed": "", "Bucketed": ""}
-    assert judged.best.way.padded == RAGGED
+    assert found(judged) == {
+        "Ragged": NEEDS_OTHER_FILES,
+        "Longest": "",
+        "Fixed": "",
+        "Bucketed": "",
+    }
+    assert judged.best.candidate.padding == RAGGED
     assert judged.trial is not None
-    assert judged.trial.way.padded.mode in ("Bucketed", "Longest")
+    assert judged.trial.candidate.padding.mode in ("Bucketed", "Longest")
 
 
 def test_an_adapted_file_is_not_fed_padded_rows() -> None:
-    judged = verdict(builders.built(**GPU_STEP))
+    judged = ranking(builders.built(**GPU_STEP))
     assert judged is not None
-    assert judged.current.way.padded == RAGGED
+    assert judged.current.candidate.padding == RAGGED
     assert {mode for mode, why in found(judged).items() if why == ""} == {"Ragged"}
-    assert not judged.better
+    assert not judged.is_better
     assert judged.trial is None
 
 
 def test_a_plan_can_be_padded_in_every_way_but_ragged() -> None:
     built = builders.built(**PLAN)
-    judged = verdict(built)
+    judged = ranking(built)
     assert judged is not None
     assert found(judged) == {"Longest": "", "Fixed": "", "Bucketed": ""}
-    bucketed = next(one.way.padded for one in judged.priced if one.way.padded.mode == "Bucketed")
+    bucketed = next(
+        one.candidate.padding for one in judged.costs if one.candidate.padding.mode == "Bucketed"
+    )
     assert bucketed.buckets[-1] == 512
 
 
@@ -110,33 +128,39 @@ def test_buckets_lie_in_the_profiles_of_a_plan() -> None:
         "lengths": {"profiles": profiles},
         "instances": {"profiles": ["0", "1"]},
     }
-    judged = verdict(builders.built(model=model), cost=CPU)
+    judged = ranking(builders.built(model=model), cost=CPU)
     assert judged is not None
-    bucketed = next(one.way.padded for one in judged.priced if one.way.padded.mode == "Bucketed")
+    bucketed = next(
+        one.candidate.padding for one in judged.costs if one.candidate.padding.mode == "Bucketed"
+    )
     assert all(bucket >= 40 for bucket in bucketed.buckets)
     assert "Longest" not in found(judged), "short texts would lie below every profile"
-    free = verdict(builders.built(**PLAN), cost=CPU)
+    free = ranking(builders.built(**PLAN), cost=CPU)
     assert free is not None
     assert (
         min(
-            next(one.way.padded.buckets for one in free.priced if one.way.padded.mode == "Bucketed")
+            next(
+                one.candidate.padding.buckets
+                for one in free.costs
+                if one.candidate.padding.mode == "Bucketed"
+            )
         )
         < 40
     )
 
 
 def test_own_code_needs_no_padding_and_gets_no_buckets() -> None:
-    judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
+    judged = ranking(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
     assert judged is not None
     assert found(judged) == {"Ragged": "", "Longest": "", "Fixed": ""}
     assert judged.trial is not None
-    assert judged.trial.way.padded == RAGGED
+    assert judged.trial.candidate.padding == RAGGED
 
 
 def test_what_is_not_known_is_not_judged() -> None:
     built = builders.built(**PLAN)
-    assert verdict(built, token_lengths=(512,)) is None
-    assert verdict(built, work=Workload((), (1,), "an example", 1)) is None
+    assert ranking(built, token_lengths=(512,)) is None
+    assert ranking(built, work=Workload((), (1,), "an example", 1)) is None
 
 
 def test_steps_are_timed_with_rows_of_several_lengths() -> None:
@@ -162,11 +186,11 @@ def test_a_patch_makes_the_padding_and_a_valid_resource(
     spec: dict[str, Any], before: dict[str, Any], wanted: PaddingSetting
 ) -> None:
     built = builders.built(**spec, tokenizer=before)
-    current = knobs_of(built.graph)
-    patch = patch_of(
+    current = setting_of(built.graph)
+    patch = setting_patch(
         built.pipeline,
         current,
-        Knobs(current.max_batch_size, 0, 1, current.tokenizer_instances, wanted),
+        BatchingSetting(current.max_batch_size, 0, 1, current.tokenizer_instances, wanted),
     )
     after = patch_pipeline(built.pipeline, patch)
     graph = build(after, built.options)
@@ -178,9 +202,9 @@ def test_a_patch_makes_the_padding_and_a_valid_resource(
 
 def test_a_way_that_the_checks_refuse_is_none() -> None:
     built = builders.built(**PLAN)
-    assert way_of(built.pipeline, built.graph, rebuilding(built), RAGGED) is None
+    assert padding_candidate(built.pipeline, built.graph, rebuilding(built), RAGGED) is None
     assert (
-        way_of(
+        padding_candidate(
             built.pipeline, built.graph, rebuilding(built), PaddingSetting("Bucketed", (700, 512))
         )
         is None
@@ -188,59 +212,79 @@ def test_a_way_that_the_checks_refuse_is_none() -> None:
 
 
 def test_a_setting_with_another_padding_is_predicted_by_what_that_makes_of_the_steps() -> None:
-    shapes = {
-        PaddingSetting(): Shape(Padding.FIXED, (512,), frozenset({"model"})),
-        RAGGED: Shape(Padding.RAGGED, (512,), frozenset()),
+    padding_effects = {
+        PaddingSetting(): PaddingEffect(Padding.FIXED, (512,), frozenset({"model"})),
+        RAGGED: PaddingEffect(Padding.RAGGED, (512,), frozenset()),
     }
-    pipe = Pipe(PIPE.stages, LENGTHS, 1, "tokenizer", "model", Padding.FIXED, (512,), shapes=shapes)
-    ragged = pipe.with_knobs(Knobs(32, 0, 1, 1, RAGGED))
+    pipe = PipelineModel(
+        PIPE.stages,
+        LENGTHS,
+        1,
+        "tokenizer",
+        "model",
+        Padding.FIXED,
+        (512,),
+        padding_effects=padding_effects,
+    )
+    ragged = pipe.with_setting(BatchingSetting(32, 0, 1, 1, RAGGED))
     assert ragged.padding is Padding.RAGGED
-    assert [stage.equal for stage in ragged.stages] == [False, False]
-    assert capacity(ragged) > 2 * capacity(pipe.with_knobs(Knobs(32, 0, 1, 1)))
-    back = ragged.with_knobs(Knobs(32, 0, 1, 1))
+    assert [stage.equal_lengths for stage in ragged.stages] == [False, False]
+    assert capacity(ragged) > 2 * capacity(pipe.with_setting(BatchingSetting(32, 0, 1, 1)))
+    back = ragged.with_setting(BatchingSetting(32, 0, 1, 1))
     assert back.padding is Padding.FIXED
-    assert [stage.equal for stage in back.stages] == [False, True]
+    assert [stage.equal_lengths for stage in back.stages] == [False, True]
 
 
 def test_of_settings_that_carry_the_same_the_padding_stays() -> None:
     settings = [
-        Planned(Knobs(64, 0, 1, 1, RAGGED), 101.0, 0.01, 200.0),
-        Planned(Knobs(8, 0, 1, 1), 100.0, 0.01, 200.0),
+        PredictedSetting(BatchingSetting(64, 0, 1, 1, RAGGED), 101.0, 0.01, 200.0),
+        PredictedSetting(BatchingSetting(8, 0, 1, 1), 100.0, 0.01, 200.0),
     ]
-    assert ranked(settings)[0].knobs.padding == PaddingSetting()
-    settings[0] = Planned(Knobs(64, 0, 1, 1, RAGGED), 110.0, 0.01, 200.0)
-    assert ranked(settings)[0].knobs.padding == RAGGED
+    assert rank(settings)[0].setting.padding == PaddingSetting()
+    settings[0] = PredictedSetting(BatchingSetting(64, 0, 1, 1, RAGGED), 110.0, 0.01, 200.0)
+    assert rank(settings)[0].setting.padding == RAGGED
 
 
-def reported(padding: Verdict | None, knobs: Knobs, refused: str = "") -> Report:
-    """A report in which ``knobs`` are proven, of a pipeline with own code and padding Fixed."""
+def reported(
+    padding: PaddingRanking | None, setting: BatchingSetting, refused: str = ""
+) -> TuningReport:
+    """A report in which ``setting`` are proven, of a pipeline with own code and padding Fixed."""
     built = builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}, slo={"p99Milliseconds": 35})
-    current = knobs_of(built.graph)
+    current = setting_of(built.graph)
     points = [
         measured(current, 400, 0.02),
-        measured(knobs, 600, 0.02),
+        measured(setting, 600, 0.02),
         measured(current, 600 / 1.05, 0.08),
     ]
-    shapes = {
-        PaddingSetting(): Shape(Padding.FIXED, (512,), frozenset()),
-        RAGGED: Shape(Padding.RAGGED, (512,), frozenset()),
+    padding_effects = {
+        PaddingSetting(): PaddingEffect(Padding.FIXED, (512,), frozenset()),
+        RAGGED: PaddingEffect(Padding.RAGGED, (512,), frozenset()),
     }
-    pipe = Pipe(PIPE.stages, LENGTHS, 1, "tokenizer", "model", Padding.FIXED, (512,), shapes=shapes)
-    return report(
-        Findings(
+    pipe = PipelineModel(
+        PIPE.stages,
+        LENGTHS,
+        1,
+        "tokenizer",
+        "model",
+        Padding.FIXED,
+        (512,),
+        padding_effects=padding_effects,
+    )
+    return build_report(
+        TuningFindings(
             pipeline=built.pipeline,
             graph=built.graph,
-            settings=Settings(),
+            options=TuningOptions(),
             slo=0.035,
-            wall=0.03,
+            latency_budget=0.03,
             work=WORK,
-            profile=Profile(pipe, {}, 128, 1),
+            profile=PipelineProfile(pipe, {}, 128, 1),
             pipe=pipe,
-            planned=plan(pipe, [current, knobs], current, 0.03),
-            grid=[current, knobs],
+            predictions=predict_settings(pipe, [current, setting], current, 0.03),
+            grid=[current, setting],
             measured=points,
             executed=[{} for _ in points],
-            verdict=judge(current, points, 0.03, [knobs]),
+            decision=decide(current, points, 0.03, [setting]),
             current=current,
             notes=(),
             padding=padding,
@@ -250,10 +294,10 @@ def reported(padding: Verdict | None, knobs: Knobs, refused: str = "") -> Report
 
 
 def test_a_proven_padding_is_in_the_patch_and_in_the_status() -> None:
-    judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
-    made = reported(judged, Knobs(64, 0, 1, 1, RAGGED))
+    judged = ranking(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
+    made = reported(judged, BatchingSetting(64, 0, 1, 1, RAGGED))
     assert made.patch == {"spec": {"tokenizer": {"padding": "Ragged"}}}
-    assert "Ragged is cheapest, and proven on the server" in made.advice
+    assert "Ragged is cheapest, and verified on the server" in made.advice
     status = status_of(made)
     assert status["padding"].startswith("Ragged is cheapest: Ragged ")
     assert "Fixed" in status["padding"]
@@ -262,21 +306,21 @@ def test_a_proven_padding_is_in_the_patch_and_in_the_status() -> None:
 
 
 def test_a_padding_that_changes_answers_is_said_and_not_in_the_patch() -> None:
-    judged = verdict(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
+    judged = ranking(builders.built(**OWN_CODE, tokenizer={"padding": "Fixed"}))
     made = reported(
         judged,
-        Knobs(32, 0, 1, 1),
-        "answers in TOKENS are not the same: shape [1, 32] instead of [1, 512]",
+        BatchingSetting(32, 0, 1, 1),
+        "output TOKENS differs: shape [1, 32] instead of [1, 512]",
     )
     assert made.patch == {"spec": {"model": {"maxBatchSize": 32}}}
     assert (
-        "Ragged was expected to be cheapest and is not recommended: answers in TOKENS are not the same"
+        "Ragged was predicted to be cheapest and is not recommended: output TOKENS differs"
         in made.advice
     )
 
 
 def test_without_a_verdict_nothing_is_said_of_padding() -> None:
-    made = reported(None, Knobs(32, 0, 1, 1))
+    made = reported(None, BatchingSetting(32, 0, 1, 1))
     assert made.padding == ""
     assert "Padding:" not in made.advice
     assert "padding" not in status_of(made)

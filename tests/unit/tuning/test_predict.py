@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 
 from bench.simulator.station import NOISE, Station, StationSpec
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.tools.tuner.contract import Knobs
+from triton_pipelines.tools.tuner import BatchingSetting
 from triton_pipelines.tools.tuner.prediction import (
-    SEARCHED,
-    Pipe,
-    Stage,
+    SEARCH_ARRIVALS,
+    PipelineModel,
+    StepModel,
     bursty,
     capacity,
-    highest_rate,
+    max_rate,
     poisson,
-    serve,
+    serve_step,
     simulate,
 )
-from triton_pipelines.tools.tuner.step_time_fit import Cost
+from triton_pipelines.tools.tuner.step_time_fit import StepCost
 
-TOKENIZER = Stage("tokenizer", Cost(1e-4, 3e-5, 0.0, 1.2e-6, spread=0.0), 64)
-MODEL = Stage("model", Cost(2e-3, 0.0, 0.0, 1.5e-6), 64)
+TOKENIZER = StepModel("tokenizer", StepCost(1e-4, 3e-5, 0.0, 1.2e-6, spread=0.0), 64)
+MODEL = StepModel("model", StepCost(2e-3, 0.0, 0.0, 1.5e-6), 64)
 LENGTHS = tuple(
     int(value) for value in np.clip(np.random.default_rng(3).lognormal(3.5, 0.6, 256), 3, 512)
 )
-PIPE = Pipe((TOKENIZER, MODEL), LENGTHS, 1, "tokenizer", "model", Padding.RAGGED, (512,))
+PIPE = PipelineModel((TOKENIZER, MODEL), LENGTHS, 1, "tokenizer", "model", Padding.RAGGED, (512,))
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_a_step_ends_requests_when_the_other_simulator_does(
     instances: int, batch: int, delay: float
 ) -> None:
     arrivals = poisson(900.0, 4000, 5).tolist()
-    stage = Stage("s", Cost(0.004, 0.0, 0.0008, 0.0), batch, delay, instances)
-    finish, _ = serve(stage, arrivals, [1.0] * len(arrivals), 1)
+    stage = StepModel("s", StepCost(0.004, 0.0, 0.0008, 0.0), batch, delay, instances)
+    finish, _ = serve_step(stage, arrivals, [1.0] * len(arrivals), 1)
     station = Station(
         StationSpec(
             "s", alpha=0.0008, fixed=0.004, instances=instances, max_batch=batch, delay=delay
@@ -56,27 +56,27 @@ def test_a_step_ends_requests_when_the_other_simulator_does(
 
 
 def test_one_server_waits_as_pollaczek_and_khinchine_say() -> None:
-    pipe = Pipe((Stage("model", Cost(0.005, 0.0, 0.0, 0.0), 1),), (1,))
+    pipe = PipelineModel((StepModel("model", StepCost(0.005, 0.0, 0.0, 0.0), 1),), (1,))
     mean = simulate(pipe, poisson(0.7 / 0.005, 60_000, 2)).latencies.mean()
     assert mean - 0.005 == pytest.approx(0.7 * 0.005 / (2 * 0.3), rel=0.06)
 
 
 def test_another_length_ends_a_batch_where_lengths_must_be_equal() -> None:
-    stage = replace(MODEL, equal=True)
-    _, begins = serve(stage, [0.0] * 6, [10.0, 10.0, 20.0, 20.0, 20.0, 10.0], 1)
-    assert begins == [0, 2, 5]
-    _, begins = serve(MODEL, [0.0] * 6, [10.0, 10.0, 20.0, 20.0, 20.0, 10.0], 1)
-    assert begins == [0]
+    stage = replace(MODEL, equal_lengths=True)
+    _, batches_begun = serve_step(stage, [0.0] * 6, [10.0, 10.0, 20.0, 20.0, 20.0, 10.0], 1)
+    assert batches_begun == [0, 2, 5]
+    _, batches_begun = serve_step(MODEL, [0.0] * 6, [10.0, 10.0, 20.0, 20.0, 20.0, 10.0], 1)
+    assert batches_begun == [0]
 
 
 def test_rows_fill_a_batch() -> None:
-    _, begins = serve(replace(MODEL, batch=8), [0.0] * 6, [1.0] * 6, 4)
-    assert begins == [0, 2, 4]
+    _, batches_begun = serve_step(replace(MODEL, batch=8), [0.0] * 6, [1.0] * 6, 4)
+    assert batches_begun == [0, 2, 4]
 
 
 def test_a_batch_is_computed_at_its_longest_or_at_each_ones_own() -> None:
-    padded, _ = serve(MODEL, [0.0, 0.0], [10.0, 90.0], 1)
-    packed, _ = serve(
+    padded, _ = serve_step(MODEL, [0.0, 0.0], [10.0, 90.0], 1)
+    packed, _ = serve_step(
         replace(MODEL, cost=replace(MODEL.cost, spread=0.0)), [0.0, 0.0], [10.0, 90.0], 1
     )
     assert padded == pytest.approx([2e-3 + 1.5e-6 * 180] * 2)
@@ -97,29 +97,36 @@ def test_more_load_is_never_faster(share: float, seed: int) -> None:
 @settings(deadline=None, max_examples=10)
 @given(batch=st.sampled_from([1, 2, 4, 8, 16, 32]))
 def test_a_larger_batch_carries_more_where_an_execution_has_a_fixed_cost(batch: int) -> None:
-    alike = replace(PIPE, lengths=(32,))  # of mixed lengths, larger batches also pad more
-    small, large = (capacity(alike.with_knobs(Knobs(size, 0, 1, 1))) for size in (batch, 2 * batch))
+    shares_mismatch_cause = replace(
+        PIPE, lengths=(32,)
+    )  # of mixed lengths, larger batches also pad more
+    small, large = (
+        capacity(shares_mismatch_cause.with_setting(BatchingSetting(size, 0, 1, 1)))
+        for size in (batch, 2 * batch)
+    )
     assert large >= small * 0.999
 
 
 def test_more_instances_carry_more_unless_they_share() -> None:
-    one, two = (capacity(PIPE.with_knobs(Knobs(8, 0, count, 2))) for count in (1, 2))
+    one, two = (capacity(PIPE.with_setting(BatchingSetting(8, 0, count, 2))) for count in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.05)
     shared = replace(
         PIPE, stages=(TOKENIZER, replace(MODEL, cost=replace(MODEL.cost, contention=(1.0, 2.0))))
     )
-    assert capacity(shared.with_knobs(Knobs(8, 0, 2, 2))) == pytest.approx(one, rel=0.05)
+    assert capacity(shared.with_setting(BatchingSetting(8, 0, 2, 2))) == pytest.approx(
+        one, rel=0.05
+    )
 
 
-@pytest.mark.parametrize("wall", [0.006, 0.02, 0.1])
-def test_the_highest_rate_keeps_the_wall_and_leaves_a_fifth_idle(wall: float) -> None:
-    rate = highest_rate(PIPE, wall)
+@pytest.mark.parametrize("latency_budget", [0.006, 0.02, 0.1])
+def test_the_highest_rate_keeps_the_wall_and_leaves_a_fifth_idle(latency_budget: float) -> None:
+    rate = max_rate(PIPE, latency_budget)
     assert 0 < rate <= 0.8 * capacity(PIPE) * 1.001
-    assert simulate(PIPE, poisson(rate, SEARCHED, 0), 0).p99 <= wall
+    assert simulate(PIPE, poisson(rate, SEARCH_ARRIVALS, 0), 0).p99 <= latency_budget
 
 
 def test_no_rate_keeps_a_wall_below_the_time_of_one_request() -> None:
-    assert highest_rate(PIPE, 0.001) == 0.0
+    assert max_rate(PIPE, 0.001) == 0.0
 
 
 def test_padding_to_a_fixed_length_is_computed() -> None:

@@ -1,4 +1,6 @@
-"""What is said of a run: status small enough to travel, the plot with its wall, calibration and advice."""
+"""What is text of a run: status small enough to travel, the plot with its wall, calibration and
+advice.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +21,89 @@ from triton_pipelines.api.v1alpha1 import TuningMode
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
 from triton_pipelines.tools.loadgen.plots import svg
-from triton_pipelines.tools.tuner.bottleneck_advice import Bound, advise
-from triton_pipelines.tools.tuner.calibration import (
-    Executed,
-    calibrated,
-    expected,
-    mean_longest,
-    spread_of,
+from triton_pipelines.tools.tuner import (
+    BatchingSetting,
+    PointOutcome,
+    ReportPoint,
+    TuningReport,
+    patch_yaml,
+    report_document,
+    status_of,
 )
-from triton_pipelines.tools.tuner.contract import Curve, Knobs, Outcome, Point, Report
-from triton_pipelines.tools.tuner.knobs import knobs_of
+from triton_pipelines.tools.tuner.bottleneck_advice import Bottleneck, advise
+from triton_pipelines.tools.tuner.calibration import (
+    StepExecutions,
+    calibrate,
+    estimate_spread,
+    expected_seconds,
+    mean_longest,
+)
 from triton_pipelines.tools.tuner.plot import chart, terminal
 from triton_pipelines.tools.tuner.prediction import poisson, simulate
-from triton_pipelines.tools.tuner.status_summary import patch_yaml, status_of
-from triton_pipelines.tools.tuner.step_time_fit import Cost
+from triton_pipelines.tools.tuner.report import LatencyCurve
+from triton_pipelines.tools.tuner.settings import setting_of
+from triton_pipelines.tools.tuner.step_time_fit import StepCost
 
-POINT = Point("current", Knobs(8, 0, 1, 1), 400.0, 399.0, 0.010, 0.031, 0.030, 0, Outcome.WITHIN)
-BEST = Point(
-    "recommended", Knobs(64, 500, 1, 2), 700.0, 698.0, 0.012, 0.044, 0.041, 0, Outcome.WITHIN
+POINT = ReportPoint(
+    "current",
+    BatchingSetting(8, 0, 1, 1),
+    400.0,
+    399.0,
+    0.010,
+    0.031,
+    0.030,
+    0,
+    PointOutcome.WITHIN,
 )
-BROKEN = Point(
-    "current", Knobs(8, 0, 1, 1), 667.0, 640.0, 0.3, float("inf"), 0.2, 12, Outcome.BREAKS
+BEST = ReportPoint(
+    "recommended",
+    BatchingSetting(64, 500, 1, 2),
+    700.0,
+    698.0,
+    0.012,
+    0.044,
+    0.041,
+    0,
+    PointOutcome.WITHIN,
 )
-REPORT = Report(
+BROKEN = ReportPoint(
+    "current",
+    BatchingSetting(8, 0, 1, 1),
+    667.0,
+    640.0,
+    0.3,
+    float("inf"),
+    0.2,
+    12,
+    PointOutcome.BREAKS,
+)
+REPORT = TuningReport(
     pipeline="sentiment",
     mode=TuningMode.QUICK,
     slo=0.05,
-    wall=0.045,
-    workload="made-up texts",
-    current=Knobs(8, 0, 1, 1),
-    recommended=Knobs(64, 500, 1, 2),
+    latency_budget=0.045,
+    workload="generated texts",
+    current=BatchingSetting(8, 0, 1, 1),
+    recommended=BatchingSetting(64, 500, 1, 2),
     points=(POINT, BROKEN, BEST),
-    ends=(Point("latency first", Knobs(8, 1000, 1, 2), 350.0, predicted_p99=0.008),),
+    ends=(
+        ReportPoint("latency first", BatchingSetting(8, 1000, 1, 2), 350.0, predicted_p99=0.008),
+    ),
     curves=(
-        Curve("recommended", Knobs(64, 500, 1, 2), ((100.0, 0.005), (700.0, 0.041), (900.0, 0.3))),
-        Curve("current", Knobs(8, 0, 1, 1), ((400.0, 0.031), (640.0, float("inf"))), measured=True),
-        Curve("recommended", Knobs(64, 500, 1, 2), ((698.0, 0.044),), measured=True),
+        LatencyCurve(
+            "recommended",
+            BatchingSetting(64, 500, 1, 2),
+            ((100.0, 0.005), (700.0, 0.041), (900.0, 0.3)),
+        ),
+        LatencyCurve(
+            "current",
+            BatchingSetting(8, 0, 1, 1),
+            ((400.0, 0.031), (640.0, float("inf"))),
+            measured=True,
+        ),
+        LatencyCurve(
+            "recommended", BatchingSetting(64, 500, 1, 2), ((698.0, 0.044),), measured=True
+        ),
     ),
     steps=(),
     patch={
@@ -89,7 +138,7 @@ def test_the_status_is_one_and_its_patch_applies() -> None:
     assert "predictedP99Microseconds" not in unknown["points"][0]
     before = builders.built(model={"maxBatchSize": 8})
     after = patch_pipeline(before.pipeline, yaml.safe_load(status.patch))
-    assert knobs_of(build(after, before.options)) == REPORT.recommended
+    assert setting_of(build(after, before.options)) == REPORT.recommended
 
 
 @settings(deadline=None, max_examples=30)
@@ -122,16 +171,16 @@ def test_the_latency_budget_is_drawn_and_every_point_too() -> None:
     )
     assert "hollow: measured above the latency budget" in drawn
     text = terminal(REPORT).splitlines()
-    wall = next(line for line in text if "wall 45 ms" in line)
-    assert wall.count("-") > 50
+    latency_budget = next(line for line in text if "budget 45 ms" in line)
+    assert latency_budget.count("-") > 50
     assert any("R" in line for line in text[:16])
 
 
-def test_what_was_simulated_is_named_on_the_plot() -> None:
-    assert "simulated: GPU step" in svg(chart(replace(REPORT, stand_ins=("GPU step",))))
+def test_a_simulated_step_is_named_on_the_plot() -> None:
+    assert "simulated: GPU step" in svg(chart(replace(REPORT, simulated_steps=("GPU step",))))
 
 
-# --- calibration ---------------------------------------------------------------------------------------------------------------
+# --- calibration ----------------------------------------------------------------------------------
 
 
 def test_the_longest_of_many_is_the_mean_of_their_maxima() -> None:
@@ -143,12 +192,14 @@ def test_the_longest_of_many_is_the_mean_of_their_maxima() -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
 def test_how_rows_are_padded_is_seen_in_a_mixed_run(spread: float) -> None:
     batches = {4: 10, 16: 30}
-    seen = Executed(batches, expected(MODEL.cost, Executed(batches, 0.0), LENGTHS, 1, spread))
-    assert spread_of(MODEL.cost, seen, LENGTHS, 1) == pytest.approx(spread, abs=0.02)
+    seen = StepExecutions(
+        batches, expected_seconds(MODEL.cost, StepExecutions(batches, 0.0), LENGTHS, 1, spread)
+    )
+    assert estimate_spread(MODEL.cost, seen, LENGTHS, 1) == pytest.approx(spread, abs=0.02)
 
 
 def test_lengths_that_are_all_alike_do_not_tell_of_padding() -> None:
-    assert spread_of(MODEL.cost, Executed({8: 20}, 0.001), (32,), 1) == 1.0
+    assert estimate_spread(MODEL.cost, StepExecutions({8: 20}, 0.001), (32,), 1) == 1.0
 
 
 def test_times_under_load_and_the_time_outside_are_learnt() -> None:
@@ -159,11 +210,13 @@ def test_times_under_load_and_the_time_outside_are_learnt() -> None:
     real = simulate(slower, poisson(rate, 8000, 0), 0)
     batches = {2: 100, 4: 50}
     seen = {
-        "model": Executed(
-            batches, 1.4 * expected(MODEL.cost, Executed(batches, 0.0), LENGTHS, 1, 1.0), 0.9
+        "model": StepExecutions(
+            batches,
+            1.4 * expected_seconds(MODEL.cost, StepExecutions(batches, 0.0), LENGTHS, 1, 1.0),
+            0.9,
         )
     }
-    learnt = calibrated(PIPE, seen, poisson(rate, 8000, 0), real.latencies)
+    learnt = calibrate(PIPE, seen, poisson(rate, 8000, 0), real.latencies)
     assert learnt.stages[1].cost.scale == pytest.approx(1.4, rel=0.01)
     assert np.median(learnt.overhead) == pytest.approx(0.002, rel=0.1)
     assert simulate(learnt, poisson(900.0, 8000, 9), 9).p99 == pytest.approx(
@@ -172,54 +225,78 @@ def test_times_under_load_and_the_time_outside_are_learnt() -> None:
 
 
 def test_too_few_executions_teach_nothing() -> None:
-    learnt = calibrated(PIPE, {"model": Executed({2: 5}, 1.0)}, poisson(100.0, 100, 0))
+    learnt = calibrate(PIPE, {"model": StepExecutions({2: 5}, 1.0)}, poisson(100.0, 100, 0))
     assert learnt.stages == PIPE.stages
 
 
-# --- advice ----------------------------------------------------------------------------------------------------------------------
+# --- advice ---------------------------------------------------------------------------------------
 
 
-def seen(tokenizer: float, model: float, rows: int = 16) -> dict[str, Executed]:
+def seen(tokenizer: float, model: float, rows: int = 16) -> dict[str, StepExecutions]:
     """Busy instances of each."""
     return {
-        "tokenizer": Executed({2: 100}, 0.001, tokenizer),
-        "model": Executed({rows: 100}, 0.004, model),
+        "tokenizer": StepExecutions({2: 100}, 0.001, tokenizer),
+        "model": StepExecutions({rows: 100}, 0.004, model),
     }
 
 
 def test_advice_names_what_limits() -> None:
     fixed_cost = advise(PIPE, seen(0.2, 0.9, rows=2), True, 4, False)
-    assert fixed_cost.bound is Bound.COMPUTE
-    assert "every execution costs" in fixed_cost.words
-    assert advise(PIPE, seen(0.95, 0.4), True, 4, False).bound is Bound.CPU
-    assert advise(PIPE, seen(0.2, 0.4), False, 4, False).bound is Bound.QUEUE
+    assert fixed_cost.bound is Bottleneck.COMPUTE
+    assert "fixed cost of executions" in fixed_cost.text
+    assert advise(PIPE, seen(0.95, 0.4), True, 4, False).bound is Bottleneck.CPU
+    assert advise(PIPE, seen(0.2, 0.4), False, 4, False).bound is Bottleneck.QUEUE
     assert (
         advise(replace(PIPE, padding=Padding.FIXED), seen(0.2, 0.9), True, 4, False).bound
-        is Bound.PADDING
+        is Bottleneck.PADDING
     )
     even = replace(
-        PIPE, lengths=(32,), stages=(TOKENIZER, replace(MODEL, cost=Cost(1e-4, 0.0, 5e-4, 0.0)))
+        PIPE, lengths=(32,), stages=(TOKENIZER, replace(MODEL, cost=StepCost(1e-4, 0.0, 5e-4, 0.0)))
     )
-    assert "Larger batches gain little" in advise(even, seen(0.2, 0.9), True, 4, False).words
+    assert "Larger batches gain little" in advise(even, seen(0.2, 0.9), True, 4, False).text
     stretched = replace(
         even, stages=(TOKENIZER, replace(MODEL, cost=even.stages[1].cost.stretched(1.6)))
     )
-    assert advise(stretched, seen(0.2, 0.9), True, 4, True).bound is Bound.CPU
-    alone = replace(PIPE, stages=(TOKENIZER, replace(MODEL, equal=True)))
-    assert advise(alone, seen(0.2, 0.9, rows=1), True, 4, False).bound is Bound.BATCHING
+    assert advise(stretched, seen(0.2, 0.9), True, 4, True).bound is Bottleneck.CPU
+    alone = replace(PIPE, stages=(TOKENIZER, replace(MODEL, equal_lengths=True)))
+    assert advise(alone, seen(0.2, 0.9, rows=1), True, 4, False).bound is Bottleneck.BATCHING
 
 
 def test_a_step_that_hardly_computes_is_not_what_limits() -> None:
     """Where only the prediction is at its limit, or nothing of the model was seen."""
-    idle = {"tokenizer": Executed({2: 100}, 0.001, 0.08), "model": Executed({16: 100}, 0.004, 0.05)}
+    idle = {
+        "tokenizer": StepExecutions({2: 100}, 0.001, 0.08),
+        "model": StepExecutions({16: 100}, 0.004, 0.05),
+    }
     found = advise(PIPE, idle, True, 0.85, False)
-    assert found.bound is Bound.QUEUE
-    assert "tokenizer computes 8% of the time" in found.words
-    assert "More instances of it" not in found.words
+    assert found.bound is Bottleneck.QUEUE
+    assert "tokenizer computes 8% of the time" in found.text
+    assert "More instances of it" not in found.text
     slow = replace(
         PIPE, stages=tuple(replace(stage, cost=stage.cost.stretched(2.0)) for stage in PIPE.stages)
     )
     stretched = advise(slow, idle, False, 0.85, False)
-    assert stretched.bound is Bound.CPU
-    assert "steps take 2 times as long as alone" in stretched.words
-    assert "More instances of it" not in stretched.words
+    assert stretched.bound is Bottleneck.CPU
+    assert "steps take 2 times as long as alone" in stretched.text
+    assert "More instances of it" not in stretched.text
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def test_the_json_document_keeps_its_keys() -> None:
+    document = report_document(replace(REPORT, simulated_steps=("GPU step",)))
+    assert {"wall", "stand_ins", "slo", "points", "ends", "curves", "steps"} < document.keys()
+    assert document["wall"] == 0.045
+    assert document["stand_ins"] == ["GPU step"]
+    assert document["recommended"]["max_batch_size"] == 64
+    assert document["points"][0]["knobs"]["queue_delay"] == 0
+    assert document["curves"][0]["knobs"] == document["recommended"]
+    assert not {"latency_budget", "setting", "simulated_steps"} & document.keys()
+
+
+def test_infinity_is_null_in_json() -> None:
+    document = report_document(REPORT)
+    assert document["points"][1]["p99"] is None
+    assert document["curves"][1]["points"] == [[400.0, 0.031], [640.0, None]]
+    json.dumps(document, allow_nan=False)

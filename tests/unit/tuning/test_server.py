@@ -13,18 +13,21 @@ from tritonclient.grpc import model_config_pb2
 from tests.support import builders
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.render.model_config import configs, parse
+from triton_pipelines.tools.tuner import BatchingSetting, TuneError, TuningTarget
 from triton_pipelines.tools.tuner import measured_server as tuned
-from triton_pipelines.tools.tuner.contract import Knobs, TuneError, TuneTarget
-from triton_pipelines.tools.tuner.measured_server import Server, SettingRefusedError
+from triton_pipelines.tools.tuner.errors import SettingRefusedError
+from triton_pipelines.tools.tuner.measured_server import MeasuredServer
 from triton_pipelines.triton.errors import RejectedError, UnreachableError
 
 BUILT = builders.built(model={"maxBatchSize": 8})
-OTHER = Knobs(32, 1000, 1, 1)
+OTHER = BatchingSetting(32, 1000, 1, 1)
 PUBLIC = BUILT.graph.model_name
 
 
 class StandIn:
-    """A client of a server that is not there: keeps the config of each model; loads hang, are refused or fail where that is asked for."""
+    """A client of a server that is not there: keeps the config of each model; loads hang, are
+    refused or fail where that is asked for.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, Any] = {
@@ -78,9 +81,9 @@ def client(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return made
 
 
-def server(*, own: bool = False, left: Callable[[str], None] | None = None) -> Server:
-    return Server(
-        TuneTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own),
+def server(*, own: bool = False, left: Callable[[str], None] | None = None) -> MeasuredServer:
+    return MeasuredServer(
+        TuningTarget("127.0.0.1:1", lambda changed: build(changed, BUILT.options), own=own),
         BUILT.pipeline,
         BUILT.graph,
         left,
@@ -89,7 +92,7 @@ def server(*, own: bool = False, left: Callable[[str], None] | None = None) -> S
 
 async def tuning(client: StandIn, *, own: bool = False) -> None:
     async with server(own=own) as one:
-        await one.put(OTHER)
+        await one.apply(OTHER)
         assert client.setting() == (32, 1000, 32)
         client.hangs.set()
         await asyncio.Event().wait()
@@ -108,7 +111,9 @@ async def test_a_run_that_is_stopped_leaves_the_first_setting(client: StandIn) -
 
 
 async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client: StandIn) -> None:
-    """Other instances after live scaling, another delay and batch size by hand, and a field that no setting names."""
+    """Other instances after live scaling, another delay and batch size by hand, and a field that no
+    setting names.
+    """
     model, tokenizer, public = (client.running[name] for name in ("model", "tokenizer", PUBLIC))
     model.instance_group[0].count, model.max_batch_size = 3, 16
     model.dynamic_batching.max_queue_delay_microseconds = 5000
@@ -120,15 +125,15 @@ async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client:
         for name, config in client.running.items()
     }
     async with server() as one:
-        said = " ".join(one.notes)
+        text = " ".join(one.notes)
         assert (
             "model ran with max_batch_size 16 (8), a queue delay of 5000 us (0), instances: 3 (1)"
-            in said
+            in text
         )
-        assert "tokenizer ran with instances: 2 (1)" in said
-        await one.put(one.current)
+        assert "tokenizer ran with instances: 2 (1)" in text
+        await one.apply(one.current)
         assert client.setting() == (8, 0, 8), "the current setting is the resource's"
-        await one.put(OTHER)
+        await one.apply(OTHER)
     assert client.running == before
 
 
@@ -140,7 +145,7 @@ async def test_a_server_that_runs_what_the_resource_says_has_nothing_to_tell(
         for group in config.instance_group:
             group.name = f"{config.name}_0"
     async with server() as one:
-        await one.put(one.current)
+        await one.apply(one.current)
         assert not one.notes
     assert client.loaded == [], "it runs already"
 
@@ -155,7 +160,7 @@ async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
         client.running[PUBLIC].ensemble_scheduling.step[0].model_name = "another"
     with pytest.raises(
         TuneError,
-        match=r"(model runs with outputs .*\[7\] instead of|other steps).*the resource that the server was started from",
+        match=r"(model runs with outputs .*\[7\] instead of|different steps).*the resource that the server was started from",
     ):
         async with server():
             pass
@@ -164,7 +169,7 @@ async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
 
 async def test_a_server_of_its_own_is_not_put_back_for_nobody(client: StandIn) -> None:
     async with server(own=True) as one:
-        await one.put(OTHER)
+        await one.apply(OTHER)
     assert client.setting() == (32, 1000, 32)
 
 
@@ -185,7 +190,7 @@ async def test_a_refused_setting_leaves_what_ran(client: StandIn, name: str) -> 
     async with server() as one:
         client.refused = {name}
         with pytest.raises(SettingRefusedError, match="no room"):
-            await one.put(OTHER)
+            await one.apply(OTHER)
         assert client.setting() == (8, 0, 8)
 
 
@@ -194,28 +199,30 @@ async def test_another_delay_than_the_resource_says_is_not_measured_as_the_curre
 ) -> None:
     client.running["model"].dynamic_batching.max_queue_delay_microseconds = 5000
     async with server() as one:
-        await one.put(one.current)
+        await one.apply(one.current)
         assert client.setting() == (8, 0, 8)
 
 
 async def test_a_setting_that_stays_is_told_beside_what_went_wrong(client: StandIn) -> None:
     async def broken() -> None:
         async with server() as one:
-            await one.put(OTHER)
+            await one.apply(OTHER)
             client.gone = True
             raise TuneError("requests fail")
 
-    with pytest.raises(TuneError, match=r"requests fail; the first setting could not be put back"):
+    with pytest.raises(
+        TuneError, match=r"requests fail; the original settings could not be restored"
+    ):
         await broken()
 
 
 async def test_a_setting_that_stays_is_told_where_the_run_was_stopped(client: StandIn) -> None:
     """Who stops a run gets none of its errors."""
-    told: list[str] = []
+    reported: list[str] = []
 
     async def begun() -> None:
-        async with server(left=told.append) as one:
-            await one.put(OTHER)
+        async with server(left=reported.append) as one:
+            await one.apply(OTHER)
             client.gone = True
             client.hangs.set()
             await asyncio.Event().wait()
@@ -225,35 +232,35 @@ async def test_a_setting_that_stays_is_told_where_the_run_was_stopped(client: St
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    assert told == ["the first setting could not be put back on the server; start it anew"]
-    assert caught.value.__notes__ == told
+    assert reported == ["the original settings could not be restored; restart the server"]
+    assert caught.value.__notes__ == reported
 
 
 async def test_a_way_back_that_is_broken_off_is_told(client: StandIn) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def begun() -> None:
-        async with server(left=told.append) as one:
-            await one.put(OTHER)
+        async with server(left=reported.append) as one:
+            await one.apply(OTHER)
             client.hanging = {"model"}
 
     task = asyncio.create_task(begun())
     await stopped(task, client)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 async def test_a_run_that_is_stopped_and_put_back_has_nothing_to_tell(client: StandIn) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def begun() -> None:
-        async with server(left=told.append) as one:
-            await one.put(OTHER)
+        async with server(left=reported.append) as one:
+            await one.apply(OTHER)
             client.hangs.set()
             await asyncio.Event().wait()
 
     await stopped(asyncio.create_task(begun()), client)
     assert client.setting() == (8, 0, 8)
-    assert told == []
+    assert reported == []
 
 
 async def test_no_setting_is_measured_out_of_the_response_cache(client: StandIn) -> None:
@@ -261,14 +268,14 @@ async def test_no_setting_is_measured_out_of_the_response_cache(client: StandIn)
     client.running = {name: parse(text) for name, text in configs(built.graph).items()}
     assert client.running[PUBLIC].response_cache.enable
     client.running["model"].response_cache.enable = True
-    target = TuneTarget("127.0.0.1:1", lambda changed: build(changed, built.options))
-    async with Server(target, built.pipeline, built.graph) as one:
-        (said,) = [note for note in one.notes if "cache" in note]
-        assert said.startswith(f"model, {PUBLIC}: the response cache is off") or said.startswith(
+    target = TuningTarget("127.0.0.1:1", lambda changed: build(changed, built.options))
+    async with MeasuredServer(target, built.pipeline, built.graph) as one:
+        (text,) = [note for note in one.notes if "cache" in note]
+        assert text.startswith(f"model, {PUBLIC}: the response cache is off") or text.startswith(
             f"{PUBLIC}, model: the response cache is off"
         )
-        for knobs in (one.current, OTHER):
-            await one.put(knobs)
+        for setting in (one.current, OTHER):
+            await one.apply(setting)
             assert not any(config.response_cache.enable for config in client.running.values())
     assert client.running[PUBLIC].response_cache.enable, "as it was"
     assert client.running["model"].response_cache.enable

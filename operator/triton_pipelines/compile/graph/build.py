@@ -48,10 +48,13 @@ def build(
     refused: Refusals | None = None,
     measured: MeasuredPadding | None = None,
 ) -> Graph:
-    """The graph of a resource that its schema and rules accept; wrong references stay in it for the checks to find.
+    """The graph of a resource that its schema and rules accept.
 
-    ``refused``: files that the loader could not adapt to ragged batches; their rows are padded instead. ``measured``: the padding that
-    Auto takes, where it was measured for this very resource.
+    Wrong references stay in it for the checks to find.
+
+    ``refused``: files that the loader could not adapt to ragged batches; their rows are padded
+    instead. ``measured``: the padding that Auto takes, where it was measured for this very
+    resource.
     """
     spec = pipeline.spec
     wired = _fields(spec)
@@ -134,7 +137,10 @@ def build(
 
 
 def _fixed(step: Step) -> Step:
-    """The step with the count it starts with: a config that the backend completes is reloaded by every change."""
+    """The step with the count it starts with.
+
+    A config that the backend completes is reloaded by every change.
+    """
     return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
 
 
@@ -179,7 +185,8 @@ def _tokenizer_batch(spec: PipelineSpec, sizes: Sequence[int]) -> int | None:
 def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
     if spec.ensemble.max_batch_size is not None:
         return spec.ensemble.max_batch_size
-    # A step without a batch axis of its own makes the whole pipeline one without: the axis then stands in everybody's dims.
+    # A step without a batch axis of its own makes the whole pipeline one without: the axis then
+    # stands in everybody's dims.
     return min((step.max_batch_size for step in steps), default=0)
 
 
@@ -212,7 +219,8 @@ def _reader(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
     public = any(one.name == wanted.name for one in spec.ensemble.inputs)
     if wanted.optional is Switch.ENABLED and not public:
         return None
-    # With a tokenizer an unknown name is rather a misspelt token tensor than another input of the pipeline.
+    # With a tokenizer an unknown name is rather a misspelt token tensor than another input of the
+    # pipeline.
     return Reference(PIPELINE if public or spec.tokenizer is None else TOKENIZER, wanted.name)
 
 
@@ -317,7 +325,10 @@ def _lengths(spec: PipelineSpec, padding: PaddingChoice | None) -> tuple[int, ..
 
 
 def _entered(graph: Graph) -> Graph:
-    """A pipeline whose entry point calls the other models itself: nothing is wired, its tensors are the public ones."""
+    """A pipeline whose entry point calls the other models itself.
+
+    Nothing is wired, its tensors are the public ones.
+    """
     entry = next((step for step in graph.models if step.name == graph.entry), None)
     if entry is None:
         return graph
@@ -379,7 +390,10 @@ def _outputs(graph: Graph, spec: PipelineSpec) -> list[PublicTensor]:
 
 
 def _last(graph: Graph) -> Step | None:
-    """The step whose outputs are the pipeline's: the postprocess, else the last one that no other step reads."""
+    """The step whose outputs are the pipeline's.
+
+    The postprocess, else the last one that no other step reads.
+    """
     read = {
         entry.source.step
         for step in graph.steps
@@ -392,7 +406,10 @@ def _last(graph: Graph) -> Step | None:
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Steps in the order of the data, the written order where data leaves it open; those in a circle stand last, for the checks to find."""
+    """Steps in the order of the data, the written order where data leaves it open.
+
+    Those in a circle stand last, for the checks to find.
+    """
     left, done = list(steps), {PIPELINE}
     result: list[Step] = []
     known = {step.name for step in steps}

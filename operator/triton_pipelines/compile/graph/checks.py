@@ -26,13 +26,16 @@ from .step_checks import (
 )
 from .wiring import check_names, check_wiring
 
-# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a text at worst, and the
-# operator's own files, the pod template and the load plan come on top.
+# Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a
+# text at worst, and the operator's own files, the pod template and the load plan come on top.
 SPEC_BYTES_MAX = 350_000
 
 
 def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """Everything that would keep this pipeline from loading or from answering rightly. Empty: it may be rendered."""
+    """Everything that would keep this pipeline from loading or from answering rightly.
+
+    Empty: it may be rendered.
+    """
     return [
         *check_wiring(pipeline, graph),
         *check_names(pipeline, graph),
@@ -60,7 +63,8 @@ def _size(pipeline: InferencePipeline) -> Iterator[Finding]:
         largest = max(parts, key=lambda name: parts[name])
         yield Finding(
             largest,
-            f"the resource is {total} bytes long, {parts[largest]} of them here; what is made of it must fit one ConfigMap, so at most {SPEC_BYTES_MAX} go: shorten this",
+            f"the resource has {total} bytes, {parts[largest]} of them here, but at most"
+            f" {SPEC_BYTES_MAX} fit into the ConfigMap of its revision; shorten this field",
             code=FindingCode.TOO_LARGE,
         )
 

@@ -1,4 +1,7 @@
-"""What follows from a platform: backends, file names, kinds, and the tensors that vLLM's own config declares."""
+"""What follows from a platform.
+
+Backends, file names, kinds, and the tensors that vLLM's own config declares.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ USUAL_NAMES = {
     "lengths": TokenTensor.LENGTHS,
 }
 
-# Triton's default file names per platform (core: model_config_utils.cc, SetDefaultModelFilename). vLLM reads model.json.
+# Triton's default file names per platform (core: model_config_utils.cc, SetDefaultModelFilename).
+# vLLM reads model.json.
 FILE_NAMES = {
     Platform.ONNX: "model.onnx",
     Platform.TENSORRT: "model.plan",
@@ -44,7 +48,8 @@ STRATEGY_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 ENVIRONMENT_FILE = "environment.tar.gz"
 ENVIRONMENT_PARAMETER = "EXECUTION_ENV_PATH"
 
-# What the vLLM backend itself declares (vllm_backend: model.py, auto_complete_config), without what newer releases added.
+# What the vLLM backend itself declares (vllm_backend: model.py, auto_complete_config), without what
+# newer releases added.
 VLLM_INPUTS = (
     Tensor("text_input", DataType.STRING, (1,)),
     Tensor("stream", DataType.BOOL, (1,)),

@@ -1,14 +1,15 @@
-"""The request with which pods are asked whether they really answer: from ``spec.health``, as typed arrays. Pure.
+"""Build and check the test inference of ``spec.health``. Pure.
 
-A text pipeline needs none of it written. One that reads anything else is asked only with an example, since a request made up for it
-might be refused by a healthy pod; neither is one with sequences, where a request takes the place of a client's.
+A pipeline that reads only text needs no example. Any other is probed only with an example from the
+resource, because a healthy pod might reject a made-up request. Pipelines with sequences are not
+probed: a request would take a slot from a client.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,10 @@ from .graph import Graph, Implementation, Tensor
 
 Array = np.ndarray[Any, Any]
 
-# Short, so that it fits any maxLength that a text pipeline would have.
+# Short enough for every plausible maxLength.
 DEFAULT_TEXT = "Hello."
-# Of all arrays of an example together, in bytes: an image of 1024 x 1024 in FP32 has 12 MiB. The operator makes them for each pod anew.
+# All arrays of an example together. A 1024 x 1024 FP32 image has 12 MiB. The operator builds the
+# arrays for every pod.
 EXAMPLE_BYTES_MAX = 16 * 1024**2
 
 _NUMPY: Mapping[DataType, Any] = {
@@ -56,10 +58,11 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
 class ExampleRequest:
     """A request that a healthy pod answers.
 
-    ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may come; ``sequence``: it has to be a sequence of its own, with a text
-    (``text_ids``) or number as its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
-    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one go into the request, so that a step which answers the
-    first row alone is found out.
+    ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may
+    come; ``sequence``: it has to be a sequence of its own, with a text (``text_ids``) or number as
+    its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
+    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one
+    go into the request, so that a step which answers the first row alone is found out.
     """
 
     inputs: Mapping[str, Array]
@@ -82,7 +85,10 @@ def public_shape(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
 
 
 def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | None:
-    """The request for a pipeline that :func:`check_example` has nothing against; ``None``: pods are asked for readiness alone."""
+    """The request for a pipeline that :func:`check_example` has nothing against.
+
+    ``None``: pods are asked for readiness alone.
+    """
     health = pipeline.spec.health
     if health.inference is InferenceHealth.DISABLED or why_unasked(pipeline, graph):
         return None
@@ -140,7 +146,8 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     if why := why_unasked(pipeline, graph):
         yield Finding(
             "spec.health.inputs",
-            f"pods are asked for readiness alone: {why}. A dead process keeps looking ready to Triton: give an example request, or write inference: Disabled",
+            f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"
+            " add an example request, or write inference: Disabled",
             Severity.WARNING,
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
@@ -149,82 +156,116 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     ):
         yield Finding(
             "spec.health.text",
-            "has no effect: the pipeline reads more than text; give an example request in inputs",
+            "has no effect, because the pipeline reads more than text; add an example request in"
+            " inputs",
             Severity.WARNING,
             code=FindingCode.NO_EFFECT,
         )
 
 
 def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Whether the example request is one of this pipeline's: names, shapes, and elements that are of their type."""
+    """Yield what is wrong with the example request: names, shapes, elements and its size."""
     public = {tensor.name: tensor for tensor in graph.inputs}
-    total, rows = 0, {}
     examples = pipeline.spec.health.inputs
+    known: list[tuple[ExampleInput, Tensor]] = []
     for index, example in enumerate(examples):
         path = f"spec.health.inputs[{index}]"
         tensor = public.get(example.name)
         if tensor is None:
             yield Finding(
                 f"{path}.name",
-                f"{example.name!r} is no input of the pipeline; it has {', '.join(public) or 'none'}",
+                f"{example.name!r} is not an input of the pipeline;"
+                f" it has {', '.join(public) or 'none'}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
-            continue
-        elements = math.prod(example.shape)
-        if len(example.data) not in (1, elements):
-            yield Finding(
-                f"{path}.data",
-                f"has {len(example.data)} elements, but shape {list(example.shape)} has {elements}; give all, or a single one for all",
-                code=FindingCode.INVALID_EXAMPLE,
-            )
-        full = public_shape(tensor, graph)
-        if len(full) != len(example.shape) or any(
-            a not in (-1, b) for a, b in zip(full, example.shape, strict=True)
-        ):
-            yield Finding(
-                f"{path}.shape",
-                f"{list(example.shape)} does not fit {example.name}, whose shape is {list(full)} with the batch axis",
-                code=FindingCode.SHAPE_MISMATCH,
-            )
-        elif 0 < graph.max_batch_size < example.shape[0]:
-            yield Finding(
-                f"{path}.shape",
-                f"has {example.shape[0]} rows; the pipeline takes at most {graph.max_batch_size} in a request",
-                code=FindingCode.BATCH_SIZE_MISMATCH,
-            )
-        elif graph.max_batch_size > 0:
-            rows[example.name] = example.shape[0]
-        total += _bytes(example, tensor.data_type, elements)
-        for position, text in enumerate(example.data):
-            try:
-                parse_element(text, tensor.data_type)
-            except ValueError as error:
-                yield Finding(
-                    f"{path}.data[{position}]",
-                    f"{text!r:.60} {error}; {example.name} is {tensor.data_type.value}",
-                    code=FindingCode.INVALID_EXAMPLE,
-                )
-    if len(set(rows.values())) > 1:
-        have = ", ".join(f"{name} {count}" for name, count in rows.items())
-        yield Finding(
-            "spec.health.inputs",
-            f"inputs differ in rows, the first number of their shapes: {have}; all of a request have the same",
-            code=FindingCode.BATCH_SIZE_MISMATCH,
-        )
+        else:
+            known.append((example, tensor))
+            yield from _check_shape(example, tensor, graph, path)
+            yield from _check_elements(example, tensor, path)
+    yield from _check_rows(known, graph)
+    total = sum(
+        _bytes(example, tensor.data_type, math.prod(example.shape)) for example, tensor in known
+    )
     if total > EXAMPLE_BYTES_MAX:
         yield Finding(
             "spec.health.inputs",
-            f"the example request has {total} bytes; at most {EXAMPLE_BYTES_MAX} go: make shapes smaller",
+            f"the example request has {total} bytes; at most {EXAMPLE_BYTES_MAX} are allowed:"
+            " use smaller shapes",
             code=FindingCode.TOO_LARGE,
         )
     given = {example.name for example in examples}
-    if given and (
-        absent := [tensor.name for tensor in _required(graph) if tensor.name not in given]
-    ):
+    absent = [tensor.name for tensor in _required(graph) if tensor.name not in given]
+    if given and absent:
         yield Finding(
             "spec.health.inputs",
-            f"leaves out {', '.join(absent)}; an example request names every input that the pipeline needs",
+            f"{', '.join(absent)} is missing; an example request must contain every required input",
             code=FindingCode.REQUIRED,
+        )
+
+
+def _fits(shape: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether an example of ``shape`` fits an input whose shape is ``full``."""
+    return len(full) == len(shape) and all(
+        size in (-1, given) for size, given in zip(full, shape, strict=True)
+    )
+
+
+def _check_shape(
+    example: ExampleInput, tensor: Tensor, graph: Graph, path: str
+) -> Iterator[Finding]:
+    full = public_shape(tensor, graph)
+    if not _fits(example.shape, full):
+        yield Finding(
+            f"{path}.shape",
+            f"{list(example.shape)} does not fit {example.name},"
+            f" whose shape with the batch axis is {list(full)}",
+            code=FindingCode.SHAPE_MISMATCH,
+        )
+    elif 0 < graph.max_batch_size < example.shape[0]:
+        yield Finding(
+            f"{path}.shape",
+            f"has {example.shape[0]} rows; the pipeline accepts at most {graph.max_batch_size}"
+            " in a request",
+            code=FindingCode.BATCH_SIZE_MISMATCH,
+        )
+
+
+def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterator[Finding]:
+    elements = math.prod(example.shape)
+    if len(example.data) not in (1, elements):
+        yield Finding(
+            f"{path}.data",
+            f"has {len(example.data)} elements, but shape {list(example.shape)} needs {elements};"
+            " write all of them, or one for all",
+            code=FindingCode.INVALID_EXAMPLE,
+        )
+    for position, text in enumerate(example.data):
+        try:
+            parse_element(text, tensor.data_type)
+        except ValueError as error:
+            yield Finding(
+                f"{path}.data[{position}]",
+                f"{text!r:.60} {error}; {example.name} is {tensor.data_type.value}",
+                code=FindingCode.INVALID_EXAMPLE,
+            )
+
+
+def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> Iterator[Finding]:
+    """Every input of a request must have the same number of rows."""
+    rows = {
+        example.name: example.shape[0]
+        for example, tensor in known
+        if graph.max_batch_size > 0
+        and _fits(example.shape, public_shape(tensor, graph))
+        and example.shape[0] <= graph.max_batch_size
+    }
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in rows.items())
+        yield Finding(
+            "spec.health.inputs",
+            f"the inputs have different numbers of rows ({listed});"
+            " the first number of every shape must be the same",
+            code=FindingCode.BATCH_SIZE_MISMATCH,
         )
 
 
@@ -232,7 +273,8 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
     """One element of an example from its text.
 
     Raises:
-        ValueError: it is none of that type; the message says what is wanted and goes on after the text.
+        ValueError: it is none of that type; the message says what is wanted and goes on after the
+            text.
     """
     if data_type is DataType.STRING:
         return text.encode()
@@ -280,7 +322,10 @@ def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
 
 
 def _required(graph: Graph) -> list[Tensor]:
-    """Public inputs that a request has to name. An ensemble needs all of its inputs, an entry point those that are not optional."""
+    """Public inputs that a request has to name.
+
+    An ensemble needs all of its inputs, an entry point those that are not optional.
+    """
     if graph.entry is None:
         return list(graph.inputs)
     entry = next((step for step in graph.models if step.name == graph.entry), None)

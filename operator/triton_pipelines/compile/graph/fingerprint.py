@@ -1,4 +1,7 @@
-"""What the cost of a padding depends on, as one hash: a measurement made for one spec says nothing of another. Pure."""
+"""What the cost of a padding depends on, as one hash.
+
+A measurement made for one spec says nothing of another. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from .model_step import implementation_of
 from .options import Options
 
-# Fields that change neither what a step costs nor how its requests are batched. All others count, those of later releases too: written
-# down they make another fingerprint, left out they change none, so that an upgrade forgets nothing.
+# Fields that change neither what a step costs nor how its requests are batched. All others count,
+# those of later releases too: written down they make another fingerprint, left out they change
+# none, so that an upgrade forgets nothing.
 _NO_COST: Final = frozenset(
     {"replicas", "suspend", "health", "rollout", "scaling", "slo", "tuning", "observability"}
 )
@@ -30,9 +34,10 @@ def cost_fingerprint(
 ) -> str:
     """Sixteen hex digits that are the same for specs under which each padding costs the same.
 
-    In it: every step with its source and its batching, the tokenizer but for its padding, instance counts, the server (image, GPU, CPU,
-    nodes) as far as they are written down, which implementation runs each step, and the content of ConfigMap sources (``digests``: step →
-    hash). Not in it: the promised latency, of which no cost depends, and the operator's default image.
+    In it: every step with its source and its batching, the tokenizer but for its padding, instance
+    counts, the server (image, GPU, CPU, nodes) as far as they are written down, which
+    implementation runs each step, and the content of ConfigMap sources (``digests``: step → hash).
+    Not in it: the promised latency, of which no cost depends, and the operator's default image.
     """
     said: dict[str, Any] = pipeline.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True

@@ -1,6 +1,9 @@
-"""A pipeline as a graph: steps that read and write tensors. Everything the resource leaves out is decided here.
+"""A pipeline as a graph: steps that read and write tensors.
 
-The graph is what rendering, status and scaling speak of; none of them looks at defaults of the resource again.
+Everything the resource leaves out is decided here.
+
+The graph is what rendering, status and scaling speak of; none of them looks at defaults of the
+resource again.
 """
 
 from __future__ import annotations
@@ -126,8 +129,9 @@ class StepInstances:
 class Fetch:
     """One source of a step and what becomes of it; ``target`` is a path below the model repository.
 
-    ``slot`` tells several sources of one step apart; ``path`` is the field that gave the source. ``file`` and ``source_file`` are
-    the main file of kind ``model``: its name in a version folder, and in the source where that differs.
+    ``slot`` tells several sources of one step apart; ``path`` is the field that gave the source.
+    ``file`` and ``source_file`` are the main file of kind ``model``: its name in a version folder,
+    and in the source where that differs.
     """
 
     step: str
@@ -148,7 +152,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One inference of a new instance before it serves: rows, and each input with the lengths that stand for -1."""
+    """One inference of a new instance before it serves.
+
+    Rows, and each input with the lengths that stand for -1.
+    """
 
     name: str
     rows: int
@@ -159,10 +166,11 @@ class WarmupSample:
 class Step:
     """One model of the repository.
 
-    ``batching`` is ``None`` where no dynamic batcher is written. ``accelerator`` holds the settings of TensorRT inside the ONNX
-    Runtime backend. ``file_name`` is the main file in a version folder, ``code`` a
-    ``model.py`` written in the resource, ``files`` further text files of the version folder. ``flat``: the loader adapts its ONNX file so
-    that requests of different length share a batch; the inputs that then arrive flat, each with the value that fills shorter rows.
+    ``batching`` is ``None`` where no dynamic batcher is written. ``accelerator`` holds the settings
+    of TensorRT inside the ONNX Runtime backend. ``file_name`` is the main file in a version folder,
+    ``code`` a ``model.py`` written in the resource, ``files`` further text files of the version
+    folder. ``flat``: the loader adapts its ONNX file so that requests of different length share a
+    batch; the inputs that then arrive flat, each with the value that fills shorter rows.
     ``tokenizer``: settings of the operator's own tokenizer.
     """
 
@@ -213,13 +221,19 @@ class Step:
 
     @property
     def source_path(self) -> str:
-        """The field that gave :attr:`source`: the step's own, or the pipeline's where that is the default."""
+        """The field that gave :attr:`source`.
+
+        The step's own, or the pipeline's where that is the default.
+        """
         return next((item.path for item in self.fetches if not item.slot), "")
 
 
 @dataclass(frozen=True, slots=True)
 class PublicTensor:
-    """A public output of the pipeline: its tensor as clients see it, who makes it, and the field that asked for it."""
+    """A public output of the pipeline.
+
+    Its tensor as clients see it, who makes it, and the field that asked for it.
+    """
 
     tensor: Tensor
     source: Reference
@@ -240,9 +254,9 @@ class MeasuredPadding:
 class PaddingChoice:
     """The padding in force and why.
 
-    ``refused``: files that the loader could not adapt to ragged batches, by key, with its words. ``stiff``: steps that need rows of one
-    length all the same, by their field, each with the reason. ``automatic``: Auto chose it; ``measured``: not by rule, but by what was
-    measured.
+    ``refused``: files that the loader could not adapt to ragged batches, by key, with its words.
+    ``stiff``: steps that need rows of one length all the same, by their field, each with the
+    reason. ``automatic``: Auto chose it; ``measured``: not by rule, but by what was measured.
     """
 
     chosen: Padding
@@ -261,8 +275,9 @@ class PaddingChoice:
 class Graph:
     """A whole pipeline, every default resolved.
 
-    ``steps`` stand in the order in which data flows; with an ``entry`` (a step that calls the others itself) nothing is wired and
-    no ensemble is made. ``auxiliary`` models are loaded beside. ``padding`` is ``None`` without a tokenizer of ours.
+    ``steps`` stand in the order in which data flows; with an ``entry`` (a step that calls the
+    others itself) nothing is wired and no ensemble is made. ``auxiliary`` models are loaded beside.
+    ``padding`` is ``None`` without a tokenizer of ours.
     """
 
     pipeline: str
@@ -286,7 +301,10 @@ class Graph:
 
     @property
     def load(self) -> tuple[str, ...]:
-        """Models that the server is told to load: the ensemble brings its steps, an entry point brings nothing."""
+        """Models that the server is told to load.
+
+        The ensemble brings its steps, an entry point brings nothing.
+        """
         if self.entry is not None:
             return (
                 self.model_name,

@@ -61,7 +61,8 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if budget is not None and budget <= 0:
         yield _warn(
             "spec.slo.networkAndQueueBudgetMilliseconds",
-            f"leaves {max(budget, 0)} ms of the goal of {slo.p99_milliseconds} ms for the server; no batching fits into that",
+            f"leaves {max(budget, 0)} ms of the SLO of {slo.p99_milliseconds} ms for the server,"
+            " which is too short for batching",
             code=FindingCode.LATENCY_BUDGET_EXHAUSTED,
         )
     for step in graph.models:
@@ -73,14 +74,16 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         ):
             yield _warn(
                 f"{step.path}.dynamicBatching.mode",
-                f"batching is off: {step.name} runs request by request; leave it on unless answers depend on their company",
+                f"batching is off, so {step.name} runs one request at a time; keep it on unless"
+                " outputs depend on the rest of the batch",
                 code=FindingCode.BATCHING_DISABLED,
             )
         delay = step.batching.max_queue_delay_microseconds if step.batching else None
         if delay and budget is not None and delay / 1000 >= max(budget, 0):
             yield _warn(
                 f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
-                f"{delay / 1000:g} ms is as long as slo.p99Milliseconds leaves for the whole request ({max(budget, 0)} ms); a request that comes alone waits it out",
+                f"{delay / 1000:g} ms is at least the latency budget of the whole request"
+                f" ({max(budget, 0)} ms), and a single request waits the full delay; lower it",
                 code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
     first = graph.steps[0] if graph.steps else None
@@ -89,7 +92,8 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if policy is None or not policy.max_queue_size:
             yield _warn(
                 f"{first.path}.dynamicBatching.queuePolicy",
-                "the queue is unbounded: under overload every request waits; set maxQueueSize and a timeout to shed load early",
+                "the queue is unbounded, so every request waits under overload; set maxQueueSize"
+                " and a timeout to shed load early",
                 code=FindingCode.QUEUE_UNBOUNDED,
             )
 
@@ -100,7 +104,8 @@ def _sources(graph: Graph) -> Iterator[Finding]:
         if source.uri == PLACEHOLDER or source.uri.startswith(f"{PLACEHOLDER}/"):
             yield _warn(
                 f"{path}.uri",
-                f"{PLACEHOLDER} is a placeholder: write where the file lies, such as s3://bucket/key",
+                f"{PLACEHOLDER} is a placeholder; write the location of the file, such as"
+                " s3://bucket/key",
                 code=FindingCode.SOURCE_PLACEHOLDER,
             )
     loose = {path: source for path, source in given.items() if not pinned(source)}
@@ -110,12 +115,12 @@ def _sources(graph: Graph) -> Iterator[Finding]:
     # A query may hold a signature.
     said = f"{loose[first].uri.partition('?')[0]} is not pinned"
     if others:
-        said += f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: what they hold may change; add revision or sha256 to each"
+        said += f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: their content may change; add revision or sha256 to each"
     else:
-        said += ": what it holds may change; add revision or sha256"
+        said += ": its content may change; add revision or sha256"
     yield _warn(
         first,
-        f"{said} (this pipeline revision keeps what it resolved to first)",
+        f"{said} (this pipeline revision keeps what it first resolved to)",
         code=FindingCode.SOURCE_NOT_PINNED,
     )
 
@@ -144,24 +149,29 @@ def _torchscript_names(path: str, what: str, given: Sequence[str]) -> Iterator[F
         plain = next(name for name in given if name not in indexes)
         yield _warn(
             path,
-            f"{plain!r} is not NAME__INDEX as {next(iter(indexes))!r} is: Triton then takes all {what} in the order written here, whatever the indexes say; name all of them NAME__INDEX",
+            f"{plain!r} is not of the form NAME__INDEX, unlike {next(iter(indexes))!r}: Triton"
+            f" then uses the {what} in the order written here and ignores the indexes; use"
+            " NAME__INDEX for all of them",
             code=FindingCode.TORCHSCRIPT_NAMES,
         )
     elif len(set(indexes.values())) < len(indexes):
         twice = [name for name, index in indexes.items() if list(indexes.values()).count(index) > 1]
         yield _warn(
             path,
-            f"{_listed(twice)} have the same index, so Triton takes them for one tensor of the model; give each its own",
+            f"{_listed(twice)} have the same index, so Triton treats them as one tensor of the"
+            " model; use different indexes",
             code=FindingCode.TORCHSCRIPT_NAMES,
         )
 
 
 def _names(graph: Graph) -> Iterator[Finding]:
     if (escaped := quote(graph.model_name)) != graph.model_name:
-        # Measured, Triton 24.10: such a name is served, but its HTTP server decodes no path, and tritonclient.http quotes names.
+        # Measured, Triton 24.10: such a name is served, but its HTTP server decodes no path, and
+        # tritonclient.http quotes names.
         yield _warn(
             "spec.ensemble.modelName",
-            f"HTTP clients that escape it, tritonclient among them, ask for {escaped!r}, which Triton does not find; use letters, digits and -_.~",
+            f"HTTP clients that escape URLs, such as tritonclient, request {escaped!r}, which"
+            " Triton does not find; use only letters, digits and -_.~",
             code=FindingCode.NAME_NEEDS_ESCAPING,
         )
 
@@ -171,7 +181,7 @@ def _labels(labels: Sequence[str]) -> Iterator[Finding]:
     if twice:
         yield _warn(
             "spec.postprocess.labels",
-            f"{_listed(twice)} stands there more than once, so clients cannot tell these classes apart",
+            f"{_listed(twice)} occurs more than once, so clients cannot tell these classes apart",
             code=FindingCode.DUPLICATE_LABEL,
         )
 
@@ -197,13 +207,15 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if doubtful and equal:
         yield _warn(
             "spec.tokenizer.padding",
-            f"Longest gives requests nearly any length, and {equal[0].name} batches equal lengths only; Fixed or Auto batches all of them, Bucketed those of a bucket",
+            f"with Longest almost every request has another length, but {equal[0].name} batches"
+            " only equal lengths; use Fixed or Auto to batch all of them, or Bucketed to batch"
+            " those of a bucket",
             code=FindingCode.PADDING_PREVENTS_BATCHING,
         )
     if doubtful and any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
         yield _warn(
             "spec.tokenizer.padding",
-            "Longest computes padding that Ragged does not; leave padding out",
+            "Longest computes padding that Ragged avoids; omit padding",
             code=FindingCode.PADDING_COSTS_COMPUTE,
         )
     longest = spec.max_length or DEFAULT_MAX_LENGTH
@@ -214,19 +226,21 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             if not low <= bucket <= high:
                 yield _warn(
                     f"spec.tokenizer.buckets[{index}]",
-                    f"{bucket} is outside of {step.path}.lengths, {low} to {high}: such a batch will fail",
+                    f"{bucket} is outside {step.path}.lengths ({low} to {high}), so such a batch"
+                    " fails",
                     code=FindingCode.LENGTH_OUT_OF_RANGE,
                 )
         if longest > high:
             yield _warn(
                 "spec.tokenizer.maxLength",
-                f"{longest} is more than {step.path}.lengths.max {high}: longer texts will fail; set it to {high}",
+                f"{longest} is more than {step.path}.lengths.max ({high}), so longer texts fail;"
+                f" set it to {high}",
                 code=FindingCode.LENGTH_OUT_OF_RANGE,
             )
         if chosen in (Padding.RAGGED, Padding.LONGEST) and low > 1:
             yield _warn(
                 f"{step.path}.lengths.min",
-                f"short texts have fewer than {low} tokens and are not padded to that with {chosen.value}; use Bucketed or Fixed",
+                f"{chosen.value} does not pad short texts to {low} tokens; use Bucketed or Fixed",
                 code=FindingCode.LENGTH_OUT_OF_RANGE,
             )
 
@@ -254,7 +268,9 @@ def _shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             has = "have" if len(entries) > 1 else "has"
             yield _warn(
                 entries[0].path,
-                f"{_listed([str(entry.source) for entry in entries])} {has} another shape for every request, and {step.backend} batches equal shapes only: requests will hardly be batched; make the shape fixed in {name}",
+                f"{_listed([str(entry.source) for entry in entries])} {has} another shape in every"
+                f" request, but {step.backend} batches only equal shapes, so few requests share a"
+                f" batch; make the shape fixed in {name}",
                 code=FindingCode.SHAPES_PREVENT_BATCHING,
             )
 
@@ -272,7 +288,8 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     ):
         yield _warn(
             "spec.tokenizer.instances",
-            f"one instance beside {cores} cores: text will wait while cores idle; set instances.max, and leave counts to scaling",
+            f"one instance cannot use {cores} cores, so texts wait while cores are idle; set"
+            " instances.max to let scaling add instances",
             code=FindingCode.IDLE_CORES,
         )
     for step in graph.models:
@@ -285,7 +302,8 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         ):
             yield _warn(
                 f"{step.path}.instances.kind",
-                "GPU starts one process per GPU for a python step; write CPU unless its code uses the GPU",
+                "kind GPU starts one process per GPU for a python step; write CPU unless its code"
+                " uses the GPU",
                 code=FindingCode.GPU_INSTANCES_OF_PYTHON,
             )
     kinds = {step.instances.kind for step in graph.models}
@@ -296,7 +314,8 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not no_gpu and not uses and not substituted:
         yield _warn(
             "spec.server.gpu.count",
-            "pods reserve a GPU that no step uses, since model.instances.kind is CPU; set it to 0",
+            "pods reserve a GPU that no step uses, because model.instances.kind is CPU; set it to"
+            " 0",
             code=FindingCode.UNUSED_GPU,
         )
 
@@ -308,7 +327,8 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not server.gpu.products:
         yield _warn(
             "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model it was built for; name the product so that pods do not land elsewhere",
+            "a TensorRT plan runs only on the GPU model it was built for; write the product so"
+            " that pods run only there",
             code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
     if server.image is None:
@@ -324,7 +344,9 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if stateful and pipeline.spec.replicas > 1:
         yield _warn(
             "spec.replicas",
-            f"{', '.join(stateful)} keeps sequences in one pod: clients stay on theirs by address only, and those behind one proxy share it; a pod that goes ends its sequences",
+            f"{', '.join(stateful)} keeps each sequence in one pod: clients are assigned to a pod"
+            " by IP address, clients behind one proxy share a pod, and a sequence ends with its"
+            " pod",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
 
@@ -337,33 +359,38 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if replicas != 1 and not pods.low <= replicas <= pods.max:
             yield _warn(
                 "spec.replicas",
-                f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.low} to {pods.max}); remove one of them",
+                f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.low} to"
+                f" {pods.max}); remove one of them",
                 code=FindingCode.REPLICAS_IGNORED,
             )
         if not scaled:
             yield _warn(
                 "spec.scaling.pods",
-                "no step is scaled live, so nothing tells when pods are needed: give a CPU step instances.max above its min",
+                "no step is scaled live, so nothing indicates when pods are needed; set"
+                " instances.max of a CPU step above its min",
                 code=FindingCode.POD_SCALING_WITHOUT_STEP,
             )
         elif scaling.mode is ScalingMode.DISABLED:
             yield _warn(
                 "spec.scaling.pods",
-                "scaling.mode Disabled does not look: the number of pods stays as it is",
+                "the number of pods does not change while scaling.mode is Disabled",
                 code=FindingCode.POD_SCALING_DISABLED,
             )
     if scaling.cpu_resize is CpuResize.IN_PLACE:
         if pipeline.spec.server.resources.limits.cpu:
             yield _warn(
                 "spec.scaling.cpuResize",
-                f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) holds: no pod gets more in place; remove it to let the limit start at what"
-                " the first instances need",
+                f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) is a"
+                " fixed limit, so pods cannot be resized in place; remove it to start with the"
+                " limit that"
+                " the initial instances need",
                 code=FindingCode.CPU_RESIZE_BLOCKED,
             )
         elif cpu_range(pipeline, graph) is None:
             yield _warn(
                 "spec.scaling.cpuResize",
-                "has no effect: no Python step has instances.max above initial with resourcesPerInstance.cpu",
+                "has no effect: no Python step has instances.max above initial with"
+                " resourcesPerInstance.cpu",
                 code=FindingCode.CPU_RESIZE_BLOCKED,
             )
 

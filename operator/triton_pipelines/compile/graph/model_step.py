@@ -1,4 +1,7 @@
-"""The model, a further step or an auxiliary model as a step of the graph: everything that its resource leaves out, decided."""
+"""The model, a further step or an auxiliary model as a step of the graph.
+
+Everything that its resource leaves out, decided.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,15 @@ from .source_checks import code_of, file_name_of, names_file, python_fetches, si
 from .tokenizer_settings import prefixed
 from .tokenizer_step import Tokens, python_parameters
 
-# Values with which the runner may fill a shorter request beside a longer one; the mask makes them invisible.
+# Values with which the runner may fill a shorter request beside a longer one; the mask makes them
+# invisible.
 _PAD_VALUE = {
     TokenTensor.INPUT_IDS: 0,
     TokenTensor.ATTENTION_MASK: 0,
     TokenTensor.TOKEN_TYPE_IDS: 0,
 }
-# A postprocess, runner or other python process: interpreter, numpy (38 MB measured for numpy only) and its library.
+# A postprocess, runner or other python process: interpreter, numpy (38 MB measured for numpy only)
+# and its library.
 FIXED_RESOURCES = InstanceResources(cpu="100m", memory="256Mi")
 # Token tensors for which zeros are a request that every model answers: the padding's own values.
 WARM_KINDS = frozenset(
@@ -68,7 +73,10 @@ WARM_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a step's defaults depend on: tokens and the shape of a row of them, who feeds an input, the operator's options."""
+    """What a step's defaults depend on.
+
+    Tokens and the shape of a row of them, who feeds an input, the operator's options.
+    """
 
     spec: PipelineSpec
     tokens: Tokens
@@ -289,8 +297,8 @@ def _fetches(
     if source is not None and implementation is Implementation.CODE:
         result.append(side_source(name, f"{model_name}/{VERSION_FOLDER}", source, where))
     elif source is not None:
-        # A folder of the step's own is taken whole; of a shared one, of a hub's repository, or of a web server (which cannot be listed) only
-        # the model's file and what that names.
+        # A folder of the step's own is taken whole; of a shared one, of a hub's repository, or of a
+        # web server (which cannot be listed) only the model's file and what that names.
         repository = source.uri.startswith("hf://") and source.path is None
         own = where != "spec.source" and not repository and not source.uri.startswith("https://")
         whole = own or fields.platform is Platform.VLLM or fields.backend is not None
@@ -406,8 +414,9 @@ def _warmup(
 ) -> tuple[WarmupSample, ...]:
     """Inferences of a new instance.
 
-    Without a word of the user only where zeros are known to be answered: tokens of our own tokenizer into a backend of Triton's. Of a
-    tokenizer with own code nobody knows which lengths and values it makes.
+    Without a word of the user only where zeros are known to be answered: tokens of our own
+    tokenizer into a backend of Triton's. Of a tokenizer with own code nobody knows which lengths
+    and values it makes.
     """
 
     def token(entry: Input) -> bool:
@@ -447,14 +456,20 @@ def _warmup(
 
 
 def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Lengths of rows, brought into the range that the model takes: a warm-up outside of it would end the server."""
+    """Lengths of rows, brought into the range that the model takes.
+
+    A warm-up outside of it would end the server.
+    """
     low = (fields.lengths.min if fields.lengths else None) or 1
     high = (fields.lengths.max if fields.lengths else None) or MAX_TOKENS
     return tuple(sorted({min(max(length, low), high) for length in lengths}))
 
 
 def _filled(entry: Input, length: int) -> tuple[int, ...]:
-    """Dims with a size for every -1: of token tensors the last open axis is the length, rows are one."""
+    """Dims with a size for every -1.
+
+    Of token tensors the last open axis is the length, rows are one.
+    """
     dims = list(entry.tensor.dims)
     free = [axis for axis, size in enumerate(dims) if size == -1]
     for axis in free:

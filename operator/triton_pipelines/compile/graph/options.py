@@ -9,7 +9,8 @@ from triton_pipelines.api.names import PATH_ENGINES, PATH_MODELS
 
 DEFAULT_SERVER_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 DEFAULT_LOADER_IMAGE = "triton-pipelines/operator:0.1.0"
-# Platform or backend → family of server images that carries it; all others are of the default family.
+# Platform or backend → family of server images that carries it; all others are of the default
+# family.
 IMAGE_FAMILIES = {"vllm": "vllm", "tensorrtllm": "tensorrtllm"}
 DEFAULT_FAMILY_IMAGES = {
     "vllm": "nvcr.io/nvidia/tritonserver:24.10-vllm-python-py3",
@@ -23,9 +24,10 @@ SUBSTITUTABLE = frozenset({"onnxruntime_onnx"})
 class Options:
     """Operator-wide settings of rendering; the command line's ``render`` takes the same.
 
-    ``substitute_runner`` names platforms whose steps run on the python-backend runner as KIND_CPU instead (a server image without
-    that backend); ``source_map`` holds ``PREFIX=TARGET`` pairs for air-gapped mirrors; ``family_images`` the default images of
-    platforms that the common one does not carry (vllm, tensorrtllm). ``models_path`` and ``engines_path`` are where the server sees
+    ``substitute_runner`` names platforms whose steps run on the python-backend runner as KIND_CPU
+    instead (a server image without that backend); ``source_map`` holds ``PREFIX=TARGET`` pairs for
+    air-gapped mirrors; ``family_images`` the default images of platforms that the common one does
+    not carry (vllm, tensorrtllm). ``models_path`` and ``engines_path`` are where the server sees
     its repository and may keep TensorRT engines.
     """
 

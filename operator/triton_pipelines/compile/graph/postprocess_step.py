@@ -39,7 +39,11 @@ def postprocess_step(
     texts: Sequence[Tensor],
     read: Mapping[str, Reference | None],
 ) -> Step:
-    """The postprocess step. ``read``: who feeds each input of own code; ``texts``: the pipeline's inputs that the tokenizer reads."""
+    """The postprocess step.
+
+    ``read``: who feeds each input of own code; ``texts``: the pipeline's inputs that the tokenizer
+    reads.
+    """
     model = next((step for step in steps if step.role is Role.MODEL), steps[-1])
     counts = post.instances.bounds(scaled=False)
     inputs, outputs, parameters = (
@@ -134,7 +138,8 @@ def _known(
         mask = known.get(mask_source) or Tensor(mask_source.tensor, DataType.INT64, (-1,))
         if mask.name == tensor.name:  # of another step: inputs of one step need names of their own
             mask = replace(mask, name=f"{mask.name}_mask")
-        # The mask is read as variable: the pooled tensor may come back as long as the longest row only.
+        # The mask is read as variable: the pooled tensor may come back as long as the longest row
+        # only.
         mask = replace(mask, dims=(-1,) if batched else (-1, -1))
         inputs.append(Input(mask, mask_source, "spec.postprocess.maskFrom", ragged=batched))
         parameters["mask"] = mask.name

@@ -1,12 +1,15 @@
-"""What the config of an adapted ONNX model holds: flat inputs, the lengths of their rows, and outputs that are cut by them.
+"""What the config of an adapted ONNX model holds.
 
-The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in ``config.pbtxt`` for it, and what of a
-declared step makes that impossible before any file is read. The fields are those that Triton's ONNX Runtime backend takes.
+Flat inputs, the lengths of their rows, and outputs that are cut by them.
+
+The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in
+``config.pbtxt`` for it, and what of a declared step makes that impossible before any file is read.
+The fields are those that Triton's ONNX Runtime backend takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +39,10 @@ MARKED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows. One entry per target, or the backend miscounts its inputs."""
+    """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows.
+
+    One entry per target, or the backend miscounts its inputs.
+    """
 
     source: str
     target: str
@@ -46,7 +52,10 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """A ``batch_output`` entry: ``target`` is cut into requests by the shapes that ``source`` had in them."""
+    """A ``batch_output`` entry.
+
+    ``target`` is cut into requests by the shapes that ``source`` had in them.
+    """
 
     source: str
     target: str
@@ -55,7 +64,10 @@ class BatchOutput:
 
 @dataclass(frozen=True, slots=True)
 class RaggedConfig:
-    """What an adapted model's config says beyond a plain one: ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared."""
+    """What an adapted model's config says beyond a plain one.
+
+    ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared.
+    """
 
     flat: tuple[str, ...]
     batch_inputs: tuple[BatchInput, ...]
@@ -63,7 +75,10 @@ class RaggedConfig:
 
 
 def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The inputs that become flat: one token per position, any length, token ids first (their lengths shape token-level outputs)."""
+    """The inputs that become flat.
+
+    One token per position, any length, token ids first (their lengths shape token-level outputs).
+    """
     flat = [tensor for tensor in inputs if tensor.dims == (-1,)]
     return tuple(
         sorted(
@@ -79,7 +94,10 @@ def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> RaggedConfig:
-    """What must stand in the config of an ONNX step with these declared tensors. Meaningful where :func:`ragged_obstacles` finds nothing."""
+    """What must stand in the config of an ONNX step with these declared tensors.
+
+    Meaningful where :func:`ragged_obstacles` finds nothing.
+    """
     flat = ragged_inputs(inputs)
     return RaggedConfig(
         flat=tuple(tensor.name for tensor in flat),
@@ -95,25 +113,56 @@ def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Ragged
 def ragged_obstacles(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int
 ) -> Iterator[str]:
-    """Why a declared ONNX step cannot take requests of different length in one batch, in words; what only the file shows, the loader finds."""
+    """Yield why a declared ONNX step cannot batch requests of different length.
+
+    What only the file shows is checked by the loader.
+    """
     if max_batch_size < 1:
         yield "maxBatchSize is 0: batches need at least 1"
     if not ragged_inputs(inputs):
         yield "no input has dims [-1]"
     names = {tensor.name for tensor in inputs}
     for tensor in inputs:
-        if tensor.reshape is not None:
-            yield f"input {tensor.name} is reshaped"
-        elif tensor.variable and tensor.dims != (-1,):
-            yield f"input {tensor.name} has dims {list(tensor.dims)}: only [-1] is possible for an axis without fixed length"
-        elif tensor.variable and tensor.data_type not in INTEGERS:
-            yield f"input {tensor.name} is {tensor.data_type.value}: token tensors are INT64 or INT32"
-        elif tensor.variable and shape_input(tensor.name) in names:
-            yield f"input {shape_input(tensor.name)} has the name that the lengths of {tensor.name} need"
+        obstacle = _input_obstacle(tensor, names)
+        if obstacle:
+            yield obstacle
     for tensor in outputs:
-        if -1 in tensor.dims[1:]:
-            yield f"output {tensor.name} has dims {list(tensor.dims)}: only the first axis may hang on the number of tokens"
-        elif tensor.variable and tensor.reshape is not None:
-            yield f"output {tensor.name} is reshaped"
-        elif tensor.data_type not in MARKED:
-            yield f"output {tensor.name} is {tensor.data_type.value}, which has no value to mark a row that the model cannot take"
+        obstacle = _output_obstacle(tensor)
+        if obstacle:
+            yield obstacle
+
+
+def _input_obstacle(tensor: Tensor, names: Set[str]) -> str:
+    if tensor.reshape is not None:
+        return f"input {tensor.name} is reshaped"
+    if not tensor.variable:
+        return ""
+    if tensor.dims != (-1,):
+        return (
+            f"input {tensor.name} has dims {list(tensor.dims)}:"
+            " an input of variable length must have dims [-1]"
+        )
+    if tensor.data_type not in INTEGERS:
+        return f"input {tensor.name} is {tensor.data_type.value}: token tensors are INT64 or INT32"
+    if shape_input(tensor.name) in names:
+        return (
+            f"the name of input {shape_input(tensor.name)} is needed"
+            f" for the row lengths of {tensor.name}"
+        )
+    return ""
+
+
+def _output_obstacle(tensor: Tensor) -> str:
+    if -1 in tensor.dims[1:]:
+        return (
+            f"output {tensor.name} has dims {list(tensor.dims)}:"
+            " only the first axis may depend on the number of tokens"
+        )
+    if tensor.variable and tensor.reshape is not None:
+        return f"output {tensor.name} is reshaped"
+    if tensor.data_type not in MARKED:
+        return (
+            f"output {tensor.name} is {tensor.data_type.value}, which has no value that can mark"
+            " a row as rejected by the model"
+        )
+    return ""

@@ -21,7 +21,8 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 from .graph import Input, Tensor
 from .ragged_config import ragged_obstacles
 
-# Refused so far: key of the file's place and use (:func:`refusal_key`) → why, in the loader's words.
+# Refused so far: key of the file's place and use (:func:`refusal_key`) → why, in the loader's
+# words.
 Refusals = Mapping[str, str]
 
 # Values that fill the shorter rows inside the graph; the mask hides them.
@@ -55,7 +56,10 @@ def on_cpu(fields: StepFields, spec: PipelineSpec) -> bool:
 
 
 def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
-    """What a refusal of the loader speaks of: which file, read how. Another source or other tensors are worth another look."""
+    """What a refusal of the loader speaks of: which file, read how.
+
+    Another source or other tensors are worth another look.
+    """
     said: dict[str, Any] = fields.model_dump(
         mode="json", by_alias=True, include={"source", "inputs", "outputs", "version_policy"}
     )
@@ -67,10 +71,12 @@ def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
 def hindrance(
     fields: StepFields, spec: PipelineSpec, kinds: Mapping[str, TokenTensor | None]
 ) -> str:
-    """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says; empty: the loader may try.
+    """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says.
 
-    ``kinds``: what each input that is fed by the tokenizer carries, by its name; an input that is not among them is fed by something
-    else.
+    Empty: the loader may try.
+
+    ``kinds``: what each input that is fed by the tokenizer carries, by its name; an input that is
+    not among them is fed by something else.
     """
     if fields.platform is not Platform.ONNX:
         return f"{fields.platform.value if fields.platform else fields.backend} batches equal shapes only"

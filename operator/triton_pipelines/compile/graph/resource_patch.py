@@ -12,17 +12,19 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 @dataclass(frozen=True, slots=True, order=True)
 class PaddingSetting:
-    """A way of padding: ``mode``, a :class:`Padding` ("": as the resource has it), and the ``buckets`` of Bucketed, the longest row last."""
+    """A padding mode and its buckets."""
 
     mode: str = ""
+    """A :class:`Padding`; empty: as the resource has it."""
     buckets: tuple[int, ...] = ()
+    """The buckets of Bucketed, the longest row last."""
 
     def __str__(self) -> str:
         return f"{self.mode} {', '.join(map(str, self.buckets))}".strip()
 
 
 def merge_patch(document: Any, patch: Any) -> Any:
-    """A merge patch applied (RFC 7396); neither is modified."""
+    """Return a document with a merge patch (RFC 7396) applied; neither is modified."""
     if not isinstance(patch, Mapping):
         return patch
     result = dict(document) if isinstance(document, Mapping) else {}
@@ -35,16 +37,16 @@ def merge_patch(document: Any, patch: Any) -> Any:
 
 
 def document_of(pipeline: InferencePipeline) -> dict[str, Any]:
-    """The resource as its user wrote it."""
+    """Return the resource as its user wrote it."""
     document: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return document
 
 
 def patch_pipeline(pipeline: InferencePipeline, patch: Mapping[str, Any]) -> InferencePipeline:
-    """The resource with a patch applied.
+    """Return the resource with a patch applied.
 
     Raises:
-        ValueError: it is no valid resource then; the message says why.
+        ValueError: The result is not a valid resource; the message says why.
     """
     parsed, findings = parse(merge_patch(document_of(pipeline), patch))
     if parsed is None or findings:
@@ -53,7 +55,10 @@ def patch_pipeline(pipeline: InferencePipeline, patch: Mapping[str, Any]) -> Inf
 
 
 def padding_fields(pipeline: InferencePipeline, padded: PaddingSetting) -> dict[str, Any]:
-    """A padding as fields of ``spec.tokenizer`` in a merge patch; buckets that are there already go."""
+    """Return a padding as fields of ``spec.tokenizer`` in a merge patch.
+
+    Buckets that the resource has and the padding does not are removed.
+    """
     written = pipeline.spec.tokenizer is not None and bool(pipeline.spec.tokenizer.buckets)
     buckets: dict[str, Any] = (
         {"buckets": list(padded.buckets)}

@@ -25,10 +25,12 @@ def _strategy(step: Step) -> Iterator[Finding]:
         item.target.endswith(f"/{STRATEGY_FILE}") for item in step.fetches
     )
     if library and step.batching is not None and not step.batching.max_queue_delay_microseconds:
-        # Each request that joins a batch which already waits for its instance gets a fresh record: the library counts from nothing again.
+        # Each request that joins a batch which already waits for its instance gets a fresh record:
+        # the library counts from nothing again.
         yield _warn(
             f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
-            "without a delay the batching library sees only part of a batch, and its limit does not hold; set it to 1000 or more",
+            "without a delay the batching library sees only part of each batch, so its limit is"
+            " not enforced; set it to 1000 or more",
             code=FindingCode.BATCH_STRATEGY_NEEDS_DELAY,
         )
 
@@ -40,13 +42,15 @@ def _sequences(step: Step) -> Iterator[Finding]:
         if control.kind is ControlKind.CORRID and control.data_type is DataType.STRING:
             yield _warn(
                 f"{step.path}.sequenceBatching.controls[{index}].dataType",
-                "the python backend fails every request with a sequence id as STRING; use UINT64, or leave this control out (text ids work without it)",
+                "the python backend fails every request whose sequence id is STRING; use UINT64,"
+                " or omit this control (text ids work without it)",
                 code=FindingCode.SEQUENCE_ID_UNSUPPORTED,
             )
     if step.sequences.states:
         yield _warn(
             f"{step.path}.sequenceBatching.states",
-            "the python backend reads states and never stores them: every request gets the initial one; keep the state in the code, by sequence id",
+            "the python backend never stores states, so every request gets the initial state; keep"
+            " the state in the code, by sequence id",
             code=FindingCode.SEQUENCE_STATE_NOT_STORED,
         )
 

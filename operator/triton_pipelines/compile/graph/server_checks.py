@@ -1,4 +1,7 @@
-"""Checks of ``spec.server``: what would end Triton, open its control API, or make a pod that the API server refuses."""
+"""Checks of ``spec.server``.
+
+What would end Triton, open its control API, or make a pod that the API server refuses.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from .server_settings import (
     sizes,
 )
 
+# With server.autoComplete every change of a count would reload the model.
+FIXED_COUNTS = "server.autoComplete Enabled prevents live scaling; write count instead"
 FLOOR_VERSION = (24, 8)
 INFLIGHT_VERSION = (25, 11)
 # Arguments that a field of the resource says.
@@ -45,19 +50,22 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     if version is None:
         yield Finding(
             "spec.server.version",
-            f"is needed: the tag of the image {image} does not name a Triton release; write it as YY.MM, such as 24.10",
+            f"is required: the tag of the image {image} does not contain a Triton release; write"
+            " it as YY.MM, such as 24.10",
             code=FindingCode.REQUIRED,
         )
     elif not 1 <= version[1] <= 12:
         yield Finding(
             "spec.server.version",
-            f"{version[0]:02d}.{version[1]:02d} is no Triton release: releases are year and month; write it as YY.MM, such as 24.10",
+            f"{version[0]:02d}.{version[1]:02d} is not a Triton release; write year and month as"
+            " YY.MM, such as 24.10",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     elif version < FLOOR_VERSION:
         yield Finding(
             "spec.server.version",
-            f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads came with 24.08; use a newer image",
+            f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads needs"
+            " 24.08; use a newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     yield from _arguments(pipeline, version)
@@ -67,20 +75,22 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
         if variable.value is not None and variable.value_from is not None:
             yield Finding(
                 f"spec.server.env[{index}]",
-                "has both value and valueFrom; write one of them",
+                "has both value and valueFrom; write only one",
                 code=FindingCode.FIELD_COMBINATION,
             )
     inflight = pipeline.spec.ensemble.max_inflight_requests
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
             "spec.ensemble.maxInflightRequests",
-            f"came with 25.11, and server.version is {_spelled(version)}, which does not load a config that has it; remove it, or use a newer image",
+            f"needs server 25.11, but server.version is {_spelled(version)}; remove it, or use a"
+            " newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     if server.pod_template is not None and not options.pod_template_allowed:
         yield Finding(
             "spec.server.podTemplate",
-            "is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask whoever runs the operator",
+            "is forbidden by this operator (--pod-template=forbid); use the other fields of"
+            " spec.server, or ask the operator's administrator",
             code=FindingCode.FORBIDDEN,
         )
     yield from _fixed(pipeline, graph)
@@ -93,7 +103,10 @@ def _spelled(version: tuple[int, int]) -> str:
 
 
 def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> Iterator[Finding]:
-    """Arguments that the operator writes itself, and those that the server does not know: either ends Triton or opens its control API."""
+    """Arguments that the operator writes itself, and those that the server does not know.
+
+    Either ends Triton or opens its control API.
+    """
     tracing = pipeline.spec.observability.tracing is not None
     for index, argument in enumerate(pipeline.spec.server.args):
         path, flag = f"spec.server.args[{index}]", flag_of(argument)
@@ -104,24 +117,26 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
                 else "; remove it"
             )
             yield Finding(
-                path, f"{owned} belongs to the operator{instead}", code=FindingCode.RESERVED
+                path, f"{owned} is set by the operator{instead}", code=FindingCode.RESERVED
             )
         elif tracing and (owned := same_flag(flag, TRACE_ARGUMENTS)):
             yield Finding(
                 path,
-                f"{owned} is what observability.tracing sets; remove one of them",
+                f"{owned} is set by observability.tracing; remove one of them",
                 code=FindingCode.FIELD_COMBINATION,
             )
         elif not argument.startswith("-"):
             yield Finding(
                 path,
-                f"{argument!r} is no flag; write --flag=value as one item",
+                f"{argument!r} is not a flag; write --flag=value as one item",
                 code=FindingCode.INVALID_FORMAT,
             )
         elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
             yield Finding(
                 path,
-                f"{flag} came with {_spelled(since)}, and server.version is {_spelled(version)}, which it would end; remove it, or use a newer image",
+                f"{flag} needs server {_spelled(since)}, but server.version is"
+                f" {_spelled(version)}, which exits on unknown flags; remove it, or use a newer"
+                " image",
                 code=FindingCode.UNSUPPORTED_RELEASE,
             )
 
@@ -135,7 +150,7 @@ def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if slot is not None and slot.instances is not None and slot.instances.ranged:
             yield Finding(
                 f"{path}.instances",
-                "no step is scaled live with server.autoComplete Enabled; write count",
+                FIXED_COUNTS,
                 code=FindingCode.NOT_SCALABLE,
             )
 
@@ -155,7 +170,8 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
         yield Finding(
             "spec.server.resources.limits.memory",
-            f"{given.limits.memory} is used up by the shared memory of {shared}, which counts into it; raise it, or lower server.sharedMemory",
+            f"{given.limits.memory} is not more than the shared memory of {shared}, which counts"
+            " towards it; raise it, or lower server.sharedMemory",
             code=FindingCode.OUT_OF_RANGE,
         )
 

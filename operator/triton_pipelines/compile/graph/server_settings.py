@@ -1,4 +1,7 @@
-"""What follows from the Triton release and the number of python instances: flags, shared memory, CPU and memory."""
+"""What follows from the Triton release and the number of python instances.
+
+Flags, shared memory, CPU and memory.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,13 @@ OWNED_ARGUMENTS = frozenset(
         "--exit-on-error", "--http-port", "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
         "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc", "--allow-metrics", "--model-config-name",
         "--repository-poll-secs", "--http-address", "--grpc-address", "--metrics-address", "--model-namespacing",
-        # Further front ends take model control without the key; the operator and the probes speak plain gRPC and HTTP.
+        # Further front ends take model control without the key; the operator and the probes speak
+        # plain gRPC and HTTP.
         "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
     }
 )  # fmt: skip
-# What observability.tracing writes: a second setting of the same would win or end Triton, by the order of the arguments.
+# What observability.tracing writes: a second setting of the same would win or end Triton, by the
+# order of the arguments.
 TRACE_ARGUMENTS = frozenset(
     {
         "--trace-config",
@@ -39,22 +44,24 @@ TRACE_ARGUMENTS = frozenset(
 )
 CACHE_ARGUMENTS = frozenset({"--cache-config", "--response-cache-byte-size"})
 METRICS_ARGUMENT = "--metrics-config"
-# Settings of it that say what latencies are told, and ours: the median and the p99 of the last minute, the latter to a thousandth (each
-# quantile costs a little of every request).
+# Settings of it that say what latencies are told, and ours: the median and the p99 of the last
+# minute, the latter to a thousandth (each quantile costs a little of every request).
 LATENCY_SETTINGS = ("summary_latencies", "summary_quantiles")
 LATENCY_ARGUMENTS = (
     f"{METRICS_ARGUMENT}=summary_latencies=true",
     f"{METRICS_ARGUMENT}=summary_quantiles=0.5:0.05,0.99:0.001",
 )
-# Flag → the release that brought it (release notes and branches of triton-inference-server/server); an unknown flag ends Triton.
-# All that the operator itself writes are older than the oldest release that it takes.
+# Flag → the release that brought it (release notes and branches of triton-inference-server/server);
+# an unknown flag ends Triton. All that the operator itself writes are older than the oldest release
+# that it takes.
 FLAG_RELEASES = {
     "--grpc-max-response-pool-size": (25, 3),
     "--grpc-infer-thread-count": (25, 4),
     "--http-max-input-size": (25, 6),
     "--allow-client-shm": (26, 4),
 }
-# AIP_MODE=PREDICTION makes Triton open the Vertex AI front end in place of HTTP and gRPC, without an argument.
+# AIP_MODE=PREDICTION makes Triton open the Vertex AI front end in place of HTTP and gRPC, without
+# an argument.
 OWNED_ENVIRONMENT = frozenset(
     {
         names.ENV_SITE,
@@ -66,16 +73,19 @@ OWNED_ENVIRONMENT = frozenset(
 )
 RESERVED_GPU_ENVIRONMENT = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
 
-# Need of the server itself, before any python instance: host memory for the model while it loads, CUDA contexts, Triton.
+# Need of the server itself, before any python instance: host memory for the model while it loads,
+# CUDA contexts, Triton.
 BASE_CPU_MILLIS = 250
 BASE_MEMORY = 2 * 1024**3
-# Triton's local response cache, where it is switched on: room for many thousand answers of a classifier.
+# Triton's local response cache, where it is switched on: room for many thousand answers of a
+# classifier.
 RESPONSE_CACHE_BYTES = 256 * 1024**2
 # Triton's own default of max_sequence_idle_microseconds (core: sequence_batch_scheduler.cc).
 DEFAULT_IDLE_MICROSECONDS = 1_000_000
 # Between a last sequence's end and the server's: unloading took 3 s (measured, 24.10).
 UNLOAD_SECONDS = 5
-# One shared-memory region per python instance: 1 MB growing in 1 MB steps from 24.10, 64 MB in older ones (python_backend).
+# One shared-memory region per python instance: 1 MB growing in 1 MB steps from 24.10, 64 MB in
+# older ones (python_backend).
 SHARED_MEMORY_BASE = 64 * 1024**2
 SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
 
@@ -94,7 +104,10 @@ _TAG = re.compile(r":v?(\d{2})\.(\d{2})(?:[.\-_+]|$)")
 
 
 def default_image(graph: Graph, options: Options) -> str:
-    """The operator's image for a resource that names none: of the family whose backend one of the models needs."""
+    """The operator's image for a resource that names none.
+
+    Of the family whose backend one of the models needs.
+    """
     families = [
         IMAGE_FAMILIES[step.backend] for step in graph.models if step.backend in IMAGE_FAMILIES
     ]
@@ -102,7 +115,10 @@ def default_image(graph: Graph, options: Options) -> str:
 
 
 def server_version(version: str | None, image: str) -> tuple[int, int] | None:
-    """The Triton release as (year, month): the one given, else read from the image's tag (``…:24.10-py3``), else ``None``."""
+    """The Triton release as (year, month).
+
+    The one given, else read from the image's tag (``…:24.10-py3``), else ``None``.
+    """
     if version is not None:
         year, month = version.split(".")
         return int(year), int(month)
@@ -171,15 +187,17 @@ def server_arguments(
 ) -> list[str]:
     """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
 
-    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the ensemble, not on the server.
-    ``control_key`` is the text put behind ``admin-key=`` (in a pod an environment reference, so that no secret stands in the pod).
-    ``features`` are those of :func:`feature_arguments`, ``extra`` the user's own.
+    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the
+    ensemble, not on the server. ``control_key`` is the text put behind ``admin-key=`` (in a pod an
+    environment reference, so that no secret stands in the pod). ``features`` are those of
+    :func:`feature_arguments`, ``extra`` the user's own.
     """
     arguments = [
         f"--model-repository={repository}",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in load),
-        # Configs are complete: what a backend would fill in makes the next count change a full reload.
+        # Configs are complete: what a backend would fill in makes the next count change a full
+        # reload.
         *([] if auto_complete else ["--disable-auto-complete-config"]),
         "--exit-on-error=false",
         f"--exit-timeout-secs={exit_timeout_seconds}",
@@ -202,7 +220,10 @@ def flag_of(argument: str) -> str:
 
 
 def same_flag(flag: str, known: Iterable[str]) -> str | None:
-    """The flag of ``known`` that this one is: Triton's parser takes every unambiguous beginning of a name (getopt_long)."""
+    """The flag of ``known`` that this one is.
+
+    Triton's parser takes every unambiguous beginning of a name (getopt_long).
+    """
     if flag in (known := sorted(known)):
         return flag
     return next(
@@ -215,12 +236,14 @@ def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
     """Arguments that fields of the resource ask for: the response cache, latencies, traces."""
     arguments: list[str] = []
     if pipeline.spec.slo.p99_milliseconds is not None and latency_argument(pipeline) is None:
-        # Fixed at start, so that the first promise is a new revision; another figure for it is none.
+        # Fixed at start, so that the first promise is a new revision; another figure for it is
+        # none.
         arguments += LATENCY_ARGUMENTS
     if size := _cache_bytes(graph) if cache_argument(pipeline) is None else 0:
         arguments.append(f"--cache-config=local,size={size}")
     if (tracing := graph.tracing) is not None:
-        # OTLP over HTTP, fixed at start. The pipeline's name is the service: traces of several arrive at one collector.
+        # OTLP over HTTP, fixed at start. The pipeline's name is the service: traces of several
+        # arrive at one collector.
         arguments += [
             "--trace-config=mode=opentelemetry",
             f"--trace-config=opentelemetry,url={tracing.otlp_endpoint}",
@@ -263,7 +286,10 @@ def _patched(step: Step) -> set[str]:
 
 
 def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
-    """The longest time that a sequence of any step may pause, rounded up; ``None`` where no step has sequences."""
+    """The longest time that a sequence of any step may pause, rounded up.
+
+    ``None`` where no step has sequences.
+    """
     spec = pipeline.spec
     steps = [
         step
@@ -279,24 +305,31 @@ def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
 
 
 def drain_seconds(pipeline: InferencePipeline) -> int:
-    """Wait before Triton is told to stop. At least 1: older API servers refuse a preStop sleep of 0."""
+    """Wait before Triton is told to stop.
+
+    At least 1: older API servers refuse a preStop sleep of 0.
+    """
     return max(pipeline.spec.rollout.drain_seconds, 1)
 
 
 def exit_timeout_seconds(pipeline: InferencePipeline) -> int:
     """Time that Triton gets to end: as long again, and long enough for the last open sequence.
 
-    Measured (24.10): told to stop, Triton goes on answering on open connections and waits for every sequence to end or to be given up
-    as idle; when its exit timeout runs out before, the sequences are lost and it ends with exit code 1.
+    Measured (24.10): told to stop, Triton goes on answering on open connections and waits for every
+    sequence to end or to be given up as idle; when its exit timeout runs out before, the sequences
+    are lost and it ends with exit code 1.
     """
     idle = sequence_idle_seconds(pipeline)
     return max(drain_seconds(pipeline), 0 if idle is None else idle + UNLOAD_SECONDS)
 
 
 def connection_age_milliseconds(pipeline: InferencePipeline) -> int | None:
-    """Time after which a gRPC connection is told to move: a third of the drain, so that all move while a pod drains.
+    """Time after which a gRPC connection is told to move.
 
-    ``None`` with sequences: a client that moves in the middle of one loses it; it stays until the pod is gone.
+    A third of the drain, so that all move while a pod drains.
+
+    ``None`` with sequences: a client that moves in the middle of one loses it; it stays until the
+    pod is gone.
     """
     return (
         None
@@ -310,12 +343,15 @@ def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | 
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
         return f"{name} would show the pod GPUs that the scheduler did not give it; remove it and ask for GPUs with server.gpu"
-    return f"{name} belongs to the operator; remove it" if name in OWNED_ENVIRONMENT else None
+    return f"{name} is set by the operator; remove it" if name in OWNED_ENVIRONMENT else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Resources of the Triton container, in canonical spelling. ``shared_memory`` counts into the memory limit."""
+    """Resources of the Triton container, in canonical spelling.
+
+    ``shared_memory`` counts into the memory limit.
+    """
 
     cpu_request: str
     cpu_limit: str
@@ -325,7 +361,10 @@ class Sizes:
 
 
 def _processes(step: Step, count: int, gpus: int) -> int:
-    """Python processes of a step: Triton counts instances of KIND_GPU per GPU, and any of them per served version."""
+    """Python processes of a step.
+
+    Triton counts instances of KIND_GPU per GPU, and any of them per served version.
+    """
     versions = 1
     if step.version_policy is not None:
         versions = max(step.version_policy.latest or 1, len(step.version_policy.specific))
@@ -338,7 +377,9 @@ def _processes(step: Step, count: int, gpus: int) -> int:
 
 
 def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
-    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``; what the user wrote wins.
+    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``.
+
+    What the user wrote wins.
 
     A computed request never exceeds a limit that the user wrote: the API server refuses such a pod.
     """
@@ -358,7 +399,8 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     asked, capped = server.resources.requests, server.resources.limits
     request_cpu = millis(asked.cpu) if asked.cpu else BASE_CPU_MILLIS + _cpu(low)
     request_memory = bytes_of(asked.memory) if asked.memory else BASE_MEMORY + cache + _memory(low)
-    # Where pods grow in place they start with what the first instances need, and the rest is free for others until it is needed.
+    # Where pods grow in place they start with what the initial instances need, and the rest is free
+    # for others until it is needed.
     held = low if pipeline.spec.scaling.cpu_resize is CpuResize.IN_PLACE else high
     limit_cpu = millis(capped.cpu) if capped.cpu else max(request_cpu, BASE_CPU_MILLIS + _cpu(held))
     limit_memory = (

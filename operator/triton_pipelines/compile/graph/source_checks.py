@@ -1,9 +1,9 @@
-"""What can be told of a source before it is fetched: the file it names, and what is wrong with its address."""
+"""Check sources before they are fetched: the file a source names, and errors in its URI."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -17,12 +17,12 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 from .defaults import ENVIRONMENT_FILE, TOKENIZER, VERSION_FOLDER
 from .graph import Fetch
 
-# Whose web pages are no files; of a repository, the scheme hf reads.
+# Their web pages are not files; repositories are read with the scheme hf.
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-# What a source must not bring: the renderer writes this file.
+# The renderer writes these files, so a source must not contain them.
 RESERVED_FILES = ("model.py",)
-# What `tritonpipe init` and `tritonpipe import` write where nobody has said where files will lie: a claim of the pipeline's own namespace, so that
-# a resource that is applied as it is never reaches for somebody else's files.
+# `tritonpipe init` and `tritonpipe import` write this for an unknown source: a claim in the
+# pipeline's own namespace, so that applying the resource unchanged never reads other files.
 PLACEHOLDER = "pvc://replace-me"
 
 
@@ -143,94 +143,116 @@ def file_name_of(source: SourceSpec) -> str | None:
 
 
 def names_file(source: SourceSpec) -> bool:
-    """Whether a source names one file rather than a folder: the last part of its address has an ending."""
+    """Whether a source names one file rather than a folder.
+
+    The last part of its address has an ending.
+    """
     name = file_name_of(source)
     return name is not None and "." in name.strip(".")
 
 
 def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
-    """What keeps this address from ever being fetched, or would show a secret."""
+    """Yield what makes a source impossible to fetch, or would expose a secret."""
     scheme, _, rest = source.uri.partition("://")
     if source.path is not None and not _is_normal(source.path):
-        yield Finding(
+        yield _invalid(
             f"{path}.path",
-            f"{source.path!r} must be a plain path inside the source, such as onnx/model.onnx: no '..', '.', '//' or backslash",
-            code=FindingCode.INVALID_SOURCE,
+            f"{source.path!r} must be a plain path inside the source, such as onnx/model.onnx:"
+            " no '..', '.', '//' or backslash",
         )
-    if scheme == "https":
-        address = rest.split("/", 1)[0]
-        if "@" in address:
-            yield Finding(
-                f"{path}.uri",
-                "carries a user or password, which everyone who reads the resource would see; put them into a Secret and name it in secretRef",
-                code=FindingCode.CREDENTIALS_IN_URI,
-            )
-        elif not address:
-            yield Finding(
-                f"{path}.uri",
-                "names no host; write https://host/file",
-                code=FindingCode.INVALID_SOURCE,
-            )
-        elif address in HUB_HOSTS and "/resolve/" not in rest:
-            name = "/".join(rest.split("/")[1:3])
-            yield Finding(
-                f"{path}.uri",
-                f"is a page of the hub, not a file; write hf://{name} (and path for a file in it)",
-                code=FindingCode.INVALID_SOURCE,
-            )
-    if scheme in ("s3", "gs", "az", "oci", "https") and ".." in unquote(
-        rest.partition("?")[0]
-    ).replace("\\", "/").split("/"):
-        yield Finding(
-            f"{path}.uri",
-            "may not hold '..', which no loader follows; write the path without it",
-            code=FindingCode.INVALID_SOURCE,
-        )
-    if scheme == "hf":
-        repository, _, revision = rest.partition("@")
-        parts = [part for part in repository.split("/") if part]
-        if not parts or ".." in parts:
-            yield Finding(
-                f"{path}.uri",
-                "names no repository; write hf://org/name",
-                code=FindingCode.INVALID_SOURCE,
-            )
-        if revision and source.revision is not None:
-            yield Finding(
-                f"{path}.revision",
-                f"the uri already says @{revision}; write the revision once",
-                code=FindingCode.FIELD_COMBINATION,
-            )
-    if scheme in ("s3", "gs") and not rest.split("/", 1)[0]:
-        yield Finding(
-            f"{path}.uri",
-            f"names no bucket; write {scheme}://bucket/key",
-            code=FindingCode.INVALID_SOURCE,
-        )
-    if scheme == "oci" and source.revision is not None:
-        said = re.search(r"[:@].*$", rest.partition("/")[2])
-        if said is not None:
-            yield Finding(
-                f"{path}.revision",
-                f"the uri already says {said[0]}; write the tag or digest once",
-                code=FindingCode.FIELD_COMBINATION,
-            )
-        elif re.match(OCI_REFERENCE_PATTERN, source.revision) is None:
-            yield Finding(
-                f"{path}.revision",
-                f"{source.revision!r} is no tag and no digest of a registry; write a tag such as v3, or sha256:DIGEST",
-                code=FindingCode.INVALID_SOURCE,
-            )
+    if scheme in ("s3", "gs", "az", "oci", "https") and _climbs(rest):
+        yield _invalid(f"{path}.uri", "must not contain '..'; write the path without it")
+    check = _SCHEME_CHECKS.get(scheme)
+    if check is not None:
+        yield from check(source, rest, path)
     if isinstance(source, ModelSource) and source.file_name is not None and names_file(source):
         yield Finding(
             f"{path}.fileName",
-            f"names a file in a folder, but {file_name_of(source)!r} of the source is a file already; remove fileName, or end the folder's uri with '/'",
+            f"names a file in a folder, but the source is the file {file_name_of(source)!r};"
+            " remove fileName, or end the folder's uri with '/'",
             code=FindingCode.FIELD_COMBINATION,
         )
 
 
+def _invalid(path: str, message: str) -> Finding:
+    return Finding(path, message, code=FindingCode.INVALID_SOURCE)
+
+
+def _climbs(rest: str) -> bool:
+    """Whether the path of a URI contains ``..``, written out or escaped."""
+    return ".." in unquote(rest.partition("?")[0]).replace("\\", "/").split("/")
+
+
+def _check_web(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
+    address = rest.split("/", 1)[0]
+    if "@" in address:
+        yield Finding(
+            f"{path}.uri",
+            "contains a user or password, which everyone who can read the resource sees;"
+            " put them into a Secret and name it in secretRef",
+            code=FindingCode.CREDENTIALS_IN_URI,
+        )
+    elif not address:
+        yield _invalid(f"{path}.uri", "has no host; write https://host/file")
+    elif address in HUB_HOSTS and "/resolve/" not in rest:
+        name = "/".join(rest.split("/")[1:3])
+        yield _invalid(
+            f"{path}.uri",
+            f"is a page of the hub, not a file; write hf://{name} (and path for a file in it)",
+        )
+
+
+def _check_hub(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
+    repository, _, revision = rest.partition("@")
+    parts = [part for part in repository.split("/") if part]
+    if not parts or ".." in parts:
+        yield _invalid(f"{path}.uri", "has no repository; write hf://org/name")
+    if revision and source.revision is not None:
+        yield _revision_twice(path, f"@{revision}", "revision")
+
+
+def _check_bucket(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
+    if not rest.split("/", 1)[0]:
+        scheme = source.uri.partition("://")[0]
+        yield _invalid(f"{path}.uri", f"has no bucket; write {scheme}://bucket/key")
+
+
+def _check_registry(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
+    if source.revision is None:
+        return
+    in_uri = re.search(r"[:@].*$", rest.partition("/")[2])
+    if in_uri is not None:
+        yield _revision_twice(path, in_uri[0], "tag or digest")
+    elif re.match(OCI_REFERENCE_PATTERN, source.revision) is None:
+        yield _invalid(
+            f"{path}.revision",
+            f"{source.revision!r} is not a tag or digest of a registry;"
+            " write a tag such as v3, or sha256:DIGEST",
+        )
+
+
+def _revision_twice(path: str, in_uri: str, what: str) -> Finding:
+    return Finding(
+        f"{path}.revision",
+        f"the uri already contains {in_uri}; write the {what} once",
+        code=FindingCode.FIELD_COMBINATION,
+    )
+
+
+_SCHEME_CHECKS: Mapping[str, Callable[[SourceSpec, str, str], Iterator[Finding]]] = {
+    "https": _check_web,
+    "hf": _check_hub,
+    "s3": _check_bucket,
+    "gs": _check_bucket,
+    "oci": _check_registry,
+}
+
+
 def pinned(source: SourceSpec) -> bool:
-    """Whether what the source holds cannot change unnoticed: mounted, or named by revision or digest."""
+    """Whether what the source holds cannot change unnoticed.
+
+    Mounted, or named by revision or digest.
+    """
     scheme, _, rest = source.uri.partition("://")
     if scheme in ("pvc", "configmap"):
         return True

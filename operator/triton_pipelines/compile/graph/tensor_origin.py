@@ -1,7 +1,10 @@
-"""Who made a tensor that is not what it should be. Pure.
+"""Who made a tensor that is not what it should be.
 
-Triton hands on whatever a python step answers, of any type and shape. Where another step reads it, the error names that one, which is right; where
-clients read it, there is none at all. Both are told with the step that made the tensor, and what that step declares (measured with Triton 2.51.0).
+Pure.
+
+Triton hands on whatever a python step answers, of any type and shape. Where another step reads it,
+the error names that one, which is right; where clients read it, there is none at all. Both are told
+with the step that made the tensor, and what that step declares (measured with Triton 2.51.0).
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ _READ: Final = (
 )
 # Those of a look at an answer (triton.probe).
 _ANSWERED: Final = re.compile(r"output (?P<output>\S+) (is|has) ")
-# What Triton adds to a shape tells authors of configs by hand what to do, and nothing that can be done here.
+# What Triton adds to a shape tells authors of configs by hand what to do, and nothing that can be
+# done here.
 _NOTE: Final = re.compile(r"\.? NOTE: Setting a non-zero max_batch_size .*", re.DOTALL)
 
 

@@ -1,8 +1,11 @@
-"""The optimization profiles of a TensorRT plan: which batches they take, and the buckets that follow from them. Pure.
+"""The optimization profiles of a TensorRT plan.
 
-A plan takes a batch when one of the profiles that its instances load holds the batch's rows and tokens; nothing but TensorRT reads them
-from the file, so the resource declares them. Instances load the first profile unless ``instances.profiles`` names others
-(tensorrt_backend), and Triton picks among those by the shape of each batch.
+Which batches they take, and the buckets that follow from them. Pure.
+
+A plan takes a batch when one of the profiles that its instances load holds the batch's rows and
+tokens; nothing but TensorRT reads them from the file, so the resource declares them. Instances load
+the first profile unless ``instances.profiles`` names others (tensorrt_backend), and Triton picks
+among those by the shape of each batch.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from triton_pipelines.api.optimization import TokenLengths
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One profile that instances load: its index, and the tokens of a row and rows of a batch that it takes, ends included."""
+    """One profile that instances load.
+
+    Its index, and the tokens of a row and rows of a batch that it takes, ends included.
+    """
 
     index: int
     tokens: tuple[int, int]
@@ -26,7 +32,10 @@ class Box:
 
 
 def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]:
-    """The profiles that instances load, of those declared; ``named``: ``instances.profiles``. Empty: none is declared."""
+    """The profiles that instances load, of those declared; ``named``: ``instances.profiles``.
+
+    Empty: none is declared.
+    """
     declared = lengths.profiles if lengths is not None else ()
     chosen = sorted({int(name) for name in named} or {0})
     return tuple(
@@ -37,7 +46,10 @@ def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]
 
 
 def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
-    """The largest batch of up to ``rows`` rows of so many tokens that no profile takes; ``None``: they take all."""
+    """The largest batch of up to ``rows`` rows of so many tokens that no profile takes.
+
+    ``None``: they take all.
+    """
     taken = [box.rows for box in held if box.tokens[0] <= tokens <= box.tokens[1]]
     # Only next to an end of a profile something can be missing.
     sizes = {rows, *(end for low, high in taken for end in (low - 1, high + 1))}
@@ -50,7 +62,10 @@ def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
 
 
 def uncovered(held: Sequence[Box], longest: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Lengths of 1 to ``longest`` tokens of which some batch is not taken, with its rows: one for each gap."""
+    """Lengths of 1 to ``longest`` tokens of which some batch is not taken, with its rows.
+
+    One for each gap.
+    """
     for tokens in sorted(
         {
             1,

@@ -1,4 +1,7 @@
-"""What the tokenizer makes for whom: its output tensors, their padding and shapes, and the step itself."""
+"""What the tokenizer makes for whom.
+
+Its output tensors, their padding and shapes, and the step itself.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,11 @@ Tokens = Mapping[str, Token]
 class TokenReader:
     """A step that reads tokens, as far as padding is concerned.
 
-    ``backend``: one of Triton's own runs it and batches it, which takes requests of equal shape only, unless the file can be adapted:
-    ``hindrance`` says why not, and ``refused`` what the loader said when it tried. ``fixed``: its inputs are declared with one length.
-    ``key`` tells one file and its use from another, ``path`` is its field. ``profiles``: those of a TensorRT plan that its instances load.
+    ``backend``: one of Triton's own runs it and batches it, which takes requests of equal shape
+    only, unless the file can be adapted: ``hindrance`` says why not, and ``refused`` what the
+    loader said when it tried. ``fixed``: its inputs are declared with one length. ``key`` tells one
+    file and its use from another, ``path`` is its field. ``profiles``: those of a TensorRT plan
+    that its instances load.
     """
 
     path: str
@@ -102,7 +107,10 @@ def kind_of(output: TokenizerOutput) -> TokenTensor | None:
 
 
 def token_read(wanted: InputTensor, tokenizer: Tokenizer | None) -> Reference | None:
-    """The token tensor that an input without ``from`` reads: the tokenizer's output of that name, else the only one that carries what the name says."""
+    """The token tensor that an input without ``from`` reads.
+
+    The tokenizer's output of that name, else the only one that carries what the name says.
+    """
     if tokenizer is None:
         return None
     declared = [output.name for output in tokenizer.outputs]
@@ -126,7 +134,8 @@ def token_outputs(
 
     Args:
         tokenizer: as written; its ``outputs``, where given, are all there are.
-        read: names and element types under which steps read them, in order; type ``None``: the reader takes what there is.
+        read: names and element types under which steps read them, in order; type ``None``: the
+            reader takes what there is.
         default: nobody says what the model reads: ids and mask, then.
         mask: a step of ours needs the attention mask, under any name.
     """
@@ -159,7 +168,10 @@ def token_outputs(
 
 
 def left_to_auto(tokenizer: Tokenizer | None) -> bool:
-    """Whether the resource leaves its padding to Auto; ``False`` where the tokenizer's own code decides, or there is none."""
+    """Whether the resource leaves its padding to Auto.
+
+    ``False`` where the tokenizer's own code decides, or there is none.
+    """
     return (
         tokenizer is not None
         and tokenizer.python is None
@@ -170,16 +182,21 @@ def left_to_auto(tokenizer: Tokenizer | None) -> bool:
 def choose_padding(
     tokenizer: Tokenizer, readers: Sequence[TokenReader], measured: MeasuredPadding | None = None
 ) -> PaddingChoice:
-    """The padding in force (api.md §6): of ``Auto`` the cheapest that every step that reads tokens can take.
+    """The padding in force (api.md §6).
 
-    ``measured``: what is known to be best for this very pipeline. A padding that is written goes before it, and so does what the steps
-    cannot take: rows of different length, where the loader has refused the file since.
+    Of ``Auto`` the cheapest that every step that reads tokens can take.
+
+    ``measured``: what is known to be best for this very pipeline. A padding that is written goes
+    before it, and so does what the steps cannot take: rows of different length, where the loader
+    has refused the file since.
 
     By rule, without figures:
 
-    A step on CPU pays for each padded token and gains little from batches (measured: ragged batches carried 0.5 to 1.1 times the
-    requests of the plain graph on two cores), so its requests keep their lengths and share a batch only where these are equal. A GPU step
-    gains most from ragged batches, which an ONNX file takes once adapted; what cannot take them is given rows of one length.
+    A step on CPU pays for each padded token and gains little from batches (measured: ragged batches
+    carried 0.5 to 1.1 times the requests of the plain graph on two cores), so its requests keep
+    their lengths and share a batch only where these are equal. A GPU step gains most from ragged
+    batches, which an ONNX file takes once adapted; what cannot take them is given rows of one
+    length.
     """
     wanted = tokenizer.padding or Padding.AUTO
     longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
@@ -313,7 +330,10 @@ def tokenizer_step(
 
 
 def python_parameters(environment: bool) -> dict[str, str]:
-    """Parameters of a step with own code: where its packed environment lies (Triton knows the variable, python_backend README)."""
+    """Parameters of a step with own code.
+
+    Where its packed environment lies (Triton knows the variable, python_backend README).
+    """
     return (
         {ENVIRONMENT_PARAMETER: f"$$TRITON_MODEL_DIRECTORY/{ENVIRONMENT_FILE}"}
         if environment

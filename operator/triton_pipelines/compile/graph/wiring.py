@@ -38,7 +38,8 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         if not step.inputs:
             yield Finding(
                 f"{step.path}.inputs",
-                f"is needed: without a tokenizer nothing says what {step.name} reads; name each input tensor",
+                f"is required: without a tokenizer the inputs of {step.name} are unknown; list"
+                " each input tensor",
                 code=FindingCode.REQUIRED,
             )
     yield from _unread(graph)
@@ -50,21 +51,24 @@ def _entry(graph: Graph) -> Iterator[Finding]:
     if graph.entry not in known:
         yield Finding(
             "spec.ensemble.entryPoint",
-            f"names the step {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+            f"refers to step {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )
 
 
 def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
-    """What to say where a step is named that is not there: ``tensor`` (with its dot) is what is asked of it."""
+    """What to say where a step is named that is not there.
+
+    ``tensor`` (with its dot) is what is asked of it.
+    """
     meant = next(
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
     )
     if meant is not None:
-        return f"which is the name of its model; write the step's name: {meant}{tensor}"
+        return f"which is a model name; write the name of its step: {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
-        return f"an auxiliary model, which is loaded but not wired; move it to spec.steps, or name one of {', '.join(known)}"
-    return f"which does not exist; known are {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+        return f"an auxiliary model, which is loaded but not connected; move it to spec.steps, or write one of {', '.join(known)}"
+    return f"which does not exist; write one of {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
@@ -79,11 +83,11 @@ def _circle(graph: Graph) -> Iterator[Finding]:
                 made_by = (
                     "the same step"
                     if entry.source.step == step.name
-                    else f"{entry.source.step}, which waits for {step.name} itself"
+                    else f"{entry.source.step}, which itself depends on {step.name}"
                 )
                 yield Finding(
                     entry.path,
-                    f"reads {entry.source}, which is made by {made_by}: data must not run in a circle",
+                    f"reads {entry.source}, an output of {made_by}; steps must not form a cycle",
                     code=FindingCode.CYCLE,
                 )
 
@@ -93,7 +97,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         if not entry.optional:
             yield Finding(
                 entry.path,
-                f"nothing feeds {entry.tensor.name} of {step.name}; write from",
+                f"input {entry.tensor.name} of {step.name} is not connected; write from",
                 code=FindingCode.NOT_CONNECTED,
             )
         return
@@ -102,7 +106,8 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if made_by not in names:
         yield Finding(
             entry.path,
-            f"from names the step {made_by!r}, {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
+            f"from refers to step {made_by!r},"
+            f" {_no_step(graph, made_by, f'.{entry.source.tensor}', names)}",
             code=FindingCode.UNKNOWN_STEP,
         )
         return
@@ -136,7 +141,10 @@ def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
 
 
 def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Finding]:
-    """Types and shapes of both sides. Triton compares whole shapes as soon as one side has no batch axis (ensemble_utils.cc)."""
+    """Types and shapes of both sides.
+
+    Triton compares whole shapes as soon as one side has no batch axis (ensemble_utils.cc).
+    """
     assert entry.source is not None
     read = entry.tensor
     maker = graph.step(entry.source.step)
@@ -145,7 +153,8 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
     if made.data_type is not read.data_type:
         yield Finding(
             entry.path,
-            f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source} is {made.data_type.value}; declare the same dataType on both sides",
+            f"inconsistent data type: {read.name} reads {read.data_type.value}, but {entry.source}"
+            f" is {made.data_type.value}; declare the same dataType for both",
             code=FindingCode.DATA_TYPE_MISMATCH,
         )
     same = makes == reads
@@ -158,20 +167,25 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
     if len(left) != len(right):
         yield Finding(
             entry.path,
-            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; the number of dims must be equal"
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has"
+            f" {list(left)}{note}; the number of dims must be equal"
             + _axis_of_rows(entry, made, makes, reads),
             code=FindingCode.SHAPE_MISMATCH,
         )
     elif any(a != b and -1 not in (a, b) for a, b in zip(left, right, strict=True)):
         yield Finding(
             entry.path,
-            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has {list(left)}{note}; only -1 fits any length",
+            f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has"
+            f" {list(left)}{note}; only -1 fits any length",
             code=FindingCode.SHAPE_MISMATCH,
         )
 
 
 def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
-    """What was probably meant where one side has one dim more: the axis of rows was written where it is added, or left out where it is not."""
+    """What was probably meant where one side has one dim more.
+
+    The axis of rows was written where it is added, or left out where it is not.
+    """
     read = entry.tensor
     if makes and reads:
         longer, name = (
@@ -180,12 +194,12 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
             else (made.dims, str(entry.source))
         )
         if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
-            return f"; dims are of one row: where the first -1 of {name} is the batch axis, leave it out ({list(longer[1:])})"
+            return f"; dims describe one row: if the first -1 of {name} is the batch axis, remove it ({list(longer[1:])})"
         return ""
     left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
     short, name = (right, read.name) if len(right) < len(left) else (left, str(entry.source))
     if abs(len(left) - len(right)) == 1:
-        return f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} for {name}, or another maxBatchSize"
+        return f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} for {name}, or set maxBatchSize"
     return ""
 
 
@@ -198,7 +212,10 @@ def _read(graph: Graph) -> list[Reference]:
 
 
 def _unread(graph: Graph) -> Iterator[Finding]:
-    """Triton refuses a step that has no part in the answer: an ensemble step needs both maps, and what is written must be read."""
+    """Triton refuses a step that has no part in the answer.
+
+    An ensemble step needs both maps, and what is written must be read.
+    """
     references = _read(graph)
     read = {reference.step for reference in references}
     # A reference that leads nowhere was meant for somebody: only that is told.
@@ -211,18 +228,18 @@ def _unread(graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 step.path,
-                f"no other step and no output of the pipeline reads what {step.name} makes; "
+                f"no step and no output of the pipeline uses the outputs of {step.name}; "
                 + (
-                    f"read it (from: {example}), or answer with it in ensemble.outputs"
+                    f"connect one (from: {example}), or list one in ensemble.outputs"
                     if example
-                    else "name its outputs, and read one with from"
+                    else "declare its outputs, and connect one with from"
                 ),
                 code=FindingCode.UNUSED,
             )
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(
                 f"{step.path}.inputs",
-                f"nothing feeds {step.name}: at least one input needs a from",
+                f"no input of {step.name} is connected; write from for at least one",
                 code=FindingCode.NOT_CONNECTED,
             )
 
@@ -238,13 +255,15 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if any(output.tensor.name == tensor.name for output in graph.outputs):
             yield Finding(
                 path,
-                f"{tensor.name!r} is an output of the pipeline, too; choose another name for the input",
+                f"{tensor.name!r} is also an output of the pipeline; choose another name for the"
+                " input",
                 code=FindingCode.DUPLICATE,
             )
         if tensor.name in declared and Reference(PIPELINE, tensor.name) not in _read(graph):
             yield Finding(
                 path,
-                f"no step reads {tensor.name}; remove it, or read it with from: pipeline.{tensor.name}",
+                f"no step reads {tensor.name}; remove it, or connect it with from:"
+                f" pipeline.{tensor.name}",
                 code=FindingCode.UNUSED,
             )
     spelt: dict[str, str] = {}
@@ -259,7 +278,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 reader,
-                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case; write pipeline.{other}",
+                f"reads pipeline.{tensor.name}, which differs from the input {other} only in case;"
+                f" write pipeline.{other}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
     for output in graph.outputs:
@@ -269,7 +289,8 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if output.source in answered:
             yield Finding(
                 output.path,
-                f"{output.source} is already answered as {answered[output.source]!r}; Triton maps a tensor once: remove one",
+                f"{output.source} is already the output {answered[output.source]!r}, and Triton"
+                " maps each tensor only once; remove one",
                 code=FindingCode.DUPLICATE,
             )
         answered.setdefault(output.source, output.tensor.name)
@@ -280,7 +301,7 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
     if source.step == PIPELINE:
         yield Finding(
             output.path,
-            f"{source} is an input of the pipeline; an output is made by a step",
+            f"{source} is an input of the pipeline; an output must come from a step",
             code=FindingCode.UNKNOWN_STEP,
         )
         return
@@ -289,13 +310,14 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,
-            f"from names the step {source.step!r}, {_no_step(graph, source.step, f'.{source.tensor}', known)}",
+            f"refers to step {source.step!r},"
+            f" {_no_step(graph, source.step, f'.{source.tensor}', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )
     elif graph.resolve(source) is None:
         yield Finding(
             output.path,
-            f"answers with {source}, but {source.step} has no such output; {_has(graph, source)}",
+            f"refers to {source}, but {source.step} has no such output; {_has(graph, source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
 
@@ -308,13 +330,14 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for step in graph.models:
         if step.model_name in seen:
             default = (
-                " (metadata.name where that is left out)"
+                " (default: metadata.name)"
                 if step.model_name == graph.model_name and graph.entry is None
                 else ""
             )
             yield Finding(
                 f"{step.path}.modelName",
-                f"{step.model_name!r} is already the name given by {seen[step.model_name]}{default}; choose another",
+                f"{step.model_name!r} is already the name in {seen[step.model_name]}{default};"
+                " choose another name",
                 code=FindingCode.DUPLICATE,
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
@@ -334,13 +357,16 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if post.from_ is None and post.python is None:
             yield Finding(
                 "spec.postprocess.from",
-                "is needed: without spec.model nothing says which tensor it reads",
+                "is required: without spec.model there is no default tensor to read",
                 code=FindingCode.REQUIRED,
             )
 
 
 def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the resource declares for a step, each with its place there; those that defaults add have none."""
+    """The tensors that the resource declares for a step, each with its place there.
+
+    Those that defaults add have none.
+    """
     yield from (
         (entry.path, entry.tensor)
         for entry in step.inputs
@@ -353,8 +379,10 @@ def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
-    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc): as many elements on both sides, a scalar only
-    beside a batch axis."""
+    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc).
+
+    As many elements on both sides, a scalar only beside a batch axis.
+    """
     for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
         if 0 in sizes:
             yield Finding(
@@ -374,7 +402,8 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
     ) != tensor.reshape.count(-1):
         yield Finding(
             where,
-            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must hold equally many elements, and as many -1; change one",
+            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the"
+            " same number of elements and of -1; change one",
             code=FindingCode.SHAPE_MISMATCH,
         )
 

@@ -39,8 +39,9 @@ _GROUP_OWNED = {
 def patch(config: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
     """Merge ``wanted`` into ``config`` (changed in place) and return what is wrong with it.
 
-    Messages are merged, lists replaced, maps merged by key, ``null`` clears a field; an empty list or message is taken as such.
-    ``input``, ``output`` and ``instance_group`` are lists whose items the resource owns: their items are merged in turn.
+    Messages are merged, lists replaced, maps merged by key, ``null`` clears a field; an empty list
+    or message is taken as such. ``input``, ``output`` and ``instance_group`` are lists whose items
+    the resource owns: their items are merged in turn.
     """
     before = type(config)()
     before.CopyFrom(config)
@@ -62,7 +63,8 @@ def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
             findings.append(
                 Finding(
                     here,
-                    f"is no field of Triton's {message.DESCRIPTOR.name}; it has {', '.join(known)}{hint}",
+                    f"is not a field of Triton's {message.DESCRIPTOR.name}; its fields are"
+                    f" {', '.join(known)}{hint}",
                     code=FindingCode.UNKNOWN_FIELD,
                 )
             )
@@ -148,7 +150,7 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
         return [
             Finding(
                 path,
-                f"is not what Triton's {message.DESCRIPTOR.name} holds there: {str(error).rstrip('.')}",
+                f"is not valid in Triton's {message.DESCRIPTOR.name}: {str(error).rstrip('.')}",
                 code=FindingCode.INVALID_FORMAT,
             )
         ]
@@ -161,7 +163,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
     findings = [
         Finding(
             f"{path}.{name}",
-            f"belongs to the operator; say it with {field} instead",
+            f"is set by the operator; use {field} instead",
             code=FindingCode.RESERVED,
         )
         for name, field in OWNED.items()
@@ -176,7 +178,8 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
             findings.append(
                 Finding(
                     f"{path}.{name}",
-                    f"changes names, types, shapes or their order; say that with {field}, and only the rest here",
+                    f"changes names, types, shapes or their order; use {field} for these, and"
+                    " write only other fields here",
                     code=FindingCode.RESERVED,
                 )
             )
@@ -189,7 +192,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
         findings.append(
             Finding(
                 f"{path}.instance_group",
-                f"changes what {fields} say; say it there, and only the rest here",
+                f"changes values of {fields}; set them there, and write only other fields here",
                 code=FindingCode.RESERVED,
             )
         )
@@ -198,7 +201,7 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
         findings.append(
             Finding(
                 f"{path}.{scheduler}",
-                "changes the scheduler; say it with dynamicBatching or sequenceBatching",
+                "changes the scheduler; use dynamicBatching or sequenceBatching instead",
                 code=FindingCode.RESERVED,
             )
         )
@@ -206,7 +209,8 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
         findings.append(
             Finding(
                 f"{path}.parameters",
-                f"changes names that start with {RUNTIME_PARAMETER_PREFIX!r}, which belong to the operator; remove them",
+                f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
+                " reserved for the operator; remove them",
                 code=FindingCode.RESERVED,
             )
         )

@@ -11,7 +11,8 @@ from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.validation import Violation
 
 ENSEMBLE = "spec.ensemble"
-# First part of a path in a ModelConfig → field of a step, where the camel case of the one is not the other.
+# First part of a path in a ModelConfig → field of a step, where the camel case of the one is not
+# the other.
 _FIELDS = {
     "input": "inputs",
     "output": "outputs",

@@ -46,7 +46,10 @@ _ENVIRONMENT.filters |= {"pb_string": _pb_string, "pb_word": _pb_word}
 
 
 def parse(text: str) -> Any:
-    """The ModelConfig message of a ``config.pbtxt``; unknown fields and wrong types raise :class:`RenderError`."""
+    """The ModelConfig message of a ``config.pbtxt``.
+
+    Unknown fields and wrong types raise :class:`RenderError`.
+    """
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
@@ -56,7 +59,8 @@ def parse(text: str) -> Any:
 def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
     """Model name → text of its ``config.pbtxt``, the ensemble last.
 
-    Raises :class:`RefusedError` with the fields of the resource where Triton would not load what they ask for.
+    Raises :class:`RefusedError` with the fields of the resource where Triton would not load what
+    they ask for.
     """
     texts = {step.model_name: step_config(step) for step in graph.models}
     if graph.entry is None:
@@ -78,7 +82,10 @@ def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
 
 
 def step_config(step: Step) -> str:
-    """The config of one composing model. Its ``instance_group`` says kind and count always: Triton's own choice differs by backend."""
+    """The config of one composing model.
+
+    Its ``instance_group`` says kind and count always: Triton's own choice differs by backend.
+    """
     template = _ENVIRONMENT.get_template("step.pbtxt.j2")
     flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or ())]
     ragged = ragged_config(flat, step.outputs if flat else ())
@@ -105,7 +112,8 @@ def ensemble_config(graph: Graph) -> str:
                 for entry in step.inputs
                 if entry.source is not None
             ],
-            # Outputs that nobody reads stay unmapped: Triton refuses a tensor that is written and unused.
+            # Outputs that nobody reads stay unmapped: Triton refuses a tensor that is written and
+            # unused.
             "outputs": [
                 (tensor.name, tensors[ref])
                 for tensor in step.outputs
@@ -121,7 +129,10 @@ def ensemble_config(graph: Graph) -> str:
 
 
 def tensor_names(graph: Graph) -> Mapping[Reference, str]:
-    """The ensemble's own name of every tensor: public names as written, the rest ``STEP.TENSOR``, made distinct."""
+    """The ensemble's own name of every tensor.
+
+    Public names as written, the rest ``STEP.TENSOR``, made distinct.
+    """
     names = {Reference(PIPELINE, tensor.name): tensor.name for tensor in graph.inputs}
     names |= {output.source: output.tensor.name for output in graph.outputs}
     taken = set(names.values())
@@ -139,7 +150,10 @@ def tensor_names(graph: Graph) -> Mapping[Reference, str]:
 
 
 def with_count(config: Any, count: int) -> Any:
-    """A copy of a parsed config with another instance count and nothing else changed: what a live change sends, and all it sends."""
+    """A copy of a parsed config with another instance count and nothing else changed.
+
+    What a live change sends, and all it sends.
+    """
     changed = model_config_pb2.ModelConfig()
     changed.CopyFrom(config)
     if len(changed.instance_group) != 1:

@@ -115,7 +115,10 @@ def _adapt(step: Step, longest: int | None) -> PlanAdapt:
 
 
 def _empty_dirs(graph: Graph, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Version folders that nothing is laid into: the ensemble's, and those of backends without a file. Triton needs one to see a version."""
+    """Version folders that nothing is laid into.
+
+    The ensemble's, and those of backends without a file. Triton needs one to see a version.
+    """
     filled = {path.split("/", 1)[0] for path in files if path.count("/") > 1} | {
         item.target.split("/", 1)[0] for item in graph.fetches
     }
@@ -191,7 +194,10 @@ def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
 
 
 def _check(step: Step, graph: Graph) -> PlanCheck | None:
-    """The look into an ONNX file, for whoever runs it: Triton's backend, or the runner in its place."""
+    """The look into an ONNX file, for whoever runs it.
+
+    Triton's backend, or the runner in its place.
+    """
     main = next((item for item in step.fetches if not item.slot), None)
     if (
         main is None

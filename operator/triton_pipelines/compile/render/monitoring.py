@@ -1,4 +1,7 @@
-"""Objects of the Prometheus operator for one pipeline: who is to scrape its pods, and which rules hold for its series. Pure."""
+"""Objects of the Prometheus operator for one pipeline.
+
+Who is to scrape its pods, and which rules hold for its series. Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _DISCOVERED: Final = "__meta_kubernetes_pod_label_" + "".join(
 
 
 def pod_monitor(pipeline: InferencePipeline, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Lets Prometheus scrape the pipeline's pods, and gives their series the label ``pipeline``. ``labels``: what that Prometheus selects by."""
+    """Lets Prometheus scrape the pipeline's pods, and gives their series the label ``pipeline``.
+
+    ``labels``: what that Prometheus selects by.
+    """
     endpoint = {
         "port": "metrics",
         "path": "/metrics",

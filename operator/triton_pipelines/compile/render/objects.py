@@ -52,7 +52,10 @@ def child(
 def revision_config_map(
     pipeline: InferencePipeline, revision: str, data: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One immutable ConfigMap per revision: a pod that restarts in mid-rollout gets its own revision."""
+    """One immutable ConfigMap per revision.
+
+    A pod that restarts in mid-rollout gets its own revision.
+    """
     result = child(
         pipeline,
         "v1",
@@ -93,7 +96,8 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
     idle = sequence_idle_seconds(pipeline)
     sticky: dict[str, Any] = {"sessionAffinity": "None"}
     if idle is not None:
-        # Written out, so that they go together: the API server takes no timeout without an affinity.
+        # Written out, so that they go together: the API server takes no timeout without an
+        # affinity.
         seconds = min(max(idle, AFFINITY_SECONDS), AFFINITY_SECONDS_MAX)
         sticky = {
             "sessionAffinity": "ClientIP",
@@ -139,7 +143,10 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
 
 
 def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict[str, Any] | None:
-    """Who may reach the ports; ``None`` where it is switched off. Egress stays open: the init container fetches sources."""
+    """Who may reach the ports; ``None`` where it is switched off.
+
+    Egress stays open: the init container fetches sources.
+    """
     wanted = pipeline.spec.server.network_policy
     if wanted.mode is Switch.DISABLED:
         return None
@@ -175,8 +182,11 @@ def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict
 def disruption_budget(
     pipeline: InferencePipeline, replicas: int | None = None
 ) -> dict[str, Any] | None:
-    """At most one pod away at a time; ``None`` with fewer than two pods, where it would only block drains. ``replicas``: pods that are
-    wanted, where somebody else than the spec says so."""
+    """At most one pod away at a time.
+
+    ``None`` with fewer than two pods, where it would only block drains. ``replicas``: pods that are
+    wanted, where somebody else than the spec says so.
+    """
     wanted = pipeline.spec.replicas if replicas is None else replicas
     if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or wanted < 2:
         return None
@@ -196,7 +206,8 @@ def disruption_budget(
 def strategy(mode: RolloutStrategy) -> dict[str, Any]:
     """The Deployment's strategy for a rollout mode; Auto is decided before and starts as Surge."""
     if mode is RolloutStrategy.RECREATE:
-        # Server-side apply drops the rollingUpdate of an earlier mode, since the same manager wrote it.
+        # Server-side apply drops the rollingUpdate of an earlier mode, since the same manager wrote
+        # it.
         return {"type": "Recreate"}
     surge, unavailable = (0, 1) if mode is RolloutStrategy.NO_SURGE else (1, 0)
     return {
@@ -212,12 +223,16 @@ def deployment(
     replicas: int | None,
     before: str = "",
 ) -> dict[str, Any]:
-    """The Deployment with one revision's template. ``replicas`` ``None``: somebody else owns the number; ``before``: the revision that served
-    before it, "" none that is known."""
+    """The Deployment with one revision's template.
+
+    ``replicas`` ``None``: somebody else owns the number; ``before``: the revision that served
+    before it, "" none that is known.
+    """
     spec: dict[str, Any] = {
         "selector": {"matchLabels": names.selector(pipeline.name)},
         "strategy": strategy(mode),
-        # Written out: rollouts are paused by the resource's annotation, and by nobody behind the operator's back.
+        # Written out: rollouts are paused by the resource's annotation, and by nobody behind the
+        # operator's back.
         "paused": False,
         "progressDeadlineSeconds": pipeline.spec.rollout.progress_deadline_seconds,
         "revisionHistoryLimit": pipeline.spec.rollout.revision_history_limit,

@@ -27,8 +27,9 @@ from .pod_template import merged
 
 UID = 1000  # of the stock Triton image's unprivileged user
 GRACE_MARGIN_SECONDS = 10
-# Triton listens only when its models are loaded. How long that may take is no setting: a rollout's deadline is judged by the operator,
-# and a value of it in the probe would roll every pod when it changes.
+# Triton listens only when its models are loaded. How long that may take is no setting: a rollout's
+# deadline is judged by the operator, and a value of it in the probe would roll every pod when it
+# changes.
 STARTUP_SECONDS = 7200
 STARTUP_PERIOD_SECONDS = 2
 # The model's backends and ours write next to nothing there.
@@ -41,7 +42,10 @@ GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 def template(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, server_image: str
 ) -> dict[str, Any]:
-    """The pod template of a revision. Raises :class:`RefusedError` for what ``server.podTemplate`` may not say."""
+    """The pod template of a revision.
+
+    Raises :class:`RefusedError` for what ``server.podTemplate`` may not say.
+    """
     server = pipeline.spec.server
     security: dict[str, Any] = {
         "runAsNonRoot": True,
@@ -165,7 +169,11 @@ def _loader(
 
 
 def _claims(pipeline: InferencePipeline, graph: Graph, options: Options) -> dict[str, str]:
-    """Claim → name of its volume: a pod names a claim once (two volumes of one claim keep some kubelets waiting), the model cache first."""
+    """Claim → name of its volume.
+
+    A pod names a claim once (two volumes of one claim keep some kubelets waiting), the model cache
+    first.
+    """
     cache = pipeline.spec.server.model_cache
     claims = {} if cache is None else {cache.claim_name: names.VOLUME_CACHE}
     for item in graph.fetches:
@@ -190,7 +198,10 @@ def _engines_folder(pipeline: InferencePipeline) -> str:
 
 
 def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
-    """The entries that touch one of these URIs: a mirror added for others rolls no pod of this pipeline."""
+    """The entries that touch one of these URIs.
+
+    A mirror added for others rolls no pod of this pipeline.
+    """
     return sorted({entry for uri in uris if (entry := _winner(entries, uri))})
 
 
@@ -224,7 +235,8 @@ def _triton(
         requests[server.gpu.resource_name] = str(server.gpu.count)
     environment: list[dict[str, Any]] = [
         {"name": names.ENV_SITE, "value": names.PATH_SITE},
-        # One thread per instance: tokenizer libraries would else count the node's cores, not the container's share.
+        # One thread per instance: tokenizer libraries would else count the node's cores, not the
+        # container's share.
         {"name": "TOKENIZERS_PARALLELISM", "value": "false"},
         {"name": "RAYON_NUM_THREADS", "value": "1"},
         {
@@ -267,22 +279,26 @@ def _triton(
         ],
         "resources": {"requests": requests, "limits": limits}
         | ({"claims": [{"name": names.CLAIM_GPU}]} if claimed else {}),
-        # Kubernetes' own default, written out where we rely on it: another CPU limit is no reason for another start.
+        # Kubernetes' own default, written out where we rely on it: another CPU limit is no reason
+        # for another start.
         **(
             {"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}
             if cpu_range(pipeline, graph)
             else {}
         ),
         "volumeMounts": [
-            # Read-only is what keeps count changes in place: no bytecode cache makes the version folder look newer.
+            # Read-only is what keeps count changes in place: no bytecode cache makes the version
+            # folder look newer.
             {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
             {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
             *_engine_mounts(pipeline, graph),
         ],
-        # The server stays live while the ensemble is down, and ready while a process is dead; only the ensemble itself says the truth.
+        # The server stays live while the ensemble is down, and ready while a process is dead; only
+        # the ensemble itself says the truth.
         "readinessProbe": {
-            # As it stands: names need no quoting in a path, and Triton does not decode one (measured, 24.10: %2B for + is not found).
+            # As it stands: names need no quoting in a path, and Triton does not decode one
+            # (measured, 24.10: %2B for + is not found).
             "httpGet": {"path": f"/v2/models/{graph.model_name}/ready", "port": "http"},
             "periodSeconds": 2,
             "timeoutSeconds": 5,
@@ -300,7 +316,8 @@ def _triton(
             "timeoutSeconds": 10,
             "failureThreshold": 6,
         },
-        # Triton resets new connections from the moment of SIGTERM; until every client knows that the pod is gone, it must not come.
+        # Triton resets new connections from the moment of SIGTERM; until every client knows that
+        # the pod is gone, it must not come.
         "lifecycle": {"preStop": {"sleep": {"seconds": drain_seconds(pipeline)}}},
         "securityContext": _hardened(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -308,7 +325,10 @@ def _triton(
 
 
 def _engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
-    """Where TensorRT keeps engines: on the shared volume, else in a folder of the pod that outlives its containers."""
+    """Where TensorRT keeps engines.
+
+    On the shared volume, else in a folder of the pod that outlives its containers.
+    """
     if not _keeps_engines(graph):
         return []
     if pipeline.spec.server.model_cache is None:
@@ -323,9 +343,13 @@ def _engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, 
 
 
 def _tmp(graph: Graph) -> dict[str, Any]:
-    """The folder of temporary files. Bounded where only Triton, its backends and files of ours write there, so that a leak ends the pod
-    and not its node; unbounded where a packed environment is unpacked there or an engine keeps its compiled kernels, whose size nobody knows.
-    The model repository has no bound: models may be of any size, and the loader asks for room before it fetches."""
+    """The folder of temporary files.
+
+    Bounded where only Triton, its backends and files of ours write there, so that a leak ends the
+    pod and not its node; unbounded where a packed environment is unpacked there or an engine keeps
+    its compiled kernels, whose size nobody knows. The model repository has no bound: models may be
+    of any size, and the loader asks for room before it fetches.
+    """
     open_ended = any(
         step.implementation is Implementation.CODE
         or ENVIRONMENT_PARAMETER in step.parameters

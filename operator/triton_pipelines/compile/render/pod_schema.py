@@ -43,9 +43,12 @@ def _schema() -> Mapping[str, Mapping[str, str]]:
 
 
 def check_template(template: Any, path: str) -> list[Finding]:
-    """What keeps ``template`` from being a PodTemplateSpec that the API server takes; ``path`` is where it stands in the resource.
+    """What keeps ``template`` from being a PodTemplateSpec that the API server takes.
 
-    Shapes come first: what the parts say of each other is judged only when each is what it should be.
+    ``path`` is where it stands in the resource.
+
+    Shapes come first: what the parts say of each other is judged only when each is what it should
+    be.
     """
     return list(_check(template, "PodTemplateSpec", path, "")) or [
         *_metadata(template, path),
@@ -97,13 +100,13 @@ def _fields(value: Any, kind: str, path: str) -> Iterator[Finding]:
             near = difflib.get_close_matches(str(key), known, n=1)
             yield Finding(
                 f"{path}.{key}",
-                f"is no field of Kubernetes' {kind}"
-                + (f"; {near[0]} is" if near else "; remove it"),
+                f"is not a field of Kubernetes' {kind}"
+                + (f"; did you mean {near[0]}?" if near else "; remove it"),
                 code=FindingCode.UNKNOWN_FIELD,
             )
     for name in _schema()[kind] or {}:
         if name.endswith("!") and name[:-1] not in value:
-            yield Finding(f"{path}.{name[:-1]}", "is needed", code=FindingCode.REQUIRED)
+            yield Finding(f"{path}.{name[:-1]}", "is required", code=FindingCode.REQUIRED)
 
 
 def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
@@ -111,7 +114,8 @@ def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if not _LABEL_VALUE.fullmatch(value):
             yield Finding(
                 f"{path}.metadata.labels[{key}]",
-                f"{value!r} is no label value: at most 63 letters, digits and -_. between them",
+                f"{value!r} is not a label value: at most 63 letters and digits, with -_. between"
+                " them",
                 code=FindingCode.INVALID_FORMAT,
             )
 
@@ -124,7 +128,8 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if len(kinds) > 1:  # without any it is an emptyDir
             yield Finding(
                 f"{path}.volumes[{item['name']}]",
-                f"is of one kind, but has {' and '.join(kinds)}; null removes one",
+                f"must have one volume type, but has {' and '.join(kinds)}; write null to remove"
+                " one",
                 code=FindingCode.FIELD_COMBINATION,
             )
     parts = [
@@ -148,25 +153,26 @@ def _names(found: list[str], path: str) -> Iterator[Finding]:
         if found.count(name) > 1:
             yield Finding(
                 f"{path}[{name}]",
-                "stands twice, init containers counted in; choose another name",
+                "is used twice among containers and init containers; choose another name",
                 code=FindingCode.DUPLICATE,
             )
 
 
 def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Finding]:
     if "image" not in item:
-        yield Finding(f"{path}.image", "is needed", code=FindingCode.REQUIRED)
+        yield Finding(f"{path}.image", "is required", code=FindingCode.REQUIRED)
     for variable in item.get("env") or []:
         if "value" in variable and "valueFrom" in variable:
             yield Finding(
                 f"{path}.env[{variable['name']}]",
-                "has both value and valueFrom; write one of them, and null for the other",
+                "has both value and valueFrom; write only one, and null for the other",
                 code=FindingCode.FIELD_COMBINATION,
             )
     for mount in item.get("volumeMounts") or []:
         if mount["name"] not in volumes:
             yield Finding(
                 f"{path}.volumeMounts[{mount['mountPath']}].name",
-                f"{mount['name']!r} is no volume of the pod; it has {', '.join(sorted(volumes))}",
+                f"{mount['name']!r} is not a volume of the pod; it has"
+                f" {', '.join(sorted(volumes))}",
                 code=FindingCode.UNKNOWN_VOLUME,
             )

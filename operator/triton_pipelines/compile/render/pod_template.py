@@ -1,4 +1,7 @@
-"""``server.podTemplate``: a partial PodTemplateSpec merged over the rendered one, and what of a pod it may not touch."""
+"""``server.podTemplate``.
+
+A partial PodTemplateSpec merged over the rendered one, and what of a pod it may not touch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .pod_schema import KEYS, check_template, item_path
 
 PATH = "spec.server.podTemplate"
 APPENDED = frozenset({"tolerations"})
-_OURS = "belongs to the operator; "
+_OURS = "is set by the operator; "
 # Fields of the Triton container → the field of the resource that says it, "" where nothing does.
 _SERVER_FIELDS = {
     "image": "spec.server.image",
@@ -35,10 +38,14 @@ _SERVER_FIELDS = {
     "terminationMessagePath": "",
     "terminationMessagePolicy": "",
 }
-# All that may be said of the loader: what it reads from (a proxy, a mounted certificate) and what it may use.
+# All that may be said of the loader: what it reads from (a proxy, a mounted certificate) and what
+# it may use.
 _LOADER_FIELDS = frozenset({"name", "env", "envFrom", "resources", "volumeMounts"})
 _POD_FIELDS = {
-    "automountServiceAccountToken": "no token is mounted into Triton; give one to a container of yours with a projected volume (serviceAccountToken)",
+    "automountServiceAccountToken": (
+        "no token is mounted into Triton; give one to a container of yours with a projected volume"
+        " (serviceAccountToken)"
+    ),
     "restartPolicy": "pods of a Deployment are always restarted; remove it",
     "activeDeadlineSeconds": "pods of a Deployment have no deadline; remove it",
     "ephemeralContainers": "a pod template has none; use kubectl debug on a pod",
@@ -46,7 +53,8 @@ _POD_FIELDS = {
     "strategy": "is no part of a pod; write spec.rollout.strategy",
 }
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
-# Below these nothing else may be mounted into our containers: the repository must not change, nor what the loader reads.
+# Below these nothing else may be mounted into our containers: the repository must not change, nor
+# what the loader reads.
 _OWN_TREES = (names.PATH_ROOT, names.PATH_CONFIG, names.PATH_ENGINES, names.PATH_CACHE, "/dev/shm")  # noqa: S108 - paths of the pod
 _OWN_MOUNTS = (*_OWN_TREES, "/tmp", "/")  # noqa: S108
 
@@ -56,14 +64,16 @@ def merged(
 ) -> dict[str, Any]:
     """The template with ``server.podTemplate`` merged over it.
 
-    Raises :class:`RefusedError` with everything in it that is the operator's, or of which the API server would not make a pod.
+    Raises :class:`RefusedError` with everything in it that is the operator's, or of which the API
+    server would not make a pod.
     """
     given = plain(pipeline.spec.server.pod_template)
     result: dict[str, Any] = merge(template, given)
     findings = [*_owned(given, template, pipeline, options)]
     refused = [finding.path for finding in findings]
     before = set(check_template(template, PATH))
-    # What stands in other fields of the resource is not this field's fault, and what is refused needs no second word.
+    # What stands in other fields of the resource is not this field's fault, and what is refused
+    # needs no second word.
     findings += [
         finding
         for finding in check_template(result, PATH)
@@ -79,8 +89,9 @@ def merged(
 def merge(base: Any, patch: Any, field: str = "") -> Any:
     """``patch`` merged over ``base``; neither is changed.
 
-    Mappings are merged, and a ``null`` removes its key. Lists in :data:`podshape.KEYS` are merged item by item, by that key; new items go
-    behind. Tolerations are appended, where they are not there yet. Every other list, and every other value, takes the place of what was there.
+    Mappings are merged, and a ``null`` removes its key. Lists in :data:`podshape.KEYS` are merged
+    item by item, by that key; new items go behind. Tolerations are appended, where they are not
+    there yet. Every other list, and every other value, takes the place of what was there.
     """
     if isinstance(patch, Mapping):
         result = dict(base) if isinstance(base, Mapping) else {}
@@ -138,7 +149,7 @@ def _owned(
         if key in ("apiVersion", "kind"):
             yield Finding(
                 f"{PATH}.{key}",
-                "is no part of a pod template; remove it",
+                "is not a field of a pod template; remove it",
                 code=FindingCode.UNKNOWN_FIELD,
             )
     yield from _metadata(_mapping(given).get("metadata"), f"{PATH}.metadata", pipeline)
@@ -156,7 +167,7 @@ def _owned(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove those of the operator; name the {field} that you mean",
+                f"null would remove those of the operator; write the {field} to remove",
                 code=FindingCode.RESERVED,
             )
     yield from _grace(spec, ours, path)
@@ -171,7 +182,7 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
         if part not in ("labels", "annotations"):
             yield Finding(
                 f"{path}.{part}",
-                "has no effect on pods; labels and annotations alone have",
+                "has no effect on pods; only labels and annotations have",
                 code=FindingCode.NO_EFFECT,
             )
         if value is None:
@@ -191,7 +202,8 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"cuts the drain short, which takes {needed} s; write at least that, or lower spec.rollout.drainSeconds",
+            f"is shorter than the drain, which takes {needed} s; write at least that, or lower"
+            " spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
 
@@ -209,7 +221,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.affinity",
-            "would replace what server.gpu.products asks for; write spec.server.affinity, which keeps it",
+            "would replace the affinity from server.gpu.products; use spec.server.affinity, which"
+            " is merged with it",
             code=FindingCode.RESERVED,
         )
     for field, instead in (
@@ -219,7 +232,7 @@ def _placement(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove what the GPU needs; see spec.{instead}",
+                f"null would remove what the GPU needs; use spec.{instead} instead",
                 code=FindingCode.RESERVED,
             )
     claims = spec.get("resourceClaims")
@@ -230,7 +243,8 @@ def _placement(
     ):
         yield Finding(
             f"{path}.resourceClaims",
-            f"a list replaces: repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of"
+            " server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
 
@@ -257,7 +271,8 @@ def _containers(
             elif not options.custom_code_allowed:
                 yield Finding(
                     here,
-                    "own containers are own code, which this operator forbids (--custom-code=forbid); ask whoever runs the operator",
+                    "additional containers are custom code, which this operator forbids"
+                    " (--custom-code=forbid); ask the operator's administrator",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
@@ -268,7 +283,7 @@ def _containers(
                 ):
                     yield Finding(
                         f"{here}.{mounted}.readOnly",
-                        "must be true: a change in the model repository would make Triton reload its models",
+                        "must be true: Triton reloads its models when the model repository changes",
                         code=FindingCode.RESERVED,
                     )
 
@@ -286,7 +301,8 @@ def _own_container(
         if loader and field not in _LOADER_FIELDS:
             yield Finding(
                 f"{path}.{field}",
-                f"{_OURS}only {', '.join(sorted(_LOADER_FIELDS - {'name'}))} of its init container may be added to",
+                f"{_OURS}only {', '.join(sorted(_LOADER_FIELDS - {'name'}))} of its init container"
+                " may be added to",
                 code=FindingCode.RESERVED,
             )
         elif not loader and field in _SERVER_FIELDS:
@@ -356,7 +372,8 @@ def _resources(
     if gpu.claim_template is not None and "claims" in resources and not kept:
         yield Finding(
             f"{path}.resources.claims",
-            f"a list replaces: repeat the claim {names.CLAIM_GPU} of server.gpu.claimTemplate in it",
+            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of"
+            " server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
 

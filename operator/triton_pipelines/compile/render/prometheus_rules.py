@@ -1,6 +1,9 @@
-"""Recording rules and alerts of live scaling: for all pipelines at once, as the chart installs them, or for one. Pure.
+"""Recording rules and alerts of live scaling.
 
-``manifests/monitoring/rules.yaml`` is made of these by ``python -m hack.monitoring``; the operator makes a PrometheusRule of them.
+For all pipelines at once, as the chart installs them, or for one. Pure.
+
+``manifests/monitoring/rules.yaml`` is made of these by ``python -m hack.monitoring``; the operator
+makes a PrometheusRule of them.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ Rule = dict[str, Any]
 class Scope:
     """One pipeline, whose series alone are looked at.
 
-    Triton's series bear the label ``pipeline`` by the PodMonitor's relabelling, the operator's own and recorded ones do anyway. cAdvisor's
-    and those of GPU exporters know the pod alone: pods are named after their pipeline, with two parts more, and those of a pipeline
-    whose name begins alike have more parts.
+    Triton's series bear the label ``pipeline`` by the PodMonitor's relabelling, the operator's own
+    and recorded ones do anyway. cAdvisor's and those of GPU exporters know the pod alone: pods are
+    named after their pipeline, with two parts more, and those of a pipeline whose name begins alike
+    have more parts.
     """
 
     namespace: str
@@ -39,7 +43,8 @@ class Scope:
         metric, given = found["metric"], found["given"] or ""
         prefix = "exported_" if 'exported_pod!=""' in given else ""
         matchers = [f'{prefix}namespace="{self.namespace}"']
-        # Names of pipelines are DNS labels: nothing in them means anything in a regular expression, and quotes are none.
+        # Names of pipelines are DNS labels: nothing in them means anything in a regular expression,
+        # and quotes are none.
         by_pod = metric.startswith(("container_", "DCGM_"))
         matchers.append(
             f'{prefix}pod=~"{self.pipeline}-[0-9a-z]+-[0-9a-z]+"'
@@ -63,7 +68,8 @@ def _spent(*parts: str) -> str:
     return " + ".join(_rate(f"nv_inference_compute_{part}_duration_us") for part in parts)
 
 
-# tritonpipe_step_instances by model; without that label the step's name stands for it, which is its default.
+# tritonpipe_step_instances by model; without that label the step's name stands for it, which is its
+# default.
 INSTANCES: Final = (
     'max by (namespace, pod, model) (tritonpipe_step_instances{model!=""} '
     'or label_replace(tritonpipe_step_instances{model=""}, "model", "$1", "step", "(.+)"))'
@@ -71,7 +77,9 @@ INSTANCES: Final = (
 
 
 def recording_rules(scope: Scope | None = None) -> list[Rule]:
-    """What people and autoscalers read; per pod and model, so that sums (demand) and maxima (saturation) can follow.
+    """What people and autoscalers read.
+
+    Per pod and model, so that sums (demand) and maxima (saturation) can follow.
 
     ``scope``: of one pipeline; ``None``: of all.
     """
@@ -84,7 +92,10 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
         # Requests that wait and are not executing.
         "tritonpipe:pending:sum": f"sum by ({BY}) (nv_inference_pending_request_count)",
         # Arrivals per second: completions and growth of the backlog.
-        "tritonpipe:arrivals:rate": f"tritonpipe:throughput:rate + sum by ({BY}) (deriv(nv_inference_pending_request_count[{WINDOW}]))",
+        "tritonpipe:arrivals:rate": (
+            f"tritonpipe:throughput:rate + sum by ({BY})"
+            f" (deriv(nv_inference_pending_request_count[{WINDOW}]))"
+        ),
         # Requests per execution; what the cache answered ran in none.
         "tritonpipe:batch:mean": f"(tritonpipe:throughput:rate - {hits}) / ({_rate('nv_inference_exec_count')} > 0)",
         # Busy instances. Triton adds a batch's time once for each of its requests.
@@ -93,14 +104,24 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
         "tritonpipe:busy:ratio": f"tritonpipe:busy:instances / {on} {INSTANCES}",
         # Seconds of one instance per request.
         "tritonpipe:service:seconds": "tritonpipe:busy:instances / (tritonpipe:throughput:rate > 0)",
-        # Wait before the step by Little's law; the service time of the last quarter of an hour, since none completes in a stall.
-        "tritonpipe:wait:seconds": f"tritonpipe:pending:sum * last_over_time(tritonpipe:service:seconds[15m]) / {on} {INSTANCES}",
-        # Mean time in the queue of requests that completed: for diagnosis only, it reads nothing in a stall.
+        # Wait before the step by Little's law; the service time of the last quarter of an hour,
+        # since none completes in a stall.
+        "tritonpipe:wait:seconds": (
+            f"tritonpipe:pending:sum * last_over_time(tritonpipe:service:seconds[15m]) / {on}"
+            f" {INSTANCES}"
+        ),
+        # Mean time in the queue of requests that completed: for diagnosis only, it reads nothing in
+        # a stall.
         "tritonpipe:queue:seconds": f"1e-6 * {_rate('nv_inference_queue_duration_us')} / (tritonpipe:throughput:rate > 0)",
-        "tritonpipe:cpu:cores": f"max by (namespace, pod) (rate(container_cpu_usage_seconds_total{{{container}}}[{CPU_WINDOW}]))",
+        "tritonpipe:cpu:cores": (
+            "max by (namespace, pod)"
+            f" (rate(container_cpu_usage_seconds_total{{{container}}}[{CPU_WINDOW}]))"
+        ),
         "tritonpipe:cpu_throttled:ratio": (
-            f"max by (namespace, pod) (rate(container_cpu_cfs_throttled_periods_total{{{container}}}[{CPU_WINDOW}]))"
-            f" / (max by (namespace, pod) (rate(container_cpu_cfs_periods_total{{{container}}}[{CPU_WINDOW}])) > 0)"
+            "max by (namespace, pod)"
+            f" (rate(container_cpu_cfs_throttled_periods_total{{{container}}}[{CPU_WINDOW}]))"
+            " / (max by (namespace, pod)"
+            f" (rate(container_cpu_cfs_periods_total{{{container}}}[{CPU_WINDOW}])) > 0)"
         ),
         # The busiest GPU of a pod, 0 to 1: Triton's own figure, else the DCGM exporter's.
         "tritonpipe:gpu:ratio": (
@@ -119,19 +140,25 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
 
 
 def alerts(scope: Scope | None = None) -> list[Rule]:
-    """The three alerts; each has a section in docs/runbooks/alerts.md. ``scope``: as for :func:`recording_rules`."""
+    """The three alerts; each has a section in docs/runbooks/alerts.md.
+
+    ``scope``: as for :func:`recording_rules`.
+    """
     failing = 'increase(tritonpipe_scaling_errors_total{kind=~"Metrics.+|PrometheusError"}[2m]) > 0'
     made = [
         _alert(
             "TritonPipelineGPUStarved",
             "tritonpipe:gpu_starved:ratio > 0.2",
             "10m",
-            "The GPU of {{ $labels.namespace }}/{{ $labels.pipeline }} idles while work waits before it",
-            "In {{ $value | humanizePercentage }} of the last five minutes the GPU step idled while requests waited for a CPU step.",
+            "The GPU of {{ $labels.namespace }}/{{ $labels.pipeline }} idles while work waits"
+            " before it",
+            "In {{ $value | humanizePercentage }} of the last five minutes the GPU step idled"
+            " while requests waited for a CPU step.",
         ),
         _alert(
             "TritonPipelineMetricsStale",
-            f"max by (namespace, pipeline) (tritonpipe_scaling_sample_age_seconds) > 60 or max by (namespace, pipeline) ({failing})",
+            "max by (namespace, pipeline) (tritonpipe_scaling_sample_age_seconds) > 60 or max by"
+            f" (namespace, pipeline) ({failing})",
             "5m",
             "Scaling of {{ $labels.namespace }}/{{ $labels.pipeline }} has no usable metrics",
             "Counts hold, or rise to what was enough lately; none falls until metrics are back.",
@@ -141,7 +168,8 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
             'sum by (namespace, pipeline) (increase(tritonpipe_scaling_errors_total{kind="ActuationFailed"}[15m])) >= 2',
             "1m",
             "Instance counts of {{ $labels.namespace }}/{{ $labels.pipeline }} cannot be changed",
-            "Triton refused or did not prove a change {{ $value | humanize }} times within 15 minutes; the instances that serve were kept.",
+            "Triton refused or did not prove a change {{ $value | humanize }} times within 15"
+            " minutes; the instances that serve were kept.",
         ),
     ]
     return [{**rule, "expr": scope.of(rule["expr"])} for rule in made] if scope else made

@@ -1,4 +1,7 @@
-"""A pipeline's revision: the whole of what its pods are made of, under one name that says whether anything changed."""
+"""A pipeline's revision.
+
+The whole of what its pods are made of, under one name that says whether anything changed.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ CONFIG_MAP_LIMIT = (
 class Revision:
     """One revision, rendered.
 
-    ``name`` is a hash over everything that a change of would have to roll pods, and nothing else: the default images are not in
-    it, so a new operator release rolls only what its templates changed; live counts are not in it, so scaling never rolls.
-    ``template`` is the pod template, ``data`` the content of the revision's ConfigMap (``template`` among it).
+    ``name`` is a hash over everything that a change of would have to roll pods, and nothing else:
+    the default images are not in it, so a new operator release rolls only what its templates
+    changed; live counts are not in it, so scaling never rolls. ``template`` is the pod template,
+    ``data`` the content of the revision's ConfigMap (``template`` among it).
     """
 
     name: str
@@ -50,7 +54,9 @@ def render(
     options: Options,
     digests: Mapping[str, str] | None = None,
 ) -> Revision:
-    """Render a checked graph. ``digests``: step → hash of a ConfigMap source's content, so that its change is a new revision.
+    """Render a checked graph.
+
+    ``digests``: step → hash of a ConfigMap source's content, so that its change is a new revision.
 
     Equal arguments give equal bytes. Raises :class:`RenderError` for a defect of the renderer.
     """
@@ -82,7 +88,10 @@ def render(
 
 
 def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """What Triton would refuse of a checked graph, with the fields of the resource; empty: it may be rendered."""
+    """What Triton would refuse of a checked graph, with the fields of the resource.
+
+    Empty: it may be rendered.
+    """
     image = pipeline.spec.server.image or default_image(graph, options)
     findings: list[Finding] = []
     for made in (
@@ -112,7 +121,10 @@ def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any
 
 
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
-    """The template less what the operator alone decides: a new release, or another default pull policy, must not roll pods."""
+    """The template less what the operator alone decides.
+
+    A new release, or another default pull policy, must not roll pods.
+    """
     for container in pod["spec"]["initContainers"]:
         if container["name"] == names.CONTAINER_LOADER:
             container["image"] = container["imagePullPolicy"] = ""

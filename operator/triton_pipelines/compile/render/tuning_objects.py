@@ -1,4 +1,7 @@
-"""The objects of a tuning run: a canary, which is a pod of the revision outside the Service, and the Job that measures it."""
+"""The objects of a tuning run.
+
+A canary, which is a pod of the revision outside the Service, and the Job that measures it.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ from triton_pipelines.compile.graph.server_settings import millis
 from .objects import owner, strategy
 from .pod import UID
 
-# What a Job may take in all (seconds). Quick measures for under three minutes; the rest is for a slow start of its image.
+# What a Job may take in all (seconds). Quick measures for under three minutes; the rest is for a
+# slow start of its image.
 JOB_SECONDS = {TuningMode.QUICK: 900, TuningMode.THOROUGH: 5400}
-# Neither serves anybody, so nobody has to learn that they go, and a pod that serves may wait for the room: a rollout that finds none for
-# ten seconds gives an old pod up.
+# Neither serves anybody, so nobody has to learn that they go, and a pod that serves may wait for
+# the room: a rollout that finds none for ten seconds gives an old pod up.
 GRACE_SECONDS = 1
 FILE_PIPELINE, FILE_OPTIONS, FILE_KEY = "pipeline.json", "operator.yaml", "admin-key"
 VOLUME_CONTROL, VOLUME_TUNING = "control", "tuning"
@@ -57,10 +61,12 @@ def _made(
 def canary(
     pipeline: InferencePipeline, run: str, template: Mapping[str, Any], deadline_seconds: int
 ) -> dict[str, Any]:
-    """A Deployment of one pod by the revision's own template: the same resources, GPUs and models, so that its figures hold for the others.
+    """A Deployment of one pod by the revision's own template.
 
-    A Deployment and not a bare pod: the operator may not create pods. Without the template's priority class: it evicts nobody for its room,
-    and goes first where another pod needs it.
+    The same resources, GPUs and models, so that its figures hold for the others.
+
+    A Deployment and not a bare pod: the operator may not create pods. Without the template's
+    priority class: it evicts nobody for its room, and goes first where another pod needs it.
     """
     made = deepcopy(dict(template))
     made["metadata"] = {**made.get("metadata", {})}
@@ -90,7 +96,10 @@ def inputs(
     server_image: str,
     options: Options,
 ) -> dict[str, Any]:
-    """The ConfigMap that tells the Job what it measures: the resource, and the operator's options by which it was rendered."""
+    """The ConfigMap that tells the Job what it measures.
+
+    The resource, and the operator's options by which it was rendered.
+    """
     told = {
         "images": {"default": server_image, **options.family_images},
         "substitute_runner": sorted(options.substitute_runner),

@@ -1,8 +1,12 @@
-"""Judges a whole model repository as Triton would: which models would not load, where in their configs, why, and what to write instead.
+"""Judges a whole model repository as Triton would.
 
-The rules are those of Triton's core (model_config_utils.cc, ensemble_utils.cc, backend_model.cc, backend_model_instance.cc, model.cc,
-model_lifecycle.cc, sequence_batch_scheduler.cc) from 24.08 on, with auto-complete off; what a backend checks of its own is not among them. The few
-rules that go further are listed with their reasons in ``limits.LIMITS``. A differential test compares the judge with a real server.
+Which models would not load, where in their configs, why, and what to write instead.
+
+The rules are those of Triton's core (model_config_utils.cc, ensemble_utils.cc, backend_model.cc,
+backend_model_instance.cc, model.cc, model_lifecycle.cc, sequence_batch_scheduler.cc) from 24.08 on,
+with auto-complete off; what a backend checks of its own is not among them. The few rules that go
+further are listed with their reasons in ``limits.LIMITS``. A differential test compares the judge
+with a real server.
 """
 
 from __future__ import annotations
@@ -25,12 +29,15 @@ def validate_repository(
     """What Triton would refuse in a model repository.
 
     Args:
-        configs: model folder → its ``tritonclient.grpc.model_config_pb2.ModelConfig``. Ensembles find the models of their steps here.
+        configs: model folder → its ``tritonclient.grpc.model_config_pb2.ModelConfig``. Ensembles
+            find the models of their steps here.
         facts: the server and the files; None for the oldest known release and nothing else known.
 
     Returns:
-        All violations, in the order of the configs and, within one, of its fields. A model without one loads, unless it is an
-        ensemble and a model of its steps has one; a violation is said of the model that has it, not of the ensembles above.
+        All violations, in the order of the configs and, within one, of its fields. A model without
+        one loads, unless it is an
+        ensemble and a model of its steps has one; a violation is said of the model that has it, not
+        of the ensembles above.
     """
     facts = ServerFacts() if facts is None else facts
     findings = {name: ViolationCollector(name) for name in configs}

@@ -1,4 +1,7 @@
-"""Which backend and platform Triton takes a model for: what it fills in by itself before it validates, with auto-complete off, too."""
+"""Which backend and platform Triton takes a model for.
+
+What it fills in by itself before it validates, with auto-complete off, too.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ PYTHON_FILE: Final = "model.py"
 
 _AOTI: Final = "torch_aoti"
 _AOTI_SINCE: Final[Release] = (26, 3)
-# Backend → the platforms that Triton accepts beside it. Any other backend takes any platform but these.
+# Backend → the platforms that Triton accepts beside it. Any other backend takes any platform but
+# these.
 _PLATFORMS: Final = {
     "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
     "tensorrt": (TENSORRT_PLATFORM,),
     "onnxruntime": ("onnxruntime_onnx",),
     "pytorch": ("pytorch_libtorch", _AOTI),
 }
-# Backend, its default file, its platform: what Triton tries in turn for a model that names no backend.
+# Backend, its default file, its platform: what Triton tries in turn for a model that names no
+# backend.
 _KNOWN: Final = (
     ("tensorflow", "model.savedmodel", "tensorflow_savedmodel"),
     ("tensorflow", "model.graphdef", "tensorflow_graphdef"),
@@ -89,7 +94,10 @@ def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
 
 
 def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
-    """Backend and platform of a model that names no backend: by its platform, its file's name, or the files of its folder."""
+    """Backend and platform of a model that names no backend.
+
+    By its platform, its file's name, or the files of its folder.
+    """
     platform, filename = config.platform, config.default_model_filename
     present = frozenset[str]() if platform or filename else _entries(name, facts)
     for backend, file, own in _KNOWN:

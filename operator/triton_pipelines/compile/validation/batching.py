@@ -27,7 +27,8 @@ def check(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.default_priority_level",
                 RuleId.PRIORITY,
-                f"{batching.default_priority_level} is not one of the {levels} priority levels: write 1 to {levels}",
+                f"{batching.default_priority_level} is not one of the {levels} priority levels;"
+                f" write 1 to {levels}",
             )
         for key in sorted(batching.priority_queue_policy):
             if not 1 <= key <= levels:
@@ -35,7 +36,8 @@ def check(config: Any, findings: ViolationCollector) -> None:
                 findings.add(
                     spot,
                     RuleId.PRIORITY,
-                    f"a policy for priority {key}, and there are {levels} levels: write 1 to {levels}",
+                    f"the policy for priority {key} exceeds the {levels} priority levels; write 1"
+                    f" to {levels}",
                 )
     if batching.preserve_ordering:
         _ordered(batching, path, findings)
@@ -50,13 +52,14 @@ def preferred(
             findings.add(
                 f"{path}[{index}]",
                 RuleId.PREFERRED_BATCH_SIZE,
-                f"{size} is no batch size: write at least 1",
+                f"{size} is not a batch size; write at least 1",
             )
         elif size > max_batch_size:
             findings.add(
                 f"{path}[{index}]",
                 RuleId.PREFERRED_BATCH_SIZE,
-                f"{size} is above max_batch_size {max_batch_size}: write at most {max_batch_size}, or raise max_batch_size",
+                f"{size} is above max_batch_size {max_batch_size}; write at most {max_batch_size},"
+                " or raise max_batch_size",
             )
 
 
@@ -65,7 +68,8 @@ def _ordered(batching: Any, path: str, findings: ViolationCollector) -> None:
         findings.add(
             f"{path}.preserve_ordering",
             RuleId.PRESERVE_ORDERING,
-            f"answers in the order of arrival do not go with {batching.priority_levels} priority levels: write one level, or leave preserve_ordering out",
+            f"preserve_ordering excludes {batching.priority_levels} priority levels; write one"
+            " level, or omit preserve_ordering",
         )
     policies = {f"{path}.default_queue_policy": batching.default_queue_policy}
     policies |= {
@@ -80,5 +84,6 @@ def _ordered(batching: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.timeout_action",
                 RuleId.PRESERVE_ORDERING,
-                "DELAY answers late requests out of order, which preserve_ordering forbids: write REJECT, no timeout, or no preserve_ordering",
+                "DELAY answers late requests out of order, which preserve_ordering forbids; write"
+                " REJECT, or omit the timeout or preserve_ordering",
             )

@@ -1,4 +1,7 @@
-"""Rules over ensembles and the models of their steps together: names, types, shapes, batch sizes, versions, decoupled models, circles."""
+"""Rules over ensembles and the models of their steps together.
+
+Names, types, shapes, batch sizes, versions, decoupled models, circles.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ def check(
         findings[name].add(
             path,
             RuleId.ENSEMBLE_CYCLE,
-            f"the ensemble contains itself ({' → '.join(circle)}): a step cannot be an ensemble that contains it",
+            f"the ensemble contains itself ({' → '.join(circle)}): a step cannot be an ensemble"
+            " that contains it",
         )
     for name in order:
         if name not in circles:
@@ -133,7 +137,8 @@ class _Ensemble:
                     self.findings.add(
                         f"{path}.model_name",
                         RuleId.STEP_MODEL,
-                        f"there is no model {step.model_name!r}: the repository has {listed(sorted(set(self.configs) - {self.name}))}",
+                        f"model {step.model_name!r} does not exist; the repository has"
+                        f" {listed(sorted(set(self.configs) - {self.name}))}",
                     )
                 continue
             self._version(step, path, model)
@@ -155,7 +160,8 @@ class _Ensemble:
             self.findings.add(
                 f"{path}.model_version",
                 RuleId.STEP_VERSION,
-                f"version {step.model_version} of {step.model_name!r} is not served: write -1 for the latest{there}",
+                f"version {step.model_version} of {step.model_name!r} is not served; write -1 for"
+                f" the latest{there}",
             )
 
     def _batch_size(self, step: Any, path: str, model: Any) -> None:
@@ -163,7 +169,8 @@ class _Ensemble:
             self.findings.add(
                 "max_batch_size",
                 RuleId.STEP_BATCH_SIZE,
-                f"{self.config.max_batch_size} is above max_batch_size {model.max_batch_size} of model {step.model_name!r} ({path}): "
+                f"{self.config.max_batch_size} is above max_batch_size {model.max_batch_size} of"
+                f" model {step.model_name!r} ({path}): "
                 f"write at most {model.max_batch_size}, or raise the model's",
             )
 
@@ -174,7 +181,7 @@ class _Ensemble:
             self.findings.add(
                 spot,
                 RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no input {key!r}: it has {listed(sorted(names))}",
+                f"model {step.model_name!r} has no input {key!r}; it has {listed(sorted(names))}",
             )
         for tensor in model.input:
             if tensor.name in step.input_map:
@@ -186,7 +193,8 @@ class _Ensemble:
                 self.findings.add(
                     f"{path}.input_map",
                     RuleId.STEP_INPUT_UNMAPPED,
-                    f"input {tensor.name!r} of model {step.model_name!r} gets no tensor: map one, or make the input optional",
+                    f"input {tensor.name!r} of model {step.model_name!r} is not mapped; map a"
+                    " tensor to it, or make it optional",
                 )
 
     def _outputs(self, step: Any, path: str, model: Any) -> None:
@@ -196,7 +204,7 @@ class _Ensemble:
             self.findings.add(
                 spot,
                 RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no output {key!r}: it has {listed(sorted(names))}",
+                f"model {step.model_name!r} has no output {key!r}; it has {listed(sorted(names))}",
             )
         for tensor in model.output:
             if tensor.name in step.output_map:
@@ -218,13 +226,14 @@ class _Ensemble:
             self.findings.add(
                 path,
                 RuleId.STEP_DATA_TYPE,
-                f"tensor {target!r}: {first}, {use}: both must have one data type",
+                f"tensor {target!r}: {first}, {use}; both must have the same data type",
             )
         elif not _fit(first, use):
             self.findings.add(
                 path,
                 RuleId.STEP_SHAPE,
-                f"tensor {target!r}: {first}, {use}: both must have one shape (-1 fits any size)",
+                f"tensor {target!r}: {first}, {use}; both must have the same shape (-1 fits any"
+                " size)",
             )
 
     def _between(self) -> None:
@@ -245,11 +254,15 @@ class _Ensemble:
                     self.findings.add(
                         path,
                         RuleId.STEP_SHAPE_BETWEEN,
-                        f"tensor {target!r}: {writer}, {use}: both must have one shape (-1 fits any size)",
+                        f"tensor {target!r}: {writer}, {use}; both must have the same shape (-1"
+                        " fits any size)",
                     )
 
     def _join(self) -> bool:
-        """Which decoupled model each tensor comes from; a step must not join two. Returns whether any tensor comes from one."""
+        """Which decoupled model each tensor comes from; a step must not join two.
+
+        Returns whether any tensor comes from one.
+        """
         origin: dict[str, str] = {tensor.name: "" for tensor in self.config.input}
         waiting = list(enumerate(self.config.ensemble_scheduling.step))
         while True:
@@ -291,7 +304,7 @@ class _Ensemble:
             self.findings.add(
                 "response_cache.enable",
                 RuleId.RESPONSE_CACHE,
-                "the response cache does not go with a step that is decoupled: write one of the two",
+                "the response cache excludes decoupled steps; remove one of the two",
             )
         return result
 
@@ -304,7 +317,8 @@ class _Ensemble:
             self.findings.add(
                 path,
                 RuleId.DECOUPLED_JOIN,
-                f"{who} would get tensors of {named} together: all must come from one decoupled model, or from none",
+                f"{who} combines tensors of {named}; all must come from the same decoupled model,"
+                " or from none",
             )
         return sources[0] if sources else ""
 

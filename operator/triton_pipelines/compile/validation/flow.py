@@ -1,4 +1,7 @@
-"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step. The models of its steps do not matter here."""
+"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step.
+
+The models of its steps do not matter here.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 "ensemble_scheduling",
                 RuleId.ENSEMBLE_PLATFORM,
-                "platform 'ensemble' needs ensemble_scheduling with its steps: write it, or another platform",
+                "platform 'ensemble' needs ensemble_scheduling with its steps; add it, or write"
+                " another platform",
             )
         return
     if identity.platform != ENSEMBLE:
         findings.add(
             "platform",
             RuleId.ENSEMBLE_PLATFORM,
-            f"ensemble_scheduling needs platform 'ensemble', it is {identity.platform!r}: write it, and no backend",
+            f"ensemble_scheduling needs platform 'ensemble', not {identity.platform!r}; write it,"
+            " without a backend",
         )
     forbidden = {
         "instance_group": bool(config.instance_group),
@@ -34,13 +39,14 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 field,
                 RuleId.ENSEMBLE_FIELD,
-                f"an ensemble has no {field}: remove it here and write it in the models of the steps",
+                f"an ensemble has no {field}; remove it here and write it in the models of the"
+                " steps",
             )
     if not config.ensemble_scheduling.step:
         findings.add(
             "ensemble_scheduling.step",
             RuleId.ENSEMBLE_STEP,
-            "the ensemble has no step: write at least one",
+            "the ensemble has no step; write at least one",
         )
         return
     _Flow(config, findings).check()
@@ -73,7 +79,7 @@ class _Flow:
                     self.findings.add(
                         f"{path}.{field}",
                         RuleId.ENSEMBLE_STEP,
-                        f"the step has no {field}: write at least one {what}",
+                        f"the step has no {field}; write at least one {what}",
                     )
             for key, tensor in sorted(step.output_map.items()):
                 spot = keyed(f"{path}.output_map", key)
@@ -81,19 +87,23 @@ class _Flow:
                     self.findings.add(
                         spot,
                         RuleId.TENSOR_INPUT_WRITTEN,
-                        f"{tensor!r} is an input of the ensemble and cannot be written: write another name",
+                        f"{tensor!r} is an input of the ensemble and cannot be written; choose"
+                        " another name",
                     )
                 if (first := self.writers.setdefault(tensor, spot)) != spot:
                     self.findings.add(
                         spot,
                         RuleId.TENSOR_WRITTEN_TWICE,
-                        f"{tensor!r} is written by {first} already: write another name",
+                        f"{tensor!r} is already written by {first}; choose another name",
                     )
             for key, tensor in sorted(step.input_map.items()):
                 self.readers.setdefault(tensor, []).append(keyed(f"{path}.input_map", key))
 
     def _ready(self) -> set[str]:
-        """The tensors that come about: those of the client, and what steps write whose inputs all do."""
+        """The tensors that come about.
+
+        Those of the client, and what steps write whose inputs all do.
+        """
         ready, waiting = set(self.inputs), list(self.steps)
         while True:
             able = [
@@ -114,7 +124,7 @@ class _Flow:
                 self.findings.add(
                     f"input[{index}].name",
                     RuleId.TENSOR_UNUSED,
-                    f"no step reads input {tensor.name!r}: map it into a step, or remove it",
+                    f"no step reads input {tensor.name!r}; map it to a step, or remove it",
                 )
         for index, tensor in enumerate(self.config.output):
             if tensor.name not in self.writers and not (
@@ -124,7 +134,7 @@ class _Flow:
                 self.findings.add(
                     f"output[{index}].name",
                     RuleId.TENSOR_NOT_WRITTEN,
-                    f"no step writes output {tensor.name!r}: the steps write {written}",
+                    f"no step writes output {tensor.name!r}; the steps write {written}",
                 )
         for tensor, spot in sorted(self.writers.items()):
             if (
@@ -135,11 +145,15 @@ class _Flow:
                 self.findings.add(
                     spot,
                     RuleId.TENSOR_UNUSED,
-                    f"nobody reads {tensor!r}: map it into a step, name an output of the ensemble so, or remove the entry",
+                    f"tensor {tensor!r} is not used; map it to a step, make it an output of the"
+                    " ensemble, or remove the entry",
                 )
 
     def _unready(self, ready: set[str]) -> None:
-        """Tensors that never come about: those that nobody writes, and, where there are none, those of a circle."""
+        """Tensors that never come about.
+
+        Those that nobody writes, and, where there are none, those of a circle.
+        """
         lost = {
             tensor: spots
             for tensor, spots in self.readers.items()
@@ -150,12 +164,13 @@ class _Flow:
             self.findings.add(
                 spots[0],
                 RuleId.TENSOR_NOT_WRITTEN,
-                f"no step writes {tensor!r} and it is no input of the ensemble: the inputs are {here}",
+                f"no step writes {tensor!r} and it is not an input of the ensemble; the inputs are"
+                f" {here}",
             )
         circle = sorted(tensor for tensor in self.writers if tensor not in ready)
         if circle and not lost:
             self.findings.add(
                 "ensemble_scheduling.step",
                 RuleId.ENSEMBLE_CYCLE,
-                f"steps wait for each other in a circle: {listed(circle)} never come about",
+                f"the steps form a cycle: {listed(circle)} can never be computed",
             )

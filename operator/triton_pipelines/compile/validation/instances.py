@@ -1,4 +1,7 @@
-"""Rules over ``instance_group``: kinds and GPUs, profiles, counts, and the rate limiter across all models."""
+"""Rules over ``instance_group``.
+
+Kinds and GPUs, profiles, counts, and the rate limiter across all models.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def check(
             findings.add(
                 f"{path}.count",
                 RuleId.INSTANCE_COUNT,
-                f"{group.count} instances are too many: write at most {MAX_INSTANCES}",
+                f"{group.count} instances are too many; write at most {MAX_INSTANCES}",
             )
         for place, profile in enumerate(group.profile):
             _profile(profile, f"{path}.profile[{place}]", identity, findings)
@@ -45,7 +48,8 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
             findings.add(
                 f"{path}.gpus",
                 RuleId.INSTANCE_GPUS,
-                f"{name} uses no listed GPUs, {listed(gpus)} given: remove gpus, or write KIND_GPU",
+                f"{name} does not use the listed GPUs {listed(gpus)}; remove gpus, or write"
+                " KIND_GPU",
             )
         return
     missing = [gpu for gpu in gpus if gpu < 0 or (facts.gpus is not None and gpu >= facts.gpus)]
@@ -55,13 +59,14 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
         findings.add(
             f"{path}.gpus",
             RuleId.INSTANCE_GPUS,
-            f"there is no GPU {listed(missing)}: {there}{known}",
+            f"GPU {listed(missing)} does not exist; {there}{known}",
         )
     elif kind == _Group.KIND_GPU and facts.gpus == 0:
         findings.add(
             f"{path}.kind",
             RuleId.INSTANCE_NO_GPU,
-            "KIND_GPU, and the server has no GPU: write KIND_CPU, or give the server a GPU",
+            "KIND_GPU needs a GPU, and the server has none; write KIND_CPU, or add a GPU to the"
+            " server",
         )
 
 
@@ -70,19 +75,19 @@ def _profile(profile: str, path: str, identity: Identity, findings: ViolationCol
         findings.add(
             path,
             RuleId.INSTANCE_PROFILE,
-            "only TensorRT models (platform tensorrt_plan) have optimization profiles: remove it",
+            "only TensorRT models (platform tensorrt_plan) have optimization profiles; remove it",
         )
     elif (number := _NUMBER.match(profile)) is None or int(number[0]) < 0:
         findings.add(
             path,
             RuleId.INSTANCE_PROFILE,
-            f"{profile!r} is no profile: write its index as text, such as '0'",
+            f"{profile!r} is not a profile; write its index as text, such as '0'",
         )
     elif not _PLAIN_NUMBER.fullmatch(profile):
         findings.add(
             path,
             RuleId.INSTANCE_PROFILE_NUMBER,
-            f"{profile!r} is not written as an index is: write digits alone, such as '0'",
+            f"{profile!r} is not an index; write only digits, such as '0'",
         )
 
 
@@ -103,5 +108,6 @@ def check_resources(
                     findings[model].add(
                         path,
                         RuleId.RATE_LIMITER,
-                        f"resource {resource.name!r} is global in one place and per device in another ({where}): write the same",
+                        f"resource {resource.name!r} is global in one place and per device in"
+                        f" another ({where}): write the same",
                     )

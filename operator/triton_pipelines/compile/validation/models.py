@@ -1,4 +1,7 @@
-"""Rules over one model that concern neither its tensors nor its scheduler: name, backend, versions, side files, metrics."""
+"""Rules over one model that concern neither its tensors nor its scheduler.
+
+Name, backend, versions, side files, metrics.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def check(
         findings.add(
             "max_batch_size",
             RuleId.MAX_BATCH_SIZE,
-            f"{config.max_batch_size} is negative: write 0 for a model that does not batch, or a size of at least 1",
+            f"{config.max_batch_size} is negative; write 0 for a model that does not batch, or a"
+            " size of at least 1",
         )
     _versions(name, config, facts, findings)
     _fields(config, facts, findings)
@@ -43,13 +47,15 @@ def _name(name: str, config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "name",
             RuleId.MODEL_NAME,
-            f"{name!r} cannot name a model: it must not be blank, '.' or '..' and must not contain '/'",
+            f"{name!r} is not a model name; it must not be empty, '.' or '..' and must not contain"
+            " '/'",
         )
     if config.name and config.name != name:
         findings.add(
             "name",
             RuleId.DIRECTORY_NAME,
-            f"the config says {config.name!r}, its folder is {name!r}: both must be the same",
+            f"the config has name {config.name!r}, but its folder is {name!r}; both must be the"
+            " same",
         )
 
 
@@ -62,7 +68,8 @@ def _backend(
             findings.add(
                 "backend",
                 RuleId.BACKEND,
-                f"an ensemble has no backend, this one says {backend!r}: remove it, or remove platform 'ensemble'",
+                f"an ensemble has no backend, but this one has {backend!r}; remove it, or remove"
+                " platform 'ensemble'",
             )
         return
     if not backend:
@@ -70,7 +77,8 @@ def _backend(
         findings.add(
             "backend",
             RuleId.BACKEND,
-            f"a model needs a backend, and {given}: write backend, such as 'python' or 'onnxruntime'",
+            f"a model needs a backend, but {given}; write backend, such as 'python' or"
+            " 'onnxruntime'",
         )
         return
     allowed = platforms(backend, facts)
@@ -79,7 +87,7 @@ def _backend(
         findings.add(
             "platform",
             RuleId.BACKEND_PLATFORM,
-            f"backend {backend!r} goes with platform {' or '.join(map(repr, allowed))}, {shown}",
+            f"backend {backend!r} needs platform {' or '.join(map(repr, allowed))}, {shown}",
         )
     _library(config, backend, facts, findings)
 
@@ -90,7 +98,8 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             "runtime",
             RuleId.RUNTIME,
-            f"{runtime!r} is a path: write the name of a library in the folder of backend {backend!r}, or leave it out",
+            f"{runtime!r} is a path; write the name of a library in the folder of backend"
+            f" {backend!r}, or omit it",
         )
         return
     if facts.backends is None:
@@ -108,13 +117,14 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
             findings.add(
                 "runtime",
                 RuleId.RUNTIME,
-                f"the server's backend {backend!r} has no {runtime!r}: it has {listed(sorted(files))}",
+                f"the server's backend {backend!r} has no {runtime!r}; it has"
+                f" {listed(sorted(files))}",
             )
         else:
             findings.add(
                 "backend",
                 RuleId.BACKEND_UNKNOWN,
-                f"the server has no backend {backend!r}: it has {listed(sorted(facts.backends))}",
+                f"the server has no backend {backend!r}; it has {listed(sorted(facts.backends))}",
             )
 
 
@@ -127,19 +137,19 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.latest.num_versions",
             RuleId.VERSION_POLICY,
-            "0 versions would be served: write at least 1",
+            "0 versions would be served; write at least 1",
         )
     elif choice == "specific" and not policy.specific.versions:
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            "no version is named: list at least one version folder",
+            "no version is listed; write at least one version folder",
         )
     elif present is not None and not present:
         findings.add(
             "version_policy",
             RuleId.VERSION_POLICY,
-            "the model has no version folder: make one named by a number, such as '1'",
+            "the model has no version folder; create one with a number as its name, such as '1'",
         )
     elif (
         choice == "specific" and present is not None and not present & set(policy.specific.versions)
@@ -147,12 +157,16 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            f"none of {listed(policy.specific.versions)} is there: the model's version folders are {listed(sorted(present))}",
+            f"none of {listed(policy.specific.versions)} exists; the model's version folders are"
+            f" {listed(sorted(present))}",
         )
 
 
 def served(name: str, config: Any, facts: ServerFacts) -> frozenset[int] | None:
-    """The versions that Triton would serve under the model's version policy; None when its folders are unknown."""
+    """The versions that Triton would serve under the model's version policy.
+
+    None when its folders are unknown.
+    """
     present = facts.versions(name)
     if present is None:
         return None
@@ -199,13 +213,13 @@ def _cache(config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "response_cache.enable",
             RuleId.RESPONSE_CACHE,
-            "the response cache does not go with sequence_batching: write one of the two",
+            "the response cache excludes sequence_batching; remove one of the two",
         )
     if config.model_transaction_policy.decoupled:
         findings.add(
             "response_cache.enable",
             RuleId.RESPONSE_CACHE,
-            "the response cache does not go with a decoupled model: write one of the two",
+            "the response cache excludes decoupled models; remove one of the two",
         )
 
 
@@ -216,13 +230,14 @@ def _metrics(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.metric_identifier.family",
                 RuleId.METRICS,
-                "the metric has no family: write its name, such as 'nv_inference_first_response_histogram_ms'",
+                "the metric has no family; write its name, such as"
+                " 'nv_inference_first_response_histogram_ms'",
             )
         if not control.histogram_options.buckets:
             findings.add(
                 f"{path}.histogram_options.buckets",
                 RuleId.METRICS,
-                "no bucket is given: list at least one upper bound",
+                "no bucket is listed; write at least one upper bound",
             )
 
 
@@ -239,13 +254,14 @@ def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationColle
             findings.add(
                 path,
                 RuleId.LABELS_FOLDER,
-                f"{output.label_filename!r} lies outside of the model's folder: put the file into it",
+                f"{output.label_filename!r} is outside the model's folder; put the file into it",
             )
         elif files is not None and target not in files:
             findings.add(
                 path,
                 RuleId.LABELS,
-                f"there is no file {output.label_filename!r} in the model's folder: add it, or leave label_filename out",
+                f"the model's folder has no file {output.label_filename!r}; add it, or omit"
+                " label_filename",
             )
 
 
@@ -256,7 +272,8 @@ def _agents(config: Any, facts: ServerFacts, findings: ViolationCollector) -> No
             findings.add(
                 path,
                 RuleId.REPOSITORY_AGENT,
-                f"the server has no repository agent {agent.name!r}: it has {listed(sorted(facts.agents))}",
+                f"the server has no repository agent {agent.name!r}; it has"
+                f" {listed(sorted(facts.agents))}",
             )
 
 
@@ -268,7 +285,7 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY,
-            "a custom batching strategy does not go with sequence_batching: write one of the two",
+            "a custom batching strategy excludes sequence_batching; remove one of the two",
         )
         return
     if facts.root is None:
@@ -281,13 +298,14 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY_FOLDER,
-            f"{target!r} lies outside of the model's folder {folder!r}: put the library into it and write its whole path",
+            f"{target!r} is outside the model's folder {folder!r}; put the library into it and"
+            " write its whole path",
         )
     elif (files := facts.files.get(name)) is not None and within not in files:
         findings.add(
             path,
             RuleId.BATCH_STRATEGY,
-            f"there is no file {within!r} in the model's folder: add the library, or correct the path",
+            f"the model's folder has no file {within!r}; add the library, or correct the path",
         )
 
 
@@ -305,7 +323,7 @@ def _enums(message: Any, path: str, findings: ViolationCollector) -> None:
                     findings.add(
                         spot,
                         RuleId.ENUM_VALUE,
-                        f"{number} is no {field.enum_type.name}: write one of {known}",
+                        f"{number} is not a {field.enum_type.name}; write one of {known}",
                     )
         elif map_field:
             if field.message_type.fields_by_name["value"].message_type is not None:

@@ -1,4 +1,7 @@
-"""Rules over ``sequence_batching``: control tensors, both strategies, states and their initial values."""
+"""Rules over ``sequence_batching``.
+
+Control tensors, both strategies, states and their initial values.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +70,14 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
         findings.add(
             spot,
             RuleId.SEQUENCE_SLOTS,
-            f"{slots} sequences at a time are too many: write at most {MAX_SLOTS}",
+            f"{slots} concurrent sequences are too many; write at most {MAX_SLOTS}",
         )
     if sequence.HasField("direct") and not 0 <= sequence.direct.minimum_slot_utilization <= 1:
         value = sequence.direct.minimum_slot_utilization
         findings.add(
             f"{path}.direct.minimum_slot_utilization",
             RuleId.SLOT_UTILIZATION,
-            f"{value:g} is no share of the slots: write 0 to 1",
+            f"{value:g} is not a fraction of the slots; write 0 to 1",
         )
     _states(sequence, path, facts, findings)
 
@@ -93,13 +96,14 @@ def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.name",
                 RuleId.SEQUENCE_CONTROL,
-                "the control tensor has no name: write the model's input that gets the signal",
+                "the control tensor has no name; write the model's input that receives the signal",
             )
         elif (first := names.setdefault(tensor.name, index)) != index:
             findings.add(
                 f"{spot}.name",
                 RuleId.SEQUENCE_CONTROL_TWICE,
-                f"control_input[{first}] is named {tensor.name!r} already: each control has a tensor of its own",
+                f"control_input[{first}] already has the name {tensor.name!r}; use a separate"
+                " tensor for each control",
             )
         for place, control in enumerate(tensor.control):
             where = f"{spot}.control[{place}]"
@@ -110,7 +114,7 @@ def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
                 findings.add(
                     f"{where}.kind",
                     RuleId.SEQUENCE_CONTROL_TWICE,
-                    f"{kind} goes to {kinds[control.kind]!r} already: write each kind once",
+                    f"{kind} is already assigned to {kinds[control.kind]!r}; write each kind once",
                 )
             kinds.setdefault(control.kind, tensor.name)
             if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
@@ -126,13 +130,13 @@ def _signal(control: Any, path: str, kind: str, findings: ViolationCollector) ->
         findings.add(
             path,
             RuleId.SEQUENCE_CONTROL,
-            f"{kind} needs one of {', '.join(_PAIRS)}, and {shown} is given: write exactly one",
+            f"{kind} needs exactly one of {', '.join(_PAIRS)}, not {shown}",
         )
     elif (count := len(getattr(control, given[0]))) != 2:
         findings.add(
             f"{path}.{given[0]}",
             RuleId.SEQUENCE_CONTROL,
-            f"{kind} needs two values, for false and for true, {count} are given",
+            f"{kind} needs two values, for false and for true, not {count}",
         )
 
 
@@ -142,13 +146,14 @@ def _correlation_id(control: Any, path: str, findings: ViolationCollector) -> No
         findings.add(
             f"{path}.{field}",
             RuleId.CORRELATION_ID,
-            "a correlation id is no signal that is false or true: remove it and write data_type",
+            "a correlation id is not a Boolean signal; remove it and write data_type",
         )
     if control.data_type not in _CORRELATION_ID_TYPES:
         findings.add(
             f"{path}.data_type",
             RuleId.CORRELATION_ID,
-            f"{type_name(control.data_type)} cannot carry a correlation id: write TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
+            f"{type_name(control.data_type)} cannot hold a correlation id; write TYPE_UINT64,"
+            " TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
         )
 
 
@@ -162,7 +167,8 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCol
             findings.add(
                 f"{spot}.output_name",
                 RuleId.STATE_TWICE,
-                f"state[{first}] has output {state.output_name!r} already: names of states must differ",
+                f"state[{first}] already has output {state.output_name!r}; names of states must be"
+                " unique",
             )
         if not state.initial_state:
             continue
@@ -170,14 +176,14 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCol
             findings.add(
                 f"{spot}.initial_state",
                 RuleId.INITIAL_STATE,
-                f"a state has one initial value, {len(state.initial_state)} are given",
+                f"a state has one initial value, not {len(state.initial_state)}",
             )
             continue
         if (first := initialised.setdefault(state.input_name, index)) != index:
             findings.add(
                 f"{spot}.input_name",
                 RuleId.INITIAL_STATE,
-                f"state[{first}] gives an initial value for {state.input_name!r} already",
+                f"state[{first}] already has an initial value for {state.input_name!r}",
             )
         _initial(state, state.initial_state[0], f"{spot}.initial_state[0]", facts, findings)
 
@@ -188,26 +194,26 @@ def _state_tensor(state: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.{field}",
                 RuleId.STATE_TENSOR,
-                "the state's tensor has no name: write the one that the model uses",
+                "the state's tensor has no name; write the name in the model",
             )
     if state.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
             RuleId.STATE_TENSOR,
-            "the state has no data type: write one, such as TYPE_FP32",
+            "the state has no data type; write one, such as TYPE_FP32",
         )
     if not state.dims:
         findings.add(
             f"{path}.dims",
             RuleId.STATE_TENSOR,
-            "the state has no dims: write its shape without the batch dimension",
+            "the state has no dims; write its shape without the batch dimension",
         )
     for index, dim in enumerate(state.dims):
         if dim < 1 and dim != VARIABLE:
             findings.add(
                 f"{path}.dims[{index}]",
                 RuleId.STATE_TENSOR,
-                f"{dim} is no size: write at least 1, or -1 for a variable one",
+                f"{dim} is not a size; write at least 1, or -1 for a variable size",
             )
 
 
@@ -222,13 +228,15 @@ def _initial(
         findings.add(
             f"{path}.data_type",
             RuleId.INITIAL_STATE,
-            f"{type_name(initial.data_type)}, and the state is {type_name(state.data_type)}: write the state's type",
+            f"the initial value is {type_name(initial.data_type)}, but the state is"
+            f" {type_name(state.data_type)}; write the state's type",
         )
     if len(initial.dims) != len(state.dims):
         findings.add(
             f"{path}.dims",
             RuleId.INITIAL_STATE,
-            f"{shape(initial.dims)}, and the state has dims {shape(state.dims)}: write as many",
+            f"{shape(initial.dims)} and the state's dims {shape(state.dims)} must have the same"
+            " number of sizes",
         )
     else:
         for index, (dim, wanted) in enumerate(zip(initial.dims, state.dims, strict=True)):
@@ -236,26 +244,26 @@ def _initial(
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.INITIAL_STATE,
-                    "an initial value has no variable size: write a number",
+                    "an initial value cannot have a variable size; write a number",
                 )
             elif dim < 1:
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.STATE_TENSOR,
-                    f"{dim} is no size: write at least 1",
+                    f"{dim} is not a size; write at least 1",
                 )
             elif wanted not in (VARIABLE, dim):
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.INITIAL_STATE,
-                    f"{dim}, and the state has {wanted} there: write {wanted}",
+                    f"{dim} differs from the state's size; write {wanted}",
                 )
     source = initial.WhichOneof("state_data")
     if source is None:
         findings.add(
             path,
             RuleId.INITIAL_STATE,
-            "the initial value says nothing of its data: write zero_data or data_file",
+            "the initial value has no data; write zero_data or data_file",
         )
     elif source == "data_file":
         _data_file(initial, path, facts, findings)
@@ -274,7 +282,7 @@ def _data_file(initial: Any, path: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             f"{path}.data_file",
             RuleId.INITIAL_STATE,
-            f"there is no file {target!r} in the model's folder: add it, or write zero_data",
+            f"the model's folder has no file {target!r}; add it, or write zero_data",
         )
     elif initial.dims and files[target] < wanted:
         findings.add(

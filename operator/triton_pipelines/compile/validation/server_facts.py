@@ -18,7 +18,9 @@ _VERSION: Final = re.compile(r"[1-9][0-9]*|0")
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One Triton server and the files beside the configs. What is None or missing is unknown, and nothing is refused for it.
+    """One Triton server and the files beside the configs.
+
+    What is None or missing is unknown, and nothing is refused for it.
 
     Attributes:
         release: year and month of the server's release.
@@ -27,7 +29,8 @@ class ServerFacts:
         agents: names of the repository agents of the server.
         files: model → path below its folder → size in bytes. A folder without files ends in "/".
         rate_limiting: whether the server runs with ``--rate-limit=execution_count``.
-        root: folder of the model repository as the server sees it; lets absolute paths in parameters be judged.
+        root: folder of the model repository as the server sees it; lets absolute paths in
+            parameters be judged.
     """
 
     release: Release = OLDEST
@@ -39,7 +42,10 @@ class ServerFacts:
     root: str | None = None
 
     def versions(self, model: str) -> frozenset[int] | None:
-        """Version folders of a model; None when its files are unknown. A name with a leading zero is none, as in Triton."""
+        """Version folders of a model; None when its files are unknown.
+
+        A name with a leading zero is none, as in Triton.
+        """
         files = self.files.get(model)
         if files is None:
             return None

@@ -1,6 +1,7 @@
 """Where the judge refuses what Triton loads: each such rule, and why.
 
-A differential test against a real server takes a disagreement under one of these rules as agreed, and no other.
+A differential test against a real server takes a disagreement under one of these rules as agreed,
+and no other.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from typing import Final
 from .violations import RuleId
 
 MAX_ELEMENTS: Final = 2**31
-"""Most elements that one tensor of fixed shape may have: 2 GiB of bytes is what one gRPC message carries."""
+"""Most elements that one tensor of fixed shape may have.
+
+2 GiB of bytes is what one gRPC message carries.
+"""
 MAX_SLOTS: Final = 65536
 """Most sequences that one instance may hold: Triton makes a queue for each of them at once."""
 MAX_INSTANCES: Final = 1024
 """Most instances of one group: each is at least a thread, of a Python model a process."""
 MAX_WARMUP_REQUESTS: Final = 65536
-"""Most requests of one warm-up sample: Triton makes ``batch_size`` requests at once and runs them ``count`` times."""
+"""Most requests of one warm-up sample.
+
+Triton makes ``batch_size`` requests at once and runs them ``count`` times.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,8 @@ class Limit:
 
     Attributes:
         reason: what happens when the model is loaded all the same.
-        deadly: the server itself may end, or run out of memory, when asked to load it; a test does not ask.
+        deadly: the server itself may end, or run out of memory, when asked to load it; a test does
+            not ask.
     """
 
     reason: str
@@ -39,16 +47,20 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         "Triton keeps the first of two tensors of one name and drops the other silently."
     ),
     RuleId.ENUM_VALUE: Limit(
-        "A number that is no value of the enum is kept by Triton as it is and means nothing to any backend."
+        "A number that is no value of the enum is kept by Triton as it is and means nothing to any"
+        " backend."
     ),
     RuleId.DIMS_SIZE: Limit(
-        "More elements than a request can carry; releases before 26.03 overflow, later ones refuse what exceeds 64 bits."
+        "More elements than a request can carry; releases before 26.03 overflow, later ones refuse"
+        " what exceeds 64 bits."
     ),
     RuleId.BATCH_STRATEGY_FOLDER: Limit(
-        "Triton refuses a library outside of the model's folder from 26.06 on; the model would not survive an upgrade."
+        "Triton refuses a library outside of the model's folder from 26.06 on; the model would not"
+        " survive an upgrade."
     ),
     RuleId.LABELS_FOLDER: Limit(
-        "Triton refuses a label file outside of the model's folder from 26.02 on; the model would not survive an upgrade."
+        "Triton refuses a label file outside of the model's folder from 26.02 on; the model would"
+        " not survive an upgrade."
     ),
     RuleId.SEQUENCE_SLOTS: Limit(
         "Triton makes a queue for every sequence slot at load and runs out of memory.", deadly=True
@@ -57,18 +69,21 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         "Triton keeps the first of two states of one output and drops the other silently."
     ),
     RuleId.STATE_TENSOR: Limit(
-        "Triton checks a state's names, type and dims at the first request only, and fails every sequence then.",
+        "Triton checks a state's names, type and dims at the first request only, and fails every"
+        " sequence then.",
         deadly=True,
     ),
     RuleId.INSTANCE_PROFILE_NUMBER: Limit(
-        "Triton takes the digits that a profile begins with and ignores the rest; a number beyond 32 bits ends the server.",
+        "Triton takes the digits that a profile begins with and ignores the rest; a number beyond"
+        " 32 bits ends the server.",
         deadly=True,
     ),
     RuleId.INSTANCE_COUNT: Limit(
         "Each instance is a thread or a process: the server runs out of them.", deadly=True
     ),
     RuleId.WARMUP_REQUIRED: Limit(
-        "Triton counts the warm-up's inputs and does not look which are there; the backend fails on the missing one."
+        "Triton counts the warm-up's inputs and does not look which are there; the backend fails"
+        " on the missing one."
     ),
     RuleId.WARMUP_SIZE: Limit(
         "Triton makes all requests of a warm-up sample at once and runs out of memory or time.",
@@ -78,12 +93,16 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
         "A step that writes an input of the ensemble races with the client's own value."
     ),
     RuleId.STEP_SHAPE_BETWEEN: Limit(
-        "Triton compares each use of a tensor with the first one only; where that has -1, a writer and a reader that never fit pass, and every request fails."
+        "Triton compares each use of a tensor with the first one only; where that has -1, a writer"
+        " and a reader that never fit pass, and every request fails."
     ),
 }
 
 FATAL: Final = frozenset({RuleId.INITIAL_STATE})
-"""Rules of Triton's own where the server does not refuse but ends itself (2.51.0: the scheduler is destroyed before its threads were made)."""
+"""Rules of Triton's own where the server does not refuse but ends itself (2.51.0.
+
+The scheduler is destroyed before its threads were made).
+"""
 
 DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}
 """Rules under which a test does not ask a server that it shares with other models."""

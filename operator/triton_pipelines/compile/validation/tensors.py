@@ -29,7 +29,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
                 findings.add(
                     f"{path}.name",
                     RuleId.TENSOR_NAME_TWICE,
-                    f"{side}[{first}] is named {tensor.name!r} already: names of one side must differ",
+                    f"{side}[{first}] already has the name {tensor.name!r}; names must be unique",
                 )
     for index, tensor in enumerate(config.input):
         if tensor.format in _IMAGE_FORMATS and len(tensor.dims) != _IMAGE_RANK:
@@ -37,7 +37,8 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 f"input[{index}].format",
                 RuleId.FORMAT,
-                f"{name} needs 3 dims, {tensor.name!r} has {len(tensor.dims)}: write 3 dims, or leave format out",
+                f"{name} needs 3 dims, but {tensor.name!r} has {len(tensor.dims)}; write 3 dims,"
+                " or omit format",
             )
     _batch_io(config, findings)
 
@@ -57,20 +58,20 @@ def _tensor(
         findings.add(
             f"{path}.name",
             RuleId.TENSOR_NAME,
-            "the tensor has no name: write the one that the model uses",
+            "the tensor has no name; write the name in the model",
         )
     shown = repr(tensor.name) if tensor.name else "the tensor"
     if tensor.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
             RuleId.DATA_TYPE,
-            f"{shown} has no data type: write one, such as TYPE_FP32",
+            f"{shown} has no data type; write one, such as TYPE_FP32",
         )
     if not tensor.dims:
         findings.add(
             f"{path}.dims",
             RuleId.DIMS,
-            f"{shown} has no dims: write its shape without the batch dimension, [1] for one value",
+            f"{shown} has no dims; write its shape without the batch dimension, [1] for one value",
         )
     valid = _sizes(tensor.dims, f"{path}.dims", RuleId.DIMS, shown, findings)
     if tensor.HasField("reshape"):
@@ -82,28 +83,37 @@ def _tensor(
             findings.add(
                 f"{path}.reshape",
                 RuleId.RESHAPE,
-                f"{shown}: an empty shape is for models that batch, and max_batch_size is 0: write a shape",
+                f"{shown}: an empty shape needs a model that batches, but max_batch_size is 0;"
+                " write a shape",
             )
         elif valid and tensor.dims:
             _reshape(tensor, path, shown, findings)
+    _formats(tensor, path, shown, identity, findings)
+
+
+def _formats(
+    tensor: Any, path: str, shown: str, identity: Identity, findings: ViolationCollector
+) -> None:
+    """Shape tensors and formats that only TensorRT models have."""
     if tensor.is_shape_tensor and not identity.tensorrt:
         findings.add(
             f"{path}.is_shape_tensor",
             RuleId.SHAPE_TENSOR,
-            f"{shown}: only TensorRT models (platform tensorrt_plan) have shape tensors: remove it",
+            f"{shown}: only TensorRT models (platform tensorrt_plan) have shape tensors; remove it",
         )
     if tensor.is_non_linear_format_io:
         if not identity.tensorrt:
             findings.add(
                 f"{path}.is_non_linear_format_io",
                 RuleId.NON_LINEAR_FORMAT,
-                f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats: remove it",
+                f"{shown}: only TensorRT models (platform tensorrt_plan) have such formats; remove"
+                " it",
             )
         elif len(tensor.dims) != _IMAGE_RANK:
             findings.add(
                 f"{path}.is_non_linear_format_io",
                 RuleId.NON_LINEAR_FORMAT,
-                f"{shown}: a non-linear format needs 3 dims, {len(tensor.dims)} are given",
+                f"{shown}: a non-linear format needs 3 dims, not {len(tensor.dims)}",
             )
 
 
@@ -115,13 +125,13 @@ def _sizes(
         findings.add(
             f"{path}[{index}]",
             rule,
-            f"{shown}: {dims[index]} is no size: write at least 1, or -1 for a variable one",
+            f"{shown}: {dims[index]} is not a size; write at least 1, or -1 for a variable size",
         )
     if not wrong and math.prod(abs(dim) for dim in dims) > MAX_ELEMENTS:
         findings.add(
             path,
             RuleId.DIMS_SIZE,
-            f"{shown}: {shape(dims)} has more than {MAX_ELEMENTS} elements: write smaller dims",
+            f"{shown}: {shape(dims)} has more than {MAX_ELEMENTS} elements; write smaller dims",
         )
         return False
     return not wrong
@@ -136,13 +146,15 @@ def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -
         findings.add(
             f"{path}.reshape.shape",
             RuleId.RESHAPE,
-            f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, dims {shape(dims)} have {len(sizes) - 1}: write as many",
+            f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, but dims"
+            f" {shape(dims)} have {len(sizes) - 1}; the numbers must be equal",
         )
     elif sizes != wanted or not target:
         findings.add(
             f"{path}.reshape.shape",
             RuleId.RESHAPE,
-            f"{shown}: {shape(target)} does not hold as many elements as dims {shape(dims)}: the products before, between and after each -1 must be equal",
+            f"{shown}: {shape(target)} and dims {shape(dims)} have different numbers of elements;"
+            " the products before, between and after each -1 must be equal",
         )
 
 
@@ -169,7 +181,7 @@ def _batch_io(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.data_type",
                 RuleId.BATCH_INPUT,
-                f"{type_name(batch.data_type)} is not possible here: write TYPE_INT32 or TYPE_FP32",
+                f"{type_name(batch.data_type)} is not allowed here; write TYPE_INT32 or TYPE_FP32",
             )
     for index, batch in enumerate(config.batch_output):
         path = f"batch_output[{index}]"
@@ -180,11 +192,11 @@ def _batch_io(config: Any, findings: ViolationCollector) -> None:
                 findings.add(
                     spot,
                     RuleId.BATCH_OUTPUT,
-                    f"the model has no output {target!r}: it has {listed(outputs)}",
+                    f"the model has no output {target!r}; it has {listed(outputs)}",
                 )
             elif target in batch.target_name[:place]:
                 findings.add(
-                    spot, RuleId.BATCH_OUTPUT, f"output {target!r} is named twice: name it once"
+                    spot, RuleId.BATCH_OUTPUT, f"output {target!r} is listed twice; list it once"
                 )
 
 
@@ -195,12 +207,12 @@ def _sources(
         findings.add(
             f"{path}.source_input",
             rule,
-            f"exactly one input of the model is its source, {len(batch.source_input)} are given: write one",
+            f"exactly one input of the model must be its source, not {len(batch.source_input)}",
         )
     for index, source in enumerate(batch.source_input):
         if source not in inputs:
             findings.add(
                 f"{path}.source_input[{index}]",
                 rule,
-                f"the model has no input {source!r}: it has {listed(inputs)}",
+                f"the model has no input {source!r}; it has {listed(inputs)}",
             )

@@ -9,7 +9,10 @@ from enum import StrEnum
 
 
 class RuleId(StrEnum):
-    """Ids of rules, grouped as the modules that judge them. Those of ``limits.LIMITS`` are this project's own, the others Triton's."""
+    """Ids of rules, grouped as the modules that judge them.
+
+    Those of ``limits.LIMITS`` are this project's own, the others Triton's.
+    """
 
     # models.py
     MODEL_NAME = "model-name"
@@ -91,7 +94,8 @@ class Violation:
 
     Attributes:
         model: name of the model (its folder in the repository).
-        field: path in its config, such as ``input[0].dims[1]`` or ``ensemble_scheduling.step[1].input_map["x"]``; "" for the whole.
+        field: path in its config, such as ``input[0].dims[1]`` or
+            ``ensemble_scheduling.step[1].input_map["x"]``; "" for the whole.
         rule: which rule.
         message: what is wrong and what to write instead, in one sentence or two.
     """

@@ -1,4 +1,7 @@
-"""Rules over ``model_warmup``: what Triton checks of the requests that it makes itself before a new instance serves."""
+"""Rules over ``model_warmup``.
+
+What Triton checks of the requests that it makes itself before a new instance serves.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 f"{path}.batch_size",
                 RuleId.WARMUP_SIZE,
-                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many: write at most {MAX_WARMUP_REQUESTS} in all",
+                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many; write"
+                f" at most {MAX_WARMUP_REQUESTS} in total",
             )
         for name in sorted(sample.inputs):
             _input(
@@ -46,7 +50,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 path,
                 RuleId.WARMUP,
-                "a warm-up request has a number as its correlation id, and the model wants TYPE_STRING: leave the warm-up out",
+                "a warm-up request has a numeric correlation id, but the model needs TYPE_STRING;"
+                " omit the warm-up",
             )
 
 
@@ -63,7 +68,7 @@ def _required(
         if given < sum(not tensor.optional for tensor in config.input)
         else RuleId.WARMUP_REQUIRED
     )
-    findings.add(f"{path}.inputs", rule, f"input {listed(missing)} of the model is missing: add it")
+    findings.add(f"{path}.inputs", rule, f"input {listed(missing)} of the model is missing; add it")
 
 
 def _input(
@@ -79,54 +84,70 @@ def _input(
         findings.add(
             path,
             RuleId.WARMUP,
-            f"{name!r} says nothing of its data: write zero_data, random_data or input_data_file",
+            f"{name!r} has no data; write zero_data, random_data or input_data_file",
         )
-    tensor, valid = tensors.get(name), True
+    tensor, valid = tensors.get(name), _valid_sizes(name, given, path, findings)
+    if math.prod(max(dim, 1) for dim in given.dims) > MAX_ELEMENTS:
+        findings.add(
+            f"{path}.dims",
+            RuleId.WARMUP_SIZE,
+            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements; write smaller"
+            " dims",
+        )
+    if given.data_type == pb.TYPE_INVALID and tensor is None:
+        findings.add(
+            f"{path}.data_type",
+            RuleId.WARMUP_SIZE,
+            f"{name!r} has no data type; write one, such as TYPE_FP32",
+        )
+    if tensor is not None:
+        _fits_model(name, given, tensor, path, valid, findings)
+    if source == "input_data_file":
+        _file(name, given, path, facts, findings)
+
+
+def _valid_sizes(name: str, given: Any, path: str, findings: ViolationCollector) -> bool:
+    """Whether every size is a number of at least 1; the others are noted."""
+    valid = True
     for index, dim in enumerate(given.dims):
         if dim == VARIABLE:
             valid = False
             findings.add(
                 f"{path}.dims[{index}]",
                 RuleId.WARMUP,
-                f"{name!r}: a warm-up has no variable size: write a number",
+                f"{name!r}: a warm-up cannot have a variable size; write a number",
             )
         elif dim < 1:
             valid = False
             findings.add(
                 f"{path}.dims[{index}]",
                 RuleId.WARMUP_SIZE,
-                f"{name!r}: {dim} is no size: write at least 1",
+                f"{name!r}: {dim} is not a size; write at least 1",
             )
-    if math.prod(max(dim, 1) for dim in given.dims) > MAX_ELEMENTS:
-        findings.add(
-            f"{path}.dims",
-            RuleId.WARMUP_SIZE,
-            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements: write smaller dims",
-        )
-    if given.data_type == pb.TYPE_INVALID and tensor is None:
+    return valid
+
+
+def _fits_model(
+    name: str, given: Any, tensor: Any, path: str, valid: bool, findings: ViolationCollector
+) -> None:
+    """Note an element type or shape other than the model declares."""
+    if given.data_type != tensor.data_type:
         findings.add(
             f"{path}.data_type",
-            RuleId.WARMUP_SIZE,
-            f"{name!r} has no data type: write one, such as TYPE_FP32",
+            RuleId.WARMUP,
+            f"{name!r} is {type_name(given.data_type)}, but the model needs"
+            f" {type_name(tensor.data_type)}",
         )
-    if tensor is not None:
-        if given.data_type != tensor.data_type:
-            findings.add(
-                f"{path}.data_type",
-                RuleId.WARMUP,
-                f"{name!r}: {type_name(given.data_type)}, and the model wants {type_name(tensor.data_type)}",
-            )
-        fits = len(given.dims) == len(tensor.dims) and all(
-            wanted in (VARIABLE, dim) for dim, wanted in zip(given.dims, tensor.dims, strict=True)
+    fits = len(given.dims) == len(tensor.dims) and all(
+        wanted in (VARIABLE, dim) for dim, wanted in zip(given.dims, tensor.dims, strict=True)
+    )
+    if valid and not fits:
+        findings.add(
+            f"{path}.dims",
+            RuleId.WARMUP,
+            f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)};"
+            " write a fitting shape without the batch dimension",
         )
-        if valid and not fits:
-            findings.add(
-                f"{path}.dims",
-                RuleId.WARMUP,
-                f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)}: write one that does, without the batch",
-            )
-    if source == "input_data_file":
-        _file(name, given, path, facts, findings)
 
 
 def _file(
@@ -141,7 +162,7 @@ def _file(
         findings.add(
             f"{path}.input_data_file",
             RuleId.WARMUP,
-            f"{name!r}: there is no file {target!r} in the model's folder: add it, or write zero_data",
+            f"{name!r}: the model's folder has no file {target!r}; add it, or write zero_data",
         )
     elif files[target] < wanted:
         findings.add(

@@ -42,8 +42,8 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import Counted, Watc
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Intent, View, limits_of
-from triton_pipelines.controllers.pipeline.effective_spec import Going
-from triton_pipelines.controllers.pipeline.plan import hands_off
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
+from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, alive, json_object, serves
@@ -89,7 +89,7 @@ class Autoscaler:
     enqueue: Callable[[Key], None]
     metrics: ScalingMetrics
     refusals: Callable[[Key], Mapping[str, Refusal]] = lambda _: {}
-    going: Callable[[Object], Going | None] = lambda _: None
+    going: Callable[[Object], EffectiveSpec | None] = lambda _: None
     tick_seconds: float = TICK_SECONDS
     intent_seconds: float = INTENT_SECONDS
     retry_seconds: float = RETRY_SECONDS
@@ -176,7 +176,7 @@ class Autoscaler:
     def _observe(self, key: Key) -> None:
         """The pipeline's spec and its ready pods, as the caches have them."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
-        if raw is None or hands_off(raw):
+        if raw is None or is_unmanaged(raw):
             self._drop([key])
             return
         watched = self._of_spec(key, raw)

@@ -14,11 +14,11 @@ from triton_pipelines.autoscaling.state_json import dumps
 from triton_pipelines.autoscaling.types import Action, Decision, Memory, PipelineLimits
 from triton_pipelines.controllers.autoscaler.pipeline_state import Watched
 from triton_pipelines.controllers.handover import Intent, limits_of
-from triton_pipelines.controllers.pipeline.cpu_resize import actual_limit
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.pod_resize import actual_limit
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
-from triton_pipelines.controllers.pipeline.replicas import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
-from triton_pipelines.controllers.pipeline.snapshot import Memory as ControllerMemory
+from triton_pipelines.controllers.pipeline.state import PipelineState
 
 
 def limits(watched: Watched, memory: Memory, *, direct: bool) -> PipelineLimits:
@@ -81,7 +81,7 @@ def seen(
         deployment,
         wanted,
         refused,
-        ControllerMemory.parse(live.get(names.KEY_MEMORY)),
+        PipelineState.parse(live.get(names.KEY_MEMORY)),
     )
 
 

@@ -11,12 +11,12 @@ from triton_pipelines.cluster.errors import ClusterError, Invalid
 from triton_pipelines.controllers.handover import CONDITION_TYPES as SCALING_CONDITIONS
 
 from . import status as statuses
+from .actions import Plan
 from .owner_references import FormerChild, NameTaken
-from .plan import Plan
-from .snapshot import Observed
+from .padding_choices import with_choices
+from .policies.tuning_run import ENDED_EVENTS
+from .snapshot import Snapshot
 from .status_events import Event
-from .tuned_padding import with_choices
-from .tuning_run import ENDED_EVENTS
 from .tuning_run_state import with_tuning
 
 Refused = ClusterError | NameTaken | FormerChild
@@ -39,15 +39,15 @@ def reason_of(error: Refused) -> Reason:
     return Reason.INVALID_SPEC if isinstance(error, Invalid) else Reason.API_ERROR
 
 
-def kept_back(
-    observed: Observed, decided: Plan, error: Refused, now: dt.datetime
+def status_after_failure(
+    snapshot: Snapshot, decided: Plan, error: Refused, now: dt.datetime
 ) -> dict[str, Any]:
     """The status where an object of the pipeline could not be applied. What live scaling sees and does holds all the same, and what became of a
     tuning run, and what it has proven: where the record of it is what was refused, nothing else knows."""
     reason = reason_of(error)
     text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
-    status = statuses.stalled(observed, reason, text, now)
-    said = decided.status if decided.status is not None else observed.status
+    status = statuses.stalled(snapshot, reason, text, now)
+    said = decided.status if decided.status is not None else snapshot.status
     status = _with_scaling(status, said)
     return (
         status
@@ -74,6 +74,6 @@ def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[st
     }
 
 
-def events_that_hold(decided: Plan) -> list[Event]:
+def events_after_failure(decided: Plan) -> list[Event]:
     """Of what a pass was to do, the events that are true all the same: the end of a tuning run, of which no later pass tells."""
     return [event for event in decided.notes if event.reason in ENDED_EVENTS]

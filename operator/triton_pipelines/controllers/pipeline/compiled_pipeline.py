@@ -17,12 +17,12 @@ from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
-from . import ragged_fallback, tuned_padding
-from .snapshot import Observed
+from . import padding_choices, ragged_fallback
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Remade:
+class LazyRevision:
     """A revision of which the name alone is kept: its content, which is most of its size, is made again to the same bytes where it is asked for."""
 
     name: str
@@ -40,12 +40,12 @@ class Remade:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompiledPipeline:
     """What the spec asks for, checked and rendered."""
 
     pipeline: InferencePipeline
     graph: Graph
-    revision: Revision | Remade
+    revision: Revision | LazyRevision
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,43 +59,48 @@ class Known:
 
     digests: Mapping[str, str]
     image: str | None = None
-    choices: tuned_padding.Choices = field(default_factory=dict)
+    choices: padding_choices.Choices = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     reports: ragged_fallback.Reports = ()
     failed: str = ""
     restored: str = ""
 
     @classmethod
-    def of(cls, observed: Observed) -> Known:
-        """Read it off what is observed."""
-        memory = observed.memory()
+    def of(cls, snapshot: Snapshot) -> Known:
+        """Read it from a snapshot."""
+        state = snapshot.state()
+        revision, rollout = state.revision, state.rollout
         record = (
-            observed.revision_record(memory.wanted)
-            if memory.generation == observed.generation
+            snapshot.revision_record(revision.desired)
+            if revision.generation == snapshot.generation
             else None
         )
         return cls(
-            digests=dict(observed.digests),
+            digests=dict(snapshot.digests),
             image=record["serverImage"] if record is not None else None,
-            choices=tuned_padding.recorded(observed),
-            refused=ragged_fallback.recorded(observed),
-            reports=ragged_fallback.ragged_unsupported(observed),
-            failed=memory.failed_revision
-            if memory.failed_revision and memory.failed_spec == observed.spec_hash
+            choices=padding_choices.recorded(snapshot),
+            refused=ragged_fallback.recorded(snapshot),
+            reports=ragged_fallback.ragged_unsupported(snapshot),
+            failed=rollout.failed_revision
+            if rollout.failed_revision and rollout.failed_spec == snapshot.spec_hash
             else "",
-            restored=memory.restored,
+            restored=rollout.restored,
         )
 
 
-def resolve(observed: Observed, options: Options) -> Wanted | list[Finding]:
+def resolve(snapshot: Snapshot, options: Options) -> CompiledPipeline | list[Finding]:
     """What the spec asks for, or everything that is wrong with it."""
-    pipeline, findings = parse(observed.pipeline)
+    pipeline, findings = parse(snapshot.pipeline)
     return (
-        findings if pipeline is None or findings else settled(pipeline, Known.of(observed), options)
+        findings
+        if pipeline is None or findings
+        else compile_parsed(pipeline, Known.of(snapshot), options)
     )
 
 
-def settled(pipeline: InferencePipeline, known: Known, options: Options) -> Wanted | list[Finding]:
+def compile_parsed(
+    pipeline: InferencePipeline, known: Known, options: Options
+) -> CompiledPipeline | list[Finding]:
     """What a spec that was parsed without findings asks for, or everything that is wrong with it. Of nothing but its arguments."""
     options = _pinned(pipeline, known, options)
     choice = (
@@ -106,20 +111,20 @@ def settled(pipeline: InferencePipeline, known: Known, options: Options) -> Want
     if choice is None:
         return _judged(pipeline, options, known)
     made = _judged(pipeline, options, known, choice.for_build())
-    if isinstance(made, Wanted) and not choice.barred:
+    if isinstance(made, CompiledPipeline) and not choice.barred:
         return made
     # What is remembered never makes a good spec a wrong one; what was taken back is not tried again.
     ruled = _judged(pipeline, options, known)
     return (
         made
-        if isinstance(made, Wanted)
-        and isinstance(ruled, Wanted)
+        if isinstance(made, CompiledPipeline)
+        and isinstance(ruled, CompiledPipeline)
         and _stays_back(made, ruled, known)
         else ruled
     )
 
 
-def _stays_back(made: Wanted, ruled: Wanted, known: Known) -> bool:
+def _stays_back(made: CompiledPipeline, ruled: CompiledPipeline, known: Known) -> bool:
     """Whether the revision of a barred choice stays the one that is asked for, and taken back, until the spec changes: where Auto's rule would
     make a third one of this spec, which nobody has tried. Where it makes the one that serves, all is well with that."""
     return known.failed == made.revision.name and ruled.revision.name != known.restored
@@ -130,9 +135,9 @@ def _judged(
     options: Options,
     known: Known,
     choice: MeasuredPadding | None = None,
-) -> Wanted | list[Finding]:
+) -> CompiledPipeline | list[Finding]:
     made = _made(pipeline, options, known.refused, known.digests, choice)
-    if isinstance(made, Wanted) and (
+    if isinstance(made, CompiledPipeline) and (
         found := ragged_fallback.reported(pipeline, made.graph, made.revision.name, known.reports)
     ):
         # The next best padding; an explicit Ragged becomes a finding.
@@ -146,13 +151,13 @@ def _made(
     refused: Mapping[str, str],
     digests: Mapping[str, str],
     choice: MeasuredPadding | None = None,
-) -> Wanted | list[Finding]:
+) -> CompiledPipeline | list[Finding]:
     graph = build(pipeline, options, refused, choice)
     findings = check(pipeline, graph, options)
     if findings:
         return findings
     try:
-        return Wanted(pipeline, graph, render(pipeline, graph, options, digests))
+        return CompiledPipeline(pipeline, graph, render(pipeline, graph, options, digests))
     except RefusedError as error:
         return error.findings
     except RenderError as error:
@@ -171,12 +176,12 @@ def _pinned(pipeline: InferencePipeline, known: Known, options: Options) -> Opti
 
 
 def recommended(
-    pipeline: InferencePipeline, patch: Mapping[str, Any], observed: Observed, options: Options
+    pipeline: InferencePipeline, patch: Mapping[str, Any], snapshot: Snapshot, options: Options
 ) -> str:
     """The revision that a tuning run's patch makes; "" where it makes none."""
     try:
         patched = patch_pipeline(pipeline, patch)
     except ValueError:
         return ""
-    made = _made(patched, options, ragged_fallback.recorded(observed), observed.digests)
-    return made.revision.name if isinstance(made, Wanted) else ""
+    made = _made(patched, options, ragged_fallback.recorded(snapshot), snapshot.digests)
+    return made.revision.name if isinstance(made, CompiledPipeline) else ""

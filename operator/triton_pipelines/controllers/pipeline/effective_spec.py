@@ -21,10 +21,10 @@ from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision
 
-from .compiled_pipeline import Known, Remade, Wanted, settled
+from .compiled_pipeline import CompiledPipeline, Known, LazyRevision, compile_parsed
 from .config_map_sources import config_map_sources
-from .plan import gone_by
-from .snapshot import Object, Observed
+from .policies.last_good_spec import effective_spec
+from .snapshot import Object, Snapshot
 
 Key = tuple[str, str]
 # Specs that are kept of one pipeline, and of each what it came to with other contents of its sources.
@@ -32,7 +32,7 @@ KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class EffectiveSpec:
     """What a pipeline goes by: the spec that is acted on, and the graph of it as it is to run. ``uid``: of the pipeline; ``present``: whether it
     is the spec as it stands, and not the last one that could be acted on."""
 
@@ -50,7 +50,7 @@ class Spec:
     pipeline: InferencePipeline | None
     findings: tuple[Finding, ...]
     sources: tuple[Fetch, ...]
-    _made: list[tuple[Known, Wanted | tuple[Finding, ...]]] = field(default_factory=list)
+    _made: list[tuple[Known, CompiledPipeline | tuple[Finding, ...]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, raw: Object, digest: bytes) -> Spec:
@@ -64,14 +64,14 @@ class Spec:
             tuple(config_map_sources(usable)) if usable is not None else (),
         )
 
-    def comes_to(self, known: Known, options: Options) -> Wanted | list[Finding]:
+    def compile(self, known: Known, options: Options) -> CompiledPipeline | list[Finding]:
         """What it asks for, or all that is wrong with it; from last time where nothing has changed."""
         if self.pipeline is None:
             return list(self.findings)
         found = next((result for then, result in self._made if then == known), None)
         if found is not None:
-            return found if isinstance(found, Wanted) else list(found)
-        made = settled(self.pipeline, known, options)
+            return found if isinstance(found, CompiledPipeline) else list(found)
+        made = compile_parsed(self.pipeline, known, options)
         result = tuple(made) if isinstance(made, list) else _without_content(made, known, options)
         # While a source is missing the last spec that could be acted on is this one, too, with the hash that the source had.
         others = [item for item in self._made if item[0].digests != known.digests]
@@ -85,7 +85,7 @@ class Resolver:
 
     options: Options
     _read: dict[Key, list[Spec]] = field(default_factory=dict, init=False)
-    _going: dict[Key, Going] = field(default_factory=dict, init=False)
+    _effective: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
 
     def read(self, raw: Object) -> Spec:
         """The spec of a raw pipeline."""
@@ -95,25 +95,25 @@ class Resolver:
         self._read[key] = [spec, *(one for one in known if one is not spec)][:KEPT]
         return spec
 
-    def resolve(self, observed: Observed) -> Wanted | list[Finding]:
+    def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
         """What :func:`~.wanted.resolve` says."""
-        return self.read(observed.pipeline).comes_to(Known.of(observed), self.options)
+        return self.read(snapshot.pipeline).compile(Known.of(snapshot), self.options)
 
-    def gone_by(
-        self, observed: Observed, wanted: Wanted | list[Finding]
-    ) -> tuple[Observed, Wanted] | None:
-        """What a pass goes by (:func:`~.plan.gone_by`), and everybody from then on; where that is nothing, what went before stays."""
-        asked = gone_by(observed, wanted, self.resolve)
+    def effective_spec(
+        self, snapshot: Snapshot, wanted: CompiledPipeline | list[Finding]
+    ) -> tuple[Snapshot, CompiledPipeline] | None:
+        """What a pass goes by (:func:`~.policies.last_good_spec.effective_spec`), and everybody from then on; where that is nothing, what went before stays."""
+        asked = effective_spec(snapshot, wanted, self.resolve)
         if asked is not None:
-            uid = str(observed.pipeline["metadata"].get("uid") or "")
-            self._going[_key(observed.pipeline)] = Going(
-                uid, asked[1].pipeline, asked[1].graph, present=asked[0] is observed
+            uid = str(snapshot.pipeline["metadata"].get("uid") or "")
+            self._effective[_key(snapshot.pipeline)] = EffectiveSpec(
+                uid, asked[1].pipeline, asked[1].graph, present=asked[0] is snapshot
             )
         return asked
 
-    def going(self, raw: Object) -> Going | None:
+    def effective(self, raw: Object) -> EffectiveSpec | None:
         """What a pipeline goes by; ``None`` before the first pass over it, and where it has never had a spec that could be acted on."""
-        found = self._going.get(_key(raw))
+        found = self._effective.get(_key(raw))
         return (
             found
             if found is not None and found.uid == str(raw["metadata"].get("uid") or "")
@@ -123,19 +123,22 @@ class Resolver:
     def forget(self, key: Key) -> None:
         """A pipeline is gone."""
         self._read.pop(key, None)
-        self._going.pop(key, None)
+        self._effective.pop(key, None)
 
 
-def _without_content(made: Wanted, known: Known, options: Options) -> Wanted:
+def _without_content(made: CompiledPipeline, known: Known, options: Options) -> CompiledPipeline:
     """The same with the name of its revision alone. Its content is needed only where the cluster lacks it."""
     return replace(
-        made, revision=Remade(made.revision.name, partial(_revision, made.pipeline, known, options))
+        made,
+        revision=LazyRevision(
+            made.revision.name, partial(_revision, made.pipeline, known, options)
+        ),
     )
 
 
 def _revision(pipeline: InferencePipeline, known: Known, options: Options) -> Revision:
-    made = settled(pipeline, known, options)
-    assert isinstance(made, Wanted), "equal arguments come to equal results"
+    made = compile_parsed(pipeline, known, options)
+    assert isinstance(made, CompiledPipeline), "equal arguments come to equal results"
     assert isinstance(made.revision, Revision)
     return made.revision
 

@@ -7,22 +7,22 @@ from typing import Final
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.loadreport import INFORMATIVE, LoadReason
 
-from .snapshot import Observed
+from .snapshot import Snapshot
 
 # Most published tokenizers come with truncation or padding of their own; that the resource decides is the contract, and no doubt.
 TOLD: Final = INFORMATIVE - {LoadReason.TOKENIZER_SETTINGS_IGNORED}
 
 
-def remarks(observed: Observed, revision: str) -> list[Finding]:
+def loader_warnings(snapshot: Snapshot, revision: str) -> list[Finding]:
     """Informative findings of the pods of ``revision``, each once. Until a pod of it has loaded anything, what was said of it holds, so that
     a pod that is made anew is no news."""
     pods = sorted(
-        (pod for pod in observed.pods if pod.revision == revision), key=lambda pod: pod.name
+        (pod for pod in snapshot.pods if pod.revision == revision), key=lambda pod: pod.name
     )
     reports = [report for pod in pods if (report := pod.load_report()) is not None and report.ok]
     if not reports:
-        return _said(observed) if observed.status.get("revision") == revision else []
-    said = {(item.path, item.message) for item in _said(observed)}
+        return _said(snapshot) if snapshot.status.get("revision") == revision else []
+    said = {(item.path, item.message) for item in _said(snapshot)}
     found: dict[tuple[str, str], str] = {}
     for report in reports:
         for item in report.findings:
@@ -34,11 +34,11 @@ def remarks(observed: Observed, revision: str) -> list[Finding]:
     return [Finding(path, text, Severity.WARNING) for (path, _), text in sorted(found.items())]
 
 
-def _said(observed: Observed) -> list[Finding]:
+def _said(snapshot: Snapshot) -> list[Finding]:
     reasons = {reason.value for reason in TOLD}
     said = [
         (str(item.get("path", "")), str(item.get("message", "")))
-        for item in observed.status.get("warnings") or ()
+        for item in snapshot.status.get("warnings") or ()
     ]
     return [
         Finding(path, message, Severity.WARNING)

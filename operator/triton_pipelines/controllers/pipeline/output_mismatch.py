@@ -11,43 +11,43 @@ from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
 
-from .snapshot import Observed
+from .snapshot import Snapshot
 
 PATH: Final = "spec.health.inference"
 WORDS: Final = "a test inference is answered otherwise than declared: "
 
 
-def judged(observed: Observed, proven: str) -> tuple[Observed, list[Finding]]:
+def count_new_mismatches(snapshot: Snapshot, proven: str) -> tuple[Snapshot, list[Finding]]:
     """The same with each mismatch of a pod that counts as a failed inference, and warnings of those that do not: what pods of ``proven`` answer,
     the revision that last served the whole pipeline, and what was warned of before and a later revision, or another render of the same
     spec, answers as well."""
-    said = _said(observed)
+    said = _said(snapshot)
     served = {
-        observed.probes[pod.uid].mismatch
-        for pod in observed.pods
-        if pod.revision == proven and pod.uid in observed.probes
+        snapshot.probes[pod.uid].mismatch
+        for pod in snapshot.pods
+        if pod.revision == proven and pod.uid in snapshot.probes
     }
     known = served | said
     failed = {
         uid: replace(probe, inference_error=probe.mismatch)
-        for uid, probe in observed.probes.items()
+        for uid, probe in snapshot.probes.items()
         if probe.mismatch and probe.mismatch not in known
     }
-    asked = any(probe.inference_error is not None for probe in observed.probes.values())
+    asked = any(probe.inference_error is not None for probe in snapshot.probes.values())
     # Until a pod has answered, what was said holds: pods that are made anew are no news.
     found = (
-        {probe.mismatch for probe in observed.probes.values() if probe.mismatch in known} - {""}
+        {probe.mismatch for probe in snapshot.probes.values() if probe.mismatch in known} - {""}
         if asked
         else said
     )
     warnings = [Finding(PATH, WORDS + text, Severity.WARNING) for text in sorted(found)]
-    return replace(observed, probes={**observed.probes, **failed}) if failed else observed, warnings
+    return replace(snapshot, probes={**snapshot.probes, **failed}) if failed else snapshot, warnings
 
 
-def _said(observed: Observed) -> set[str]:
+def _said(snapshot: Snapshot) -> set[str]:
     said = [
         str(item.get("message", ""))
-        for item in observed.status.get("warnings") or ()
+        for item in snapshot.status.get("warnings") or ()
         if item.get("path") == PATH
     ]
     return {text.removeprefix(WORDS) for text in said if text.startswith(WORDS)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from triton_pipelines.api import names
@@ -15,12 +14,11 @@ from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.server_settings import cpu_range, millis
 from triton_pipelines.controllers.handover import scaled_steps
 
-from .cpu_field_owner import taken_by
-from .cpu_resize import INFEASIBLE, actual_limit, asked_limit, state_of, waits
-from .pod_problems import Problem
+from .deployment_progress import rolls
+from .pod_resize import INFEASIBLE, actual_limit, asked_limit, state_of, waits
 from .resize_rejections import Refusal
-from .rollout import deadline_exceeded
-from .snapshot import Memory, Observed, Pod
+from .snapshot import Pod
+from .state import PipelineState
 
 
 def bounds_of(pipeline: InferencePipeline, graph: Graph) -> Bounds:
@@ -48,13 +46,13 @@ def seen_of(
     deployment: Mapping[str, Any] | None,
     wanted: int | None,
     refused: Mapping[str, Refusal] | None = None,
-    memory: Memory | None = None,
+    state: PipelineState | None = None,
 ) -> Seen:
     """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: by pod uid, what the API server did
-    not give: of a node that is too small it says so (Kubernetes 1.36, measured) before the kubelet could; ``memory``: the controller's."""
-    memory, refused = memory or Memory(), refused or {}
+    not give: of a node that is too small it says so (Kubernetes 1.36, measured) before the kubelet could; ``state``: that of the policies."""
+    state, refused = state or PipelineState(), refused or {}
     staying = [pod for pod in pods if not pod.deleting]
-    owned = wanted is not None and not taken_by(memory)
+    owned = wanted is not None and not state.cpu_resize.left_to
     running = [pod for pod in staying if pod.server_running] if owned else []
     uneven = {
         pod.name: _uneven(pod, wanted, refused.get(pod.uid))
@@ -70,54 +68,23 @@ def seen_of(
         uids=frozenset(pod.uid for pod in staying),
         there=len(staying),
         ready=sum(pod.serving for pod in staying),
-        rolling=_rolling(staying, deployment, memory),
+        rolling=_rolling(staying, deployment, state.stalled_rollout.revision),
         uneven=uneven,
         infeasible=infeasible,
-        cpu_taken=taken_by(memory),
+        cpu_taken=state.cpu_resize.left_to,
     )
 
 
-def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, memory: Memory) -> bool:
+def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, stalled: str) -> bool:
     """Whether a rollout runs that what serves has to wait for; it need not for one that does not come to its end."""
     if deployment is None:
         return True
     labels = ((deployment.get("spec") or {}).get("template", {}).get("metadata") or {}).get(
         "labels"
     ) or {}
-    if memory.stuck and labels.get(names.LABEL_REVISION) == memory.stuck:
+    if stalled and labels.get(names.LABEL_REVISION) == stalled:
         return False
     return rolls(deployment) or len({(pod.revision, pod.template) for pod in staying}) > 1
-
-
-def stuck_in(
-    observed: Observed, target: str, problems: Sequence[Problem], memory: Memory
-) -> Memory:
-    """Memory of whether the rollout of ``target`` has failed beside pods of another revision that serve: with strategy Surge, at its first
-    pod or at a later one.
-
-    It stands until more pods of the revision serve after all, the others are gone, or another revision is asked for: what scaling changes of
-    a Deployment starts its clock anew, and the pods that serve would wait for that deadline, too, each time.
-    """
-    serving = [pod.revision for pod in observed.pods if pod.serving]
-    there = serving.count(target)
-    if observed.deployed_revision() != target or there == len(serving):
-        return replace(memory, stuck="", stuck_pods=0)
-    mine = {pod.name for pod in observed.pods if pod.revision == target and not pod.deleting}
-    failed = (
-        any(problem.final and problem.pod in mine for problem in problems)
-        or deadline_exceeded(target, observed, problems) is not None
-    )
-    if memory.stuck == target:
-        return (
-            replace(memory, stuck="", stuck_pods=0)
-            if there > memory.stuck_pods and not failed
-            else memory
-        )
-    return (
-        replace(memory, stuck=target, stuck_pods=there)
-        if failed
-        else replace(memory, stuck="", stuck_pods=0)
-    )
 
 
 def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
@@ -125,19 +92,6 @@ def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
     known = [(limit, pod) for pod in pods if (limit := actual_limit(pod)) is not None]
     found = min(known, key=lambda item: item[0], default=None)
     return None if found is None else found[1].container(names.CONTAINER_SERVER).get("resources")
-
-
-def rolls(deployment: Mapping[str, Any]) -> bool:
-    """Whether a Deployment is on its way to its latest template: not yet seen by its controller, or neither there nor given up."""
-    status = deployment.get("status") or {}
-    if int(status.get("observedGeneration") or 0) < int(
-        deployment["metadata"].get("generation") or 0
-    ):
-        return True
-    progressing: Mapping[str, Any] = next(
-        (item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {}
-    )
-    return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
 def _uneven(pod: Pod, wanted: int | None, refusal: Refusal | None) -> str:

@@ -12,7 +12,7 @@ from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, Example
 from triton_pipelines.compile.graph.tensor_origin import with_maker
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
-from triton_pipelines.triton.probe import DEADLINE_S, Question, probe
+from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 
 # Ids of sequences of our own: the upper half of what every integer type of the control tensor holds, where clients that count do not come.
 _LOWEST_ID = 2**30
@@ -32,7 +32,7 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
         and target.example.made_up
         and not result.dead_process
     ):
-        failure += asked_with(1 if result.alone else target.example.repeat)
+        failure += asked_with(1 if result.used_fallback else target.example.repeat)
     return Probe(
         at=now,
         ensemble_ready=result.ensemble_ready,
@@ -52,15 +52,17 @@ def asked_with(rows: int) -> str:
     return f" (asked with {DEFAULT_TEXT!r}{many}; spec.health.text or spec.health.inputs gives another example{one})"
 
 
-def question_of(example: ExampleRequest) -> Question:
+def question_of(example: ExampleRequest) -> ProbeRequest:
     """The request as it is sent; a sequence gets an id of its own, so that it never meets a client's."""
     number = _LOWEST_ID + secrets.randbelow(_LOWEST_ID)
     sequence: int | str = 0
     if example.sequence:
         sequence = f"tritonpipe-probe-{number}" if example.text_ids else number
     if example.repeat == 1:
-        return Question(example.inputs, example.stream, sequence, example.finite)
+        return ProbeRequest(example.inputs, example.stream, sequence, example.finite)
     inputs = {
         name: np.repeat(array, example.repeat, axis=0) for name, array in example.inputs.items()
     }
-    return Question(inputs, example.stream, sequence, example.finite, alone=example.inputs)
+    return ProbeRequest(
+        inputs, example.stream, sequence, example.finite, fallback_inputs=example.inputs
+    )

@@ -16,7 +16,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph, PaddingChoice
 from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_key
 
-from .snapshot import Observed, json_object
+from .snapshot import Snapshot, json_object
 
 # Longest refusal that is kept (the loader's report is 4096 bytes in all), and what status.padding.reason has room for.
 REASON_MAX = 300
@@ -32,16 +32,16 @@ REQUEST_MAX = 40
 Reports = tuple[tuple[str, tuple[LoadFinding, ...]], ...]
 
 
-def recorded(observed: Observed) -> dict[str, str]:
+def recorded(snapshot: Snapshot) -> dict[str, str]:
     """Refusals that earlier passes wrote down; what an edit by hand made unreadable counts as none, and is found again."""
-    known: Mapping[str, Any] = json_object(observed.live_data().get(names.KEY_PADDING))
+    known: Mapping[str, Any] = json_object(snapshot.live_data().get(names.KEY_PADDING))
     return {key: reason for key, reason in known.items() if isinstance(reason, str)}
 
 
-def ragged_unsupported(observed: Observed) -> Reports:
+def ragged_unsupported(snapshot: Snapshot) -> Reports:
     """Of each pod whose file the loader could not adapt, where nothing else is wrong with what was loaded: its revision, and the findings."""
     told = []
-    for pod in observed.pods:
+    for pod in snapshot.pods:
         report = pod.load_report()
         failures = (
             tuple(item for item in report.findings if item.reason not in INFORMATIVE)

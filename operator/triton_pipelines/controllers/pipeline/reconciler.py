@@ -40,19 +40,19 @@ from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Intent, View
 
 from . import status as statuses
-from .apply_failure import Refused, events_that_hold, kept_back
-from .compiled_pipeline import Wanted
+from .actions import Deletion, Plan, Resize, soonest
+from .apply_failure import Refused, events_after_failure, status_after_failure
+from .chain import Context
+from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
-from .cpu_resize import Resize
+from .deployment_progress import rolls
 from .effective_spec import Resolver
-from .last_good_spec import remembered_of
+from .latency_figures import Latencies
 from .owner_references import FormerChild, NameTaken, check_owner
-from .plan import Context, Plan, hands_off, plan, soonest
-from .pods_and_cpu import rolls
+from .plan import is_unmanaged, plan
+from .policies.last_good_spec import last_good_after
 from .resize_rejections import Refusal, of_pods, refused
-from .retention import Deletion
-from .slo_guard import Latencies
-from .snapshot import Object, Observed, Pod, Probe, alive, serves
+from .snapshot import Object, Pod, Probe, Snapshot, alive, serves
 from .status_events import Event, transitions
 
 CHILD_RESOURCES: tuple[Resource, ...] = (
@@ -75,7 +75,7 @@ FORMER_CHILD_SECONDS = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class StatusRefused(Exception):  # noqa: N818
+class StatusRejected(Exception):  # noqa: N818
     """The API server does not take a status of ours: a defect, or a CRD of another release."""
 
 
@@ -120,10 +120,10 @@ class Reconciler:
     _refused: dict[Key, str] = field(
         default_factory=dict
     )  # status writes that were refused, as told
-    _untuned: dict[Key, str] = field(
+    _tuning_rejection: dict[Key, str] = field(
         default_factory=dict
     )  # why an object of a tuning run was refused
-    _unresized: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
+    _resize_rejections: dict[Key, dict[str, Refusal]] = field(default_factory=dict)  # by pod uid
     _accepted: dict[Key, tuple[str, str]] = field(
         default_factory=dict
     )  # the pipeline's uid, and its last spec that was acted on
@@ -134,57 +134,59 @@ class Reconciler:
     async def reconcile(self, key: Key) -> Result:
         """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
         try:
-            return await self._pass(key)
-        except StatusRefused:
+            return await self._reconcile(key)
+        except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
-    async def _pass(self, key: Key) -> Result:
+    async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._refused, self._unresized, self._accepted):
+            for known in (self._probes, self._refused, self._resize_rejections, self._accepted):
                 known.pop(key, None)
             self.resolver.forget(key)
             return Result()
-        if hands_off(raw):
+        if is_unmanaged(raw):
             return Result()
         sources = self.resolver.read(raw).sources
-        observed = await self._observe(key, raw, sources)
-        wanted = self.resolver.resolve(observed)
-        asked = self.resolver.gone_by(observed, wanted)
+        snapshot = await self._observe(key, raw, sources)
+        wanted = self.resolver.resolve(snapshot)
+        asked = self.resolver.effective_spec(snapshot, wanted)
         probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
-        self._unresized[key] = of_pods(
-            self._unresized.get(key, {}), {pod.uid for pod in observed.pods}
+        self._resize_rejections[key] = of_pods(
+            self._resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
         )
-        observed = replace(
-            observed, probes=dict(self._probes.get(key, {})), unresized=dict(self._unresized[key])
+        snapshot = replace(
+            snapshot,
+            probes=dict(self._probes.get(key, {})),
+            resize_rejections=dict(self._resize_rejections[key]),
         )
         # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
         decided = plan(
-            observed,
+            snapshot,
             Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve),
             self.clock(),
             wanted,
         )
         self._accepted[key] = (
             raw["metadata"].get("uid", ""),
-            remembered_of(observed, decided.apply),
+            last_good_after(snapshot, decided.apply),
         )
         if any(item["kind"] == "Deployment" for item in decided.apply):
             self._starting.add(key)
         try:
-            await self._carry_out(key, observed, decided)
+            await self._carry_out(key, snapshot, decided)
         except REFUSALS as error:
-            told = await self._tell_kept_back(key, observed, decided, error)
+            told = await self._report_apply_failure(key, snapshot, decided, error)
             if isinstance(error, Forbidden):
                 raise
             return told
         finally:
             self._starting.discard(key)
         if decided.status is not None:
-            await self._write_status(observed, decided.status, decided.events)
+            await self._write_status(snapshot, decided.status, decided.events)
         untold = (
-            await self._create_beside(key, observed, decided)
-            or self._unresized[key] != observed.unresized
+            await self._create_beside(key, snapshot, decided)
+            or self._resize_rejections[key] != snapshot.resize_rejections
         )  # the next pass tells it
         polls = SOURCE_POLL_SECONDS if sources else None
         return Result(
@@ -195,7 +197,7 @@ class Reconciler:
 
     # --- observe -------------------------------------------------------------------------------------------------------
 
-    async def _observe(self, key: Key, raw: Object, sources: Sequence[Fetch]) -> Observed:
+    async def _observe(self, key: Key, raw: Object, sources: Sequence[Fetch]) -> Snapshot:
         children = {
             (resource.kind, item["metadata"]["name"]): item
             for resource in CHILD_RESOURCES
@@ -214,7 +216,7 @@ class Reconciler:
         nodes = await self._nodes() if unplaced else None
         told = (self.intent(key), self.view(key), self.latencies(key))
         uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
-        return Observed(
+        return Snapshot(
             raw,
             children,
             pods,
@@ -224,7 +226,7 @@ class Reconciler:
             nodes,
             *told,
             tuning_pods=apart,
-            untuned=self._untuned.pop(key, ""),
+            tuning_rejection=self._tuning_rejection.pop(key, ""),
             monitoring=self.monitoring(key),
             remembered=last[1] if last[0] == uid else "",
         )
@@ -237,23 +239,23 @@ class Reconciler:
 
     # --- ask pods ---------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, key: Key, wanted: Wanted, observed: Observed) -> float | None:
+    async def _ask(self, key: Key, wanted: CompiledPipeline, snapshot: Snapshot) -> float | None:
         """Probe the pods that are due, side by side. Returns the seconds until the next one is due.
 
         Only pods that run what the spec asks for that is gone by: its model names and inputs may not be those of other revisions, whose
         last answer stands.
         """
         now = self.clock()
-        pipeline, memory = wanted.pipeline, observed.memory()
+        pipeline, state = wanted.pipeline, snapshot.state().revision
         # The second is a revision of the same spec that waits to be replaced by this operator's templates.
         revisions = {
             wanted.revision.name,
-            memory.wanted if memory.generation == observed.generation else "",
+            state.desired if state.generation == snapshot.generation else "",
         }
         health = pipeline.spec.health
         asked = health.inference is InferenceHealth.AUTO and not why_unasked(pipeline, wanted.graph)
         known = self._probes.setdefault(key, {})
-        running = {pod.uid: pod for pod in observed.pods if pod.server_running and not pod.deleting}
+        running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
         for uid in set(known) - set(running):
             del known[uid]
         pods = {uid: pod for uid, pod in running.items() if pod.revision in revisions}
@@ -308,29 +310,31 @@ class Reconciler:
 
     # --- carry out ----------------------------------------------------------------------------------------------------------
 
-    async def _tell_kept_back(
-        self, key: Key, observed: Observed, decided: Plan, error: Refused
+    async def _report_apply_failure(
+        self, key: Key, snapshot: Snapshot, decided: Plan, error: Refused
     ) -> Result:
         """Say what the API server refused. Then what a tuning run that has ended holds goes: its result stands in the status by now. Where
         that cannot be written at present, the Job stays, and the next pass reads its result again."""
         try:
-            await self._write_status(observed, kept_back(observed, decided, error, self.clock()))
-        except StatusRefused:
+            await self._write_status(
+                snapshot, status_after_failure(snapshot, decided, error, self.clock())
+            )
+        except StatusRejected:
             await self._clear(
                 key, decided
             )  # others want the room, and no pass will be able to write it
             raise
         await self._clear(key, decided)
-        for event in events_that_hold(decided):
-            await self._post(observed.pipeline, event)
+        for event in events_after_failure(decided):
+            await self._post(snapshot.pipeline, event)
         waiting = isinstance(error, FormerChild)
         return Result(
             requeue_after=FORMER_CHILD_SECONDS if waiting else SOURCE_POLL_SECONDS,
             outcome="waiting" if waiting else "stalled",
         )
 
-    async def _carry_out(self, key: Key, observed: Observed, decided: Plan) -> None:
-        uid = observed.pipeline["metadata"].get("uid", "")
+    async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
+        uid = snapshot.pipeline["metadata"].get("uid", "")
         for item in decided.apply[: decided.first]:
             await self._apply(item, uid)
         await self._clear(key, decided)
@@ -339,30 +343,30 @@ class Reconciler:
         for deletion in decided.delete:
             await self._delete(key, deletion)
         if decided.resize is not None:
-            await self._resize(key, observed, decided.resize)
+            await self._resize(key, snapshot, decided.resize)
         for event in decided.notes:
-            await self._post(observed.pipeline, event)
+            await self._post(snapshot.pipeline, event)
 
     async def _clear(self, key: Key, decided: Plan) -> None:
         for deletion in decided.clear:
             if self.store.get(RESOURCE_OF_KIND[deletion.kind], key[0], deletion.name) is not None:
                 await self._delete(key, deletion)
 
-    async def _create_beside(self, key: Key, observed: Observed, decided: Plan) -> bool:
+    async def _create_beside(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Make what a tuning run needs. What is refused ends the run, and is nothing that the pipeline suffers from. Whether it was."""
         try:
             for item in decided.beside:
-                await self._apply(item, observed.pipeline["metadata"].get("uid", ""))
+                await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except REFUSALS as error:
-            self._untuned[key] = (
+            self._tuning_rejection[key] = (
                 f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
             )
             return True
         return False
 
-    async def _resize(self, key: Key, observed: Observed, resize: Resize) -> None:
+    async def _resize(self, key: Key, snapshot: Snapshot, resize: Resize) -> None:
         """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
-        since, known = self.store.mark(), self._unresized.setdefault(key, {})
+        since, known = self.store.mark(), self._resize_rejections.setdefault(key, {})
         try:
             self.store.put(
                 PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
@@ -374,7 +378,7 @@ class Reconciler:
             known[resize.uid] = now = refused(error, resize.pod, resize.limit, before, self.clock())
             if before is None or (before.kind, before.limit) != (now.kind, now.limit):
                 await self._post(
-                    observed.pipeline,
+                    snapshot.pipeline,
                     Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text),
                 )
             return
@@ -383,7 +387,7 @@ class Reconciler:
 
     def refusals(self, key: Key) -> Mapping[str, Refusal]:
         """What the API server refused of pods' CPU, by pod uid."""
-        return self._unresized.get(key, {})
+        return self._resize_rejections.get(key, {})
 
     async def _apply(self, item: Object, uid: str) -> None:
         resource = resource_of(item)
@@ -422,24 +426,24 @@ class Reconciler:
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
 
     async def _write_status(
-        self, observed: Observed, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
+        self, snapshot: Snapshot, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
     ) -> None:
         """Write a status and post its events. ``events`` not given: only where the status says anything new.
 
         Raises:
-            StatusRefused: the API server does not take it; the pipeline's conditions say so, where they can.
+            StatusRejected: the API server does not take it; the pipeline's conditions say so, where they can.
         """
         if events is None:
-            if not statuses.differs(observed.pipeline, status):
+            if not statuses.differs(snapshot.pipeline, status):
                 return
-            events = tuple(transitions(observed.status, status))
+            events = tuple(transitions(snapshot.status, status))
         try:
-            await self._put_status(observed.pipeline, status)
+            await self._put_status(snapshot.pipeline, status)
         except Invalid as error:
-            raise StatusRefused(await self._tell_refused(observed, error)) from error
-        self._refused.pop((observed.pipeline["metadata"]["namespace"], observed.name), None)
+            raise StatusRejected(await self._report_status_rejection(snapshot, error)) from error
+        self._refused.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
         for event in events:
-            await self._post(observed.pipeline, event)
+            await self._post(snapshot.pipeline, event)
 
     async def _put_status(self, pipeline: Object, status: Mapping[str, Any]) -> None:
         metadata = pipeline["metadata"]
@@ -460,14 +464,14 @@ class Reconciler:
         else:
             self.store.put(INFERENCE_PIPELINES, answer, since=since)
 
-    async def _tell_refused(self, observed: Observed, error: Invalid) -> str:
+    async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Say by the status that was taken before that the new one was not; returns the words."""
         text = f"the API server refuses the pipeline's status, so the rest of it is out of date: {error.message}; is the CRD that of this operator's release?"
-        key = (observed.pipeline["metadata"]["namespace"], observed.name)
-        told = statuses.stalled(observed, Reason.API_ERROR, text, self.clock(), final=True)
-        if statuses.differs(observed.pipeline, told):
+        key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
+        told = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
+        if statuses.differs(snapshot.pipeline, told):
             try:
-                await self._put_status(observed.pipeline, told)
+                await self._put_status(snapshot.pipeline, told)
             except Invalid as again:
                 await _log.aerror(
                     "not even the conditions of a status are taken", error=again.message
@@ -476,7 +480,7 @@ class Reconciler:
             self._refused[key] = text
             await _log.aerror("status refused", error=error.message)
             await self._post(
-                observed.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
+                snapshot.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
             )
         return text
 

@@ -24,8 +24,9 @@ from triton_pipelines.controllers.handover import (
 from triton_pipelines.controllers.handover import conditions as scaling_conditions
 from triton_pipelines.controllers.timestamps import rfc3339
 
-from .replicas import Replicas
-from .snapshot import Observed
+from .policies.cpu_resize import CpuResize
+from .policies.replicas import Replicas
+from .snapshot import Snapshot
 
 REASON_MAX = 1024
 # Of a step, what scaling alone tells.
@@ -36,22 +37,22 @@ def held(
     status: Mapping[str, Any],
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     wanted: str,
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu_conflict: str = "",
+    cpu: CpuResize,
 ) -> dict[str, Any]:
     """The ``status`` of a resource that cannot be acted on (:func:`~.status.stalled`), with what becomes of the revision that is kept meanwhile: its
     steps, and what live scaling does. The other arguments are those of :func:`~.status.compute`, of the last spec that could be acted on."""
-    conditions = live_conditions(pipeline, graph, observed, number, cpu_conflict)
+    conditions = live_conditions(pipeline, graph, snapshot, number, cpu)
     said = merge(
-        observed.status.get("conditions") or (), conditions, observed.generation, rfc3339(now)
+        snapshot.status.get("conditions") or (), conditions, snapshot.generation, rfc3339(now)
     )
-    kept = kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions})
-    live = live_parts(pipeline, graph, observed, wanted, counts, astray)
+    kept = kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions})
+    live = live_parts(pipeline, graph, snapshot, wanted, counts, diverged)
     told = {**status, "conditions": [*status["conditions"], *said, *kept], **live}
     return {key: value for key, value in told.items() if value not in ([], {}, "")}
 
@@ -59,14 +60,14 @@ def held(
 def live_parts(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     wanted: str,
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
 ) -> dict[str, Any]:
     """The parts of the status that move without the spec."""
-    steps = _steps(pipeline, graph, observed, wanted, counts, astray)
-    status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, observed)}
+    steps = _steps(pipeline, graph, snapshot, wanted, counts, diverged)
+    status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, snapshot)}
     if (tokenizer := graph.tokenizer) is not None:
         count = counts.get(tokenizer.name, tokenizer.instances.counts.initial)
         now_there = next(
@@ -83,21 +84,21 @@ def live_parts(
 def live_conditions(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     number: Replicas,
-    cpu_conflict: str,
+    cpu: CpuResize,
 ) -> list[Condition]:
     """The conditions of live scaling, and of who else writes what is its own."""
     if pipeline.spec.suspend is Switch.ENABLED:
         return []
     conditions = scaling_conditions(
-        observed.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), observed.status
+        snapshot.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), snapshot.status
     )
     return with_limits(
         conditions,
         number.conflict,
-        cpu_conflict,
-        sorted(refusal.text for refusal in observed.unresized.values()),
+        cpu.conflict,
+        sorted(refusal.text for refusal in cpu.refused.values()),
     )
 
 
@@ -111,14 +112,14 @@ def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
 
 
 def kept_conditions(
-    pipeline: InferencePipeline, graph: Graph, observed: Observed, decided: set[str]
+    pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot, decided: set[str]
 ) -> list[Mapping[str, Any]]:
     """Scaling's conditions as they were, where it has not looked yet."""
-    if observed.view is not None or not _looked_after(pipeline, graph):
+    if snapshot.view is not None or not _looked_after(pipeline, graph):
         return []
     known = [
         item
-        for item in observed.status.get("conditions") or ()
+        for item in snapshot.status.get("conditions") or ()
         if item.get("type") in SCALING_CONDITIONS
     ]
     return [
@@ -128,29 +129,29 @@ def kept_conditions(
     ]
 
 
-def _scaling(pipeline: InferencePipeline, observed: Observed) -> Mapping[str, Any]:
+def _scaling(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, Any]:
     """What scaling says; after a start of the operator what was said before, until it has looked."""
-    before: Mapping[str, Any] = observed.status.get("scaling") or {}
+    before: Mapping[str, Any] = snapshot.status.get("scaling") or {}
     if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
         return {}
-    return before if observed.view is None else status_of(observed.view, before)
+    return before if snapshot.view is None else status_of(snapshot.view, before)
 
 
 def _steps(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     wanted: str,
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
-    probes = [observed.probes[pod.uid] for pod in pods if pod.uid in observed.probes]
+    pods = [pod for pod in snapshot.pods if pod.revision == wanted and not pod.deleting]
+    probes = [snapshot.probes[pod.uid] for pod in pods if pod.uid in snapshot.probes]
     result = []
-    judged = verdicts_of(observed.view)
-    before = {item.get("name"): item for item in observed.status.get("steps") or ()}
-    silent = observed.view is None and _looked_after(pipeline, graph)
-    same = observed.view is not None and steady(observed.view, observed.status)
+    judged = verdicts_of(snapshot.view)
+    before = {item.get("name"): item for item in snapshot.status.get("steps") or ()}
+    silent = snapshot.view is None and _looked_after(pipeline, graph)
+    same = snapshot.view is not None and steady(snapshot.view, snapshot.status)
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [
@@ -173,7 +174,7 @@ def _steps(
             "instances": count,
             "desiredInstances": count,
         }
-        reported = observed.view.counts.get(step.name, {}) if observed.view is not None else {}
+        reported = snapshot.view.counts.get(step.name, {}) if snapshot.view is not None else {}
         if reported:
             entry |= {
                 "instances": min(reported.values()),
@@ -190,7 +191,9 @@ def _steps(
                 for name, value in before.get(step.name, {}).items()
                 if name in _SCALED_FIELDS
             }
-        reason = f"SourceChanged: {astray[step.name]}" if step.name in astray else next(reasons, "")
+        reason = (
+            f"SourceChanged: {diverged[step.name]}" if step.name in diverged else next(reasons, "")
+        )
         if reason:
             entry["reason"] = cut(reason, REASON_MAX)
         result.append(entry)

@@ -1,4 +1,4 @@
-"""What a reconcile pass sees: caches and probe results, as plain values. No I/O here."""
+"""What a reconcile iteration sees: caches and probe results, as plain values. No I/O."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.controllers.handover import Intent, View
-from triton_pipelines.controllers.timestamps import moment
 
+from .latency_figures import Latencies
 from .resize_rejections import Refusal, explained
-from .slo_guard import Latencies
+from .state import PipelineState
+from .state import json_object as json_object
 
 Object = dict[str, Any]
 # Put on pods by the Deployment's controller (apps/v1 DefaultDeploymentUniqueLabelKey).
@@ -26,43 +26,55 @@ LABEL_TEMPLATE_HASH = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model of a pod as Triton's repository index tells it."""
+    """One model of a pod, as Triton's repository index reports it."""
 
     name: str
     state: str
     reason: str = ""
 
 
-# Looks in a row without an answer after which a pod that was good no longer counts as such: with the default period some two minutes.
+# Consecutive probes without a response after which a healthy pod no longer counts as healthy: about
+# two minutes with the default period.
 MISSES_ALLOWED = 3
-# How long a look that met a dead process counts, and how many are kept: releases up to 24.05 start such processes again by themselves.
+# How long a probe that met a dead process counts, and how many are kept: Triton releases up to 24.05
+# restart such processes themselves.
 DEAD_WINDOW = dt.timedelta(minutes=10)
 DEAD_KEPT = 16
-# Fields of the spec that are no other wish: the number of pods, which autoscalers write, suspension, and tuning requests.
-NO_OTHER_WISH = ("replicas", "suspend", "tuning")
+# Probes that met a dead process after which a pod is recreated if another one serves. A single one may
+# be an accident of the probe.
+DEAD_LOOKS = 3
+# Consecutive such probes if no other pod serves: with one dead process of several, the others still
+# answer most requests. A probe that meets the dead one every time shows that they do not.
+DEAD_LOOKS_ALONE = 6
+# Fields of the spec whose change does not retry a failed revision: the number of pods, which
+# autoscalers write, suspension, and tuning requests.
+FIELDS_WITHOUT_ROLLOUT = ("replicas", "suspend", "tuning")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one Triton pod said when it was last asked. ``at`` is a UTC time.
-
-    ``ensemble_ready`` is the ensemble's own readiness; ``inference_error`` is empty when a real inference gave a sane answer and
-    ``None`` when none was tried; ``mismatch``: what of an answer that is sane otherwise is not of the type, shape or number of rows that is declared
-    (:mod:`~.mismatches` says what that means); ``error`` says why the pod could not be asked at all. ``misses`` counts later looks that brought no
-    answer in time: a busy pod keeps its last verdict for some of them. ``dead``: the looks of late that met a dead process of a model,
-    oldest first, and ``dead_in_a_row`` how many of the last ones did; ``wrong_in_a_row``: how many of the last ones met another fault of the answer.
-    """
+    """Result of the last probe of one Triton pod."""
 
     at: dt.datetime
+    """UTC."""
     ensemble_ready: bool
+    """The ensemble's own readiness."""
     models: tuple[ModelState, ...] = ()
     inference_error: str | None = None
+    """Why a test inference failed; empty if it succeeded, ``None`` if none was sent."""
     mismatch: str = ""
+    """What of an otherwise valid output is not of the declared type, shape or number of rows
+    (:mod:`~.output_mismatch`)."""
     error: str = ""
+    """Why the pod could not be probed at all."""
     misses: int = 0
+    """Later probes that brought no response in time: a busy pod keeps its last result for some."""
     dead: tuple[dt.datetime, ...] = ()
+    """Recent probes that met a dead process of a model, oldest first."""
     dead_in_a_row: int = 0
+    """How many of the last probes did."""
     wrong_in_a_row: int = 0
+    """How many of the last probes met another fault of the output."""
 
     @property
     def good(self) -> bool:
@@ -70,7 +82,10 @@ class Probe:
         return self.ensemble_ready and not self.inference_error and not self.error
 
     def after(self, last: Probe | None) -> Probe:
-        """This look, or the last one kept where this brought no answer: a good pod is given :data:`MISSES_ALLOWED` of them."""
+        """Return this probe, or the last one if this one brought no response.
+
+        A healthy pod is allowed :data:`MISSES_ALLOWED` of those.
+        """
         if self.error and last is not None and last.good and last.misses < MISSES_ALLOWED:
             return replace(last, at=self.at, misses=last.misses + 1)
         before = tuple(
@@ -78,8 +93,8 @@ class Probe:
         )
         dead, wrong = (last.dead_in_a_row, last.wrong_in_a_row) if last else (0, 0)
         if self.dead:
-            dead += 1  # which says nothing of answers
-        elif not self.error:  # a look without an answer says nothing of either
+            dead += 1  # which says nothing about outputs
+        elif not self.error:  # a probe without a response says nothing about either
             dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
         return replace(
             self, dead=(*before, *self.dead)[-DEAD_KEPT:], dead_in_a_row=dead, wrong_in_a_row=wrong
@@ -88,7 +103,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The parts of a pod that decisions rest on."""
+    """The parts of a pod that decisions depend on."""
 
     name: str
     uid: str
@@ -117,7 +132,7 @@ class Pod:
 
     @property
     def template(self) -> str:
-        """Which pod template it was made from, as the Deployment's controller numbers them; it changes on a restart, the revision does not."""
+        """Hash of its pod template. It changes on a restart; the revision does not."""
         return str((self.raw["metadata"].get("labels") or {}).get(LABEL_TEMPLATE_HASH, ""))
 
     def condition(self, kind: str) -> Mapping[str, Any]:
@@ -142,18 +157,18 @@ class Pod:
 
     @property
     def serving(self) -> bool:
-        """Ready and not on its way out."""
+        """Whether it is ready and not being deleted."""
         return self.ready and not self.deleting
 
     @property
     def server_running(self) -> bool:
-        """Whether Triton's process runs, so that it can be asked."""
+        """Whether Triton's process runs, so that it can be probed."""
         return "running" in (self.container(names.CONTAINER_SERVER).get("state") or {}) and bool(
             self.ip
         )
 
     def load_report(self) -> LoadReport | None:
-        """What the init container reported last, in this run or the one before; ``None`` where it has not yet."""
+        """Return the last report of the init container, of this run or the one before; ``None`` without one."""
         status = self.container(names.CONTAINER_LOADER)
         for phase in ("state", "lastState"):
             terminated = (status.get(phase) or {}).get("terminated")
@@ -166,115 +181,51 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The controller's memory of one pipeline, kept in the live ConfigMap so that a restart loses nothing.
-
-    ``secrets``: revision → hash of the control key that was applied; ``mode_revision``/``mode``: the fallback that an Auto rollout
-    took; ``healed``: when a pod was last deleted for a dead process (RFC 3339); ``mended_manager``, ``mended``: who edit the number of
-    pods, and when that was last mended; ``resized_manager``, ``resized``: the same of the pods' CPU (:class:`~.writers.Writers`); ``turns``:
-    who write the pipeline's own number (:class:`~.writers.Turns`); ``stuck``:
-    a revision whose pods do not all come while those of another one serve, and ``stuck_pods``: how many had come by then (fleet.py);
-    ``rollout_pods``: with how many pods a rollout goes on, where scaling wants more than find room (0: with all); ``proven``: the revision that last served the whole pipeline; ``failed``: a revision that was taken back, with the
-    hash of the spec that asked for it, why, and the revision that took its place; ``generation`` and ``wanted``: the spec last
-    acted on and the revision it came to, so that another revision for the same spec is known to be nobody's wish, and ``spec`` its hash;
-    ``watch``: the rollout whose latency is being watched (:class:`~.watch.Watch`); ``tuning``: the last tuning run (:class:`~.tuningrun.Run`).
-    """
-
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    mode_revision: str = ""
-    mode: str = ""
-    proven: str = ""
-    failed_revision: str = ""
-    failed_spec: str = ""
-    failed_reason: str = ""
-    failed_message: str = ""
-    restored: str = ""
-    generation: int = 0
-    wanted: str = ""
-    spec: str = ""
-    healed: str = ""
-    mended_manager: str = ""
-    mended: str = ""
-    resized_manager: str = ""
-    resized: str = ""
-    stuck: str = ""
-    stuck_pods: int = 0
-    rollout_pods: int = 0
-    turns: Mapping[str, Any] = field(default_factory=dict)
-    watch: Mapping[str, Any] = field(default_factory=dict)
-    tuning: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str | None) -> Memory:
-        """Read it; what cannot be read, as after an edit by hand, is forgotten: at worst a Secret is applied again."""
-        document, blank = json_object(text), cls()
-        known = {
-            key: document[key]
-            for key in cls.__slots__
-            if type(document.get(key)) is type(getattr(blank, key))
-        }
-        secrets = known.get("secrets") or {}
-        known["secrets"] = {
-            revision: digest for revision, digest in secrets.items() if isinstance(digest, str)
-        }
-        memory = cls(**known)
-        if moment(memory.healed) is None:
-            memory = replace(memory, healed="")
-        if memory.mended and moment(memory.mended) is None:
-            memory = replace(memory, mended_manager="", mended="")
-        if memory.resized and moment(memory.resized) is None:
-            memory = replace(memory, resized_manager="", resized="")
-        if memory.failed_reason not in {*Reason, ""}:
-            return replace(memory, failed_revision="", failed_reason="")
-        return memory
-
-    def to_json(self) -> str:
-        """Canonical JSON, without what is empty."""
-        values = {key: getattr(self, key) for key in self.__slots__}
-        return json.dumps({key: value for key, value in values.items() if value}, sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """Everything known about one pipeline at one moment.
-
-    ``children`` are cached labelled objects by (kind, name); ``probes`` by pod uid; ``digests`` hashes of ConfigMap sources by step,
-    ``missing_sources`` those that are not there (step → message); ``nodes`` is ``None`` where nodes were not needed or may not be read.
-    ``unresized``: why the API server refused to give a pod (by uid) another CPU limit when it was asked last.
-    ``intent`` and ``view``: what live scaling wants recorded and says, where it has looked; ``latencies``: what revisions promise is
-    measured by. ``tuning_pods``: pods of a tuning run, which are none of the pipeline's, in whatever phase; ``untuned``: why the API server
-    takes an object of the run not. ``monitoring``: findings on PodMonitor and PrometheusRule; ``None``: not looked at yet.
-    ``remembered``: the last spec that was acted on, for where the record of it is gone. ``acted``: the hash of the spec that is gone by,
-    where the present one cannot be acted on.
-    """
+class Snapshot:
+    """Everything known about one pipeline at one moment."""
 
     pipeline: Object
+    """The raw resource."""
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """Cached labeled objects by kind and name."""
     pods: tuple[Pod, ...] = ()
     probes: Mapping[str, Probe] = field(default_factory=dict)
+    """By pod uid."""
     digests: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of ConfigMap sources by step."""
     missing_sources: Mapping[str, str] = field(default_factory=dict)
+    """Messages about ConfigMap sources that do not exist, by step."""
     nodes: tuple[Object, ...] | None = None
+    """``None`` if they were not needed or may not be read."""
     intent: Intent | None = None
+    """What live scaling wants recorded; ``None`` before its first decision."""
     view: View | None = None
-    unresized: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
+    """What live scaling reports; ``None`` before its first decision."""
+    resize_rejections: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
+    """Why the API server last rejected another CPU limit of a pod, by pod uid."""
     latencies: Latencies | None = None
+    """Latency of revisions, for the SLO; ``None``: not measured yet."""
     tuning_pods: tuple[Pod, ...] = ()
-    untuned: str = ""
+    """Pods of a tuning run, in any phase. They do not serve the pipeline."""
+    tuning_rejection: str = ""
+    """Why the API server rejected an object of the tuning run."""
     monitoring: Sequence[Finding] | None = ()
+    """Findings on PodMonitor and PrometheusRule; ``None``: not checked yet."""
     remembered: str = ""
-    acted: str = field(default="", kw_only=True)
+    """The last good spec that this process knows, in case its record is gone."""
+    acted_spec_hash: str = field(default="", kw_only=True)
+    """Hash of the spec that is acted on, if that is not the current one."""
 
     @property
-    def accepted(self) -> str:
-        """The last spec that was acted on, as it is recorded (keeping.py)."""
+    def last_good_document(self) -> str:
+        """The last good spec as it is recorded (:mod:`~.policies.last_good_spec`)."""
         return str(self.live_data().get(names.KEY_ACCEPTED) or self.remembered)
 
     def monitoring_warnings(self) -> list[Finding]:
-        """What is to be said of PodMonitor and PrometheusRule; what was said holds until they have been looked at."""
+        """Return findings on PodMonitor and PrometheusRule; the reported ones until they are checked."""
         if self.monitoring is not None:
             return list(self.monitoring)
-        return monitoring_said(self.status)
+        return reported_monitoring_findings(self.status)
 
     @property
     def name(self) -> str:
@@ -288,20 +239,23 @@ class Observed:
 
     @property
     def spec_hash(self) -> str:
-        """Hash of the spec that is acted on but for :data:`NO_OTHER_WISH`, which must not try a failed revision again. It is that of the spec
-        as it is stored, whose defaults are written out; no other form of the same spec has it."""
-        if self.acted:
-            return self.acted
+        """Hash of the spec that is acted on, without :data:`FIELDS_WITHOUT_ROLLOUT`.
+
+        It is the hash of the spec as it is stored, with defaults written out. No other form of the
+        same spec has it.
+        """
+        if self.acted_spec_hash:
+            return self.acted_spec_hash
         spec = {
             key: value
             for key, value in (self.pipeline.get("spec") or {}).items()
-            if key not in NO_OTHER_WISH
+            if key not in FIELDS_WITHOUT_ROLLOUT
         }
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The status as it stands."""
+        """The current status."""
         return self.pipeline.get("status") or {}
 
     def child(self, kind: str, name: str) -> Object | None:
@@ -317,12 +271,12 @@ class Observed:
         """Content of the live ConfigMap."""
         return (self.child("ConfigMap", names.live_name(self.name)) or {}).get("data") or {}
 
-    def memory(self) -> Memory:
-        """The controller's memory of the pipeline."""
-        return Memory.parse(self.live_data().get(names.KEY_MEMORY))
+    def state(self) -> PipelineState:
+        """Return the state that the policies keep."""
+        return PipelineState.parse(self.live_data().get(names.KEY_MEMORY))
 
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
-        """What the ConfigMap of a revision recorded: pod template, hash of its spec, server image."""
+        """Return what the ConfigMap of a revision recorded: pod template, spec hash, server image."""
         found = (
             self.child("ConfigMap", names.revision_name(self.name, revision)) if revision else None
         )
@@ -342,7 +296,7 @@ class Observed:
         )
 
     def previous_revision(self) -> str:
-        """The revision that served before the rollout of the deployed one, as far as the Deployment tells."""
+        """Return the revision that served before the deployed one, as the Deployment records it."""
         found = str(
             ((self.deployment or {}).get("metadata", {}).get("annotations") or {}).get(
                 names.ANNOTATION_BEFORE, ""
@@ -356,7 +310,8 @@ class Observed:
 
     @property
     def pods_refused(self) -> str:
-        """Why the API server takes no further pod (quota, admission, a missing service account), in its words; empty where it does."""
+        """The API server's message if it rejects further pods (quota, admission, a missing service
+        account); empty if it does not."""
         return self.pods_refused_to(self.name)
 
     def pods_refused_to(self, deployment: str) -> str:
@@ -375,8 +330,8 @@ def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
     return found[0] if found else {}
 
 
-def monitoring_said(status: Mapping[str, Any]) -> list[Finding]:
-    """What a status says of PodMonitor and PrometheusRule."""
+def reported_monitoring_findings(status: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings on PodMonitor and PrometheusRule that a status reports."""
     said = [
         (str(item.get("path", "")), str(item.get("message", "")))
         for item in status.get("warnings") or ()
@@ -389,22 +344,13 @@ def monitoring_said(status: Mapping[str, Any]) -> list[Finding]:
 
 
 def alive(pod: Object) -> bool:
-    """Whether a raw pod has not ended: those that have (evicted, node lost) stay listed, and are history."""
+    """Return whether a raw pod has not ended: ended ones (evicted, node lost) stay listed."""
     return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
 
 
 def serves(pod: Object) -> bool:
-    """Whether a raw pod of a pipeline is one of its own; those of a tuning run serve nobody."""
+    """Return whether a raw pod serves the pipeline; those of a tuning run do not."""
     return (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) not in (
         names.COMPONENT_CANARY,
         names.COMPONENT_TUNER,
     )
-
-
-def json_object(text: str | None) -> dict[str, Any]:
-    """A JSON object out of a ConfigMap that anybody may have edited; anything else counts as an empty one."""
-    try:
-        document = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -1,4 +1,4 @@
-"""The status of a pipeline, from what was observed and decided. Pure; the clock is passed in."""
+"""The status of a pipeline, from the snapshot and what was decided. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from triton_pipelines.compile.graph.example_request import public_shape, why_una
 from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
 
+from .deployment_progress import deadline_exceeded
 from .pod_problems import Problem, worst
-from .replicas import Replicas
-from .rollout import Rollout, deadline_exceeded
+from .policies.cpu_resize import CpuResize
+from .policies.replicas import Replicas
+from .policies.rollout import Rollout
 from .scaling_status import kept_conditions, live_conditions, live_parts
-from .snapshot import Observed, Pod, Probe
+from .snapshot import Pod, Probe, Snapshot
 
 WARNINGS_MAX = 20
 # Longest short string of the schema: what a pod says is not ours to trust.
@@ -63,7 +65,7 @@ def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
 
 
 def stalled(
-    observed: Observed,
+    snapshot: Snapshot,
     reason: Reason,
     findings: Sequence[Finding] | str,
     now: dt.datetime,
@@ -76,7 +78,7 @@ def stalled(
     """
     final = KIND_OF[reason] is ReasonKind.STALLED if final is None else final
     message = findings if isinstance(findings, str) else _listed(findings)
-    available = _available([pod for pod in observed.pods if pod.serving], observed)
+    available = _available([pod for pod in snapshot.pods if pod.serving], snapshot)
     conditions = [
         Condition(ConditionType.READY, False, reason, message),
         available,
@@ -86,18 +88,18 @@ def stalled(
     ]
     kept = {
         key: value
-        for key, value in observed.status.items()
+        for key, value in snapshot.status.items()
         if key not in ("conditions", "observedGeneration")
     }
-    previous = observed.status.get("conditions") or ()
+    previous = snapshot.status.get("conditions") or ()
     models = [item for item in previous if item.get("type") == ConditionType.MODELS_READY]
     return {
         **kept,
-        "observedGeneration": observed.generation
+        "observedGeneration": snapshot.generation
         if final
-        else int(observed.status.get("observedGeneration") or 0),
-        "conditions": [*merge(previous, conditions, observed.generation, rfc3339(now)), *models],
-        **_counts(observed, str(observed.status.get("revision", ""))),
+        else int(snapshot.status.get("observedGeneration") or 0),
+        "conditions": [*merge(previous, conditions, snapshot.generation, rfc3339(now)), *models],
+        **_counts(snapshot, str(snapshot.status.get("revision", ""))),
     }
 
 
@@ -111,42 +113,42 @@ def _listed(findings: Sequence[Finding]) -> str:
 def compute(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     rollout: Rollout,
     wanted: str,
     warnings: Sequence[Finding],
     problems: Sequence[Problem],
     counts: Mapping[str, int],
-    astray: Mapping[str, str],
+    diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu_conflict: str = "",
+    cpu: CpuResize,
 ) -> dict[str, Any]:
-    """Status of a resource that is acted on; one dictionary, whole. ``cpu_conflict``: who else writes the pods' CPU."""
-    conditions = conditions_of(pipeline, graph, observed, rollout, wanted, problems, number)
-    conditions += live_conditions(pipeline, graph, observed, number, cpu_conflict)
+    """Status of a resource that is acted on; one dictionary, whole. ``cpu``: whose the pods' CPU is."""
+    conditions = conditions_of(pipeline, graph, snapshot, rollout, wanted, problems, number)
+    conditions += live_conditions(pipeline, graph, snapshot, number, cpu)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
     )
-    generation = observed.generation
+    generation = snapshot.generation
     status: dict[str, Any] = {
         "observedGeneration": generation
         if settled
-        else int(observed.status.get("observedGeneration") or 0),
+        else int(snapshot.status.get("observedGeneration") or 0),
         "conditions": [
-            *merge(observed.status.get("conditions") or (), conditions, generation, rfc3339(now)),
-            *kept_conditions(pipeline, graph, observed, {item.type.value for item in conditions}),
+            *merge(snapshot.status.get("conditions") or (), conditions, generation, rfc3339(now)),
+            *kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions}),
         ],
         "revision": wanted,
-        "servingRevision": _serving_revision(observed.pods, rollout.target),
-        **_counts(observed, wanted),
+        "servingRevision": _serving_revision(snapshot.pods, rollout.target),
+        **_counts(snapshot, wanted),
         "selector": ",".join(
             f"{key}={value}" for key, value in names.selector(pipeline.name).items()
         ),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        **live_parts(pipeline, graph, observed, wanted, counts, astray),
-        "sources": _sources(observed, wanted),
+        **live_parts(pipeline, graph, snapshot, wanted, counts, diverged),
+        "sources": _sources(snapshot, wanted),
         "warnings": [
             {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}
             for item in warnings[:WARNINGS_MAX]
@@ -155,8 +157,8 @@ def compute(
     return {key: value for key, value in status.items() if value not in ([], {}, "")}
 
 
-def _counts(observed: Observed, wanted: str) -> dict[str, int]:
-    pods = [pod for pod in observed.pods if not pod.deleting]
+def _counts(snapshot: Snapshot, wanted: str) -> dict[str, int]:
+    pods = [pod for pod in snapshot.pods if not pod.deleting]
     return {
         "replicas": len(pods),
         "readyReplicas": sum(pod.ready for pod in pods),
@@ -167,7 +169,7 @@ def _counts(observed: Observed, wanted: str) -> dict[str, int]:
 def conditions_of(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     rollout: Rollout,
     wanted: str,
     problems: Sequence[Problem],
@@ -175,44 +177,44 @@ def conditions_of(
 ) -> list[Condition]:
     """The conditions of serving, ``Ready`` first."""
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
-    serving = [pod for pod in observed.pods if pod.serving]
+    serving = [pod for pod in snapshot.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
         text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
-        staying = sum(not pod.deleting for pod in observed.pods)
+        staying = sum(not pod.deleting for pod in snapshot.pods)
         if staying:
             return _leaving(
-                f"being suspended: {staying} pods have to go", _available(serving, observed)
+                f"being suspended: {staying} pods have to go", _available(serving, snapshot)
             )
         return [
             Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
             Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
         ]
     updated = [pod for pod in serving if pod.revision == wanted]
-    rest = [pod for pod in observed.pods if pod.revision != wanted and not pod.deleting]
+    rest = [pod for pod in snapshot.pods if pod.revision != wanted and not pod.deleting]
     asked = pipeline.spec.health.inference is InferenceHealth.AUTO and not why_unasked(
         pipeline, graph
     )
-    unproven = [pod for pod in updated if _unproven(observed.probes.get(pod.uid), asked)]
-    available = _available(serving, observed)
-    models = _models(observed, wanted, updated, problems, replicas)
+    unproven = [pod for pod in updated if _unproven(snapshot.probes.get(pod.uid), asked)]
+    available = _available(serving, snapshot)
+    models = _models(snapshot, wanted, updated, problems, replicas)
     mine = [
         problem
         for problem in problems
-        if problem.pod in {pod.name for pod in observed.pods if pod.revision == wanted}
+        if problem.pod in {pod.name for pod in snapshot.pods if pod.revision == wanted}
     ]
     leading = worst(mine)
     progress = f"{len(updated)} of {replicas} pods serve revision {wanted}"
 
     if rollout.target != wanted:
-        why = Reason(rollout.memory.failed_reason)
+        why = Reason(rollout.state.failed_reason)
         text = (
-            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.memory.failed_message};"
+            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.state.failed_message};"
             " it is tried again when the spec changes"
         )
         if why is Reason.SLO_VIOLATED:
             text = (
                 f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept, which is taken back:"
-                f" {rollout.memory.failed_message}; it is tried again when the spec changes"
+                f" {rollout.state.failed_message}; it is tried again when the spec changes"
             )
         return [
             Condition(ConditionType.READY, False, Reason.ROLLED_BACK, text),
@@ -220,20 +222,20 @@ def conditions_of(
             models,
             Condition(ConditionType.STALLED, True, Reason.ROLLED_BACK, text),
         ]
-    failure = deadline_exceeded(wanted, observed, problems)
+    failure = deadline_exceeded(wanted, snapshot, problems)
     if leading is not None and leading.final:
         failure = (leading.reason, leading.message)
     if failure is not None and len(updated) < replicas:
         text = f"{progress}; {failure[1]}"
         if available.status:
-            text += f"; revision {_serving_revision(observed.pods, '')} keeps serving"
+            text += f"; revision {_serving_revision(snapshot.pods, '')} keeps serving"
         return [
             Condition(ConditionType.READY, False, failure[0], text),
             available,
             models,
             Condition(ConditionType.STALLED, True, failure[0], text),
         ]
-    if replicas == 0 and all(pod.deleting for pod in observed.pods):
+    if replicas == 0 and all(pod.deleting for pod in snapshot.pods):
         text = "replicas is 0: no pods are wanted"
         return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, text), available, models]
     if leading is not None and leading.reason is Reason.INFERENCE_FAILED:
@@ -243,12 +245,12 @@ def conditions_of(
             models,
             Condition(ConditionType.RECONCILING, True, leading.reason, leading.message),
         ]
-    surplus = sum(not pod.deleting for pod in observed.pods) - replicas
+    surplus = sum(not pod.deleting for pod in snapshot.pods) - replicas
     if (
         number.floating
         and not rest
         and len(updated) - len(unproven) >= min(number.least, replicas)
-        and observed.deployed_revision() == wanted
+        and snapshot.deployed_revision() == wanted
     ):
         # Pods that scaling adds or takes away are no rollout.
         return [
@@ -266,7 +268,7 @@ def conditions_of(
         and not rest
         and not unproven
         and surplus <= 0
-        and observed.deployed_revision() == wanted
+        and snapshot.deployed_revision() == wanted
     ):
         return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
     reason, text = (
@@ -275,7 +277,7 @@ def conditions_of(
         else (Reason.PROGRESSING, progress)
     )
     if (
-        (refused := observed.pods_refused)
+        (refused := snapshot.pods_refused)
         and len(updated) < replicas
         and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING))
     ):
@@ -286,7 +288,7 @@ def conditions_of(
         )
     if leading is None and unproven and not rest and len(updated) >= replicas:
         said = next(
-            (p.error for pod in unproven if (p := observed.probes.get(pod.uid)) and p.error), ""
+            (p.error for pod in unproven if (p := snapshot.probes.get(pod.uid)) and p.error), ""
         )
         reason, text = (
             Reason.PROGRESSING,
@@ -325,10 +327,10 @@ def _leaving(text: str, available: Condition) -> list[Condition]:
     ]
 
 
-def _available(serving: Sequence[Pod], observed: Observed) -> Condition:
+def _available(serving: Sequence[Pod], snapshot: Snapshot) -> Condition:
     """Whether some revision answers requests."""
     failing = [
-        pod for pod in serving if (probe := observed.probes.get(pod.uid)) and probe.inference_error
+        pod for pod in serving if (probe := snapshot.probes.get(pod.uid)) and probe.inference_error
     ]
     if serving and len(failing) < len(serving):
         revisions = ", ".join(sorted({pod.revision for pod in serving}))
@@ -346,13 +348,13 @@ def _available(serving: Sequence[Pod], observed: Observed) -> Condition:
 
 
 def _models(
-    observed: Observed,
+    snapshot: Snapshot,
     wanted: str,
     updated: Sequence[Pod],
     problems: Sequence[Problem],
     replicas: int,
 ) -> Condition:
-    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.deleting]
+    pods = [pod for pod in snapshot.pods if pod.revision == wanted and not pod.deleting]
     mine = [
         item
         for item in problems
@@ -413,8 +415,8 @@ def _ensemble(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
-    for pod in observed.pods:
+def _sources(snapshot: Snapshot, wanted: str) -> list[dict[str, str]]:
+    for pod in snapshot.pods:
         report = pod.load_report() if pod.revision == wanted else None
         if report is not None and report.ok:
             return [
@@ -432,8 +434,8 @@ def _sources(observed: Observed, wanted: str) -> list[dict[str, str]]:
                 for item in report.sources
             ]
     return (
-        list(observed.status.get("sources") or ())
-        if observed.status.get("revision") == wanted
+        list(snapshot.status.get("sources") or ())
+        if snapshot.status.get("revision") == wanted
         else []
     )
 

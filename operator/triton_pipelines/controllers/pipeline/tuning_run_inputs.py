@@ -13,10 +13,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.graph import PaddingChoice
 
+from .actions import Deletion
+from .deployment_progress import serves_whole
+from .latency_figures import limit_of
 from .owner_references import owned
-from .rollout import Rollout, serves_whole
-from .slo_guard import Watch, judged_until, limit_of
-from .snapshot import Object, Observed
+from .policies.rollout import Rollout
+from .policies.slo_guard import judged_until
+from .snapshot import Object, Snapshot
+from .state import SloGuardState
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Stage:
     ConfigMap recorded them; ``padding``: the one in force; ``recommended``: the revision that a patch would make ("": none)."""
 
     pipeline: InferencePipeline
-    observed: Observed
+    snapshot: Snapshot
     wanted: str
     target: str
     settled: bool
@@ -60,33 +64,34 @@ class Stage:
 def stage_of(
     pipeline: InferencePipeline,
     graph: Graph,
-    observed: Observed,
+    snapshot: Snapshot,
     options: Options,
     rollout: Rollout,
+    watch: SloGuardState,
     wanted: str,
     replicas: int,
     ready: Callable[[], Condition],
     recommended: Callable[[Mapping[str, Any]], str],
 ) -> Stage:
     """The stage of this pass."""
-    record = observed.revision_record(wanted)
-    alone = serves_whole(observed, wanted, replicas) and all(
-        pod.serving for pod in observed.pods if not pod.deleting
+    record = snapshot.revision_record(wanted)
+    alone = serves_whole(snapshot, wanted, replicas) and all(
+        pod.serving for pod in snapshot.pods if not pod.deleting
     )
     # A canary would miss a source that is not there, too.
     settled = (
         alone
-        and observed.deployed_revision() == rollout.target == wanted
+        and snapshot.deployed_revision() == rollout.target == wanted
         and record is not None
-        and not observed.missing_sources
+        and not snapshot.missing_sources
     )
     return Stage(
         pipeline=pipeline,
-        observed=observed,
+        snapshot=snapshot,
         wanted=wanted,
         target=rollout.target,
         settled=settled,
-        watched=judged_until(Watch.parse(rollout.memory.watch), limit_of(pipeline)),
+        watched=judged_until(watch, limit_of(pipeline)),
         replicas=replicas,
         ready=ready,
         template=(record or {}).get("template") or {},
@@ -97,16 +102,24 @@ def stage_of(
     )
 
 
-def left_over(observed: Observed, staying: Sequence[Object]) -> list[Object]:
+def left_over(snapshot: Snapshot, staying: Sequence[Object]) -> list[Object]:
     """What runs have left, but for what the present one has (``staying``)."""
     wanted, uid = (
         {(item["kind"], item["metadata"]["name"]) for item in staying},
-        str(observed.pipeline["metadata"].get("uid", "")),
+        str(snapshot.pipeline["metadata"].get("uid", "")),
     )
     result = []
-    for key, item in sorted(observed.children.items()):
+    for key, item in sorted(snapshot.children.items()):
         metadata = item["metadata"]
         ours = names.LABEL_RUN in (metadata.get("labels") or {}) and owned(item, uid)
         if ours and key not in wanted and not metadata.get("deletionTimestamp"):
             result.append(item)
     return result
+
+
+def cleared(snapshot: Snapshot, staying: Sequence[Object]) -> tuple[Deletion, ...]:
+    """What tuning runs have left, but for what the present one has."""
+    return tuple(
+        Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", ""))
+        for item in left_over(snapshot, staying)
+    )

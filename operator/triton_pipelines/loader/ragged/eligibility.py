@@ -1,4 +1,4 @@
-"""Whether a graph can be fed with ragged batches without changing an answer; if not, every reason with what to do."""
+"""Decide whether a graph can take ragged batches without changing an output, and if not, why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import onnx
 
 from triton_pipelines.api.loadplan import PlanAdapt, shape_input
-from triton_pipelines.loader.ragged.graph_walk import (
+from triton_pipelines.loader.onnx_graph.graph_walk import (
     dims,
     element_type,
     every_node,
@@ -18,35 +18,44 @@ from triton_pipelines.loader.ragged.graph_walk import (
     reached,
     values,
 )
-from triton_pipelines.loader.ragged.input_limits import company, indexes, positions, table_size
+from triton_pipelines.loader.onnx_graph.input_limits import indexes, positions, table_size
+from triton_pipelines.loader.ragged.batch_dependence import batch_dependent_operators
 
 OPSET: Final = 13
-"""The first version of the standard operators in which the adapter's operators take their axes as inputs."""
+"""First opset in which the adapter's operators take their axes as inputs."""
 _T: Final = onnx.TensorProto
 TOKENS: Final = frozenset({_T.INT64, _T.INT32, _T.FLOAT, _T.FLOAT16, _T.BOOL})
 """Element types of inputs that may become flat."""
 _INTEGERS: Final = frozenset({_T.INT64, _T.INT32})
 MARKED: Final = frozenset({_T.DOUBLE, _T.FLOAT, _T.FLOAT16, _T.INT64, _T.INT32})
-"""Element types of outputs with a value that is no answer: not-a-number, -1."""
+"""Element types of outputs that have a value to mark a broken row with: not-a-number, or -1."""
 FIXED: Final = "set spec.tokenizer.padding to Fixed"
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a graph cannot be adapted, and what the user can do."""
+    """One reason why a graph cannot be adapted."""
 
-    what: str
-    do: str
+    problem: str
+    """What is wrong."""
+    advice: str
+    """What the user can do."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.do}"
+        return f"{self.problem}: {self.advice}"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class AdaptationRefusal:
     """A graph that cannot be adapted."""
 
     reasons: tuple[Obstacle, ...]
+    """All obstacles."""
+
+    @classmethod
+    def of(cls, problem: str, advice: str) -> AdaptationRefusal:
+        """Return a refusal with a single reason."""
+        return cls((Obstacle(problem, advice),))
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.reasons))
@@ -54,26 +63,57 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Adaptable:
-    """A graph that can be adapted, and what it is adapted for.
-
-    ``sizes`` are the numbers of values that an input may have (0 to size - 1); ``max_length`` is the most tokens a row may have. What is not known is not guarded.
-    ``masks`` are the inputs that hide padding. ``shown``: the file itself says how many tokens a row may have.
-    """
+    """A graph that can be adapted, and what it is adapted for."""
 
     plan: PlanAdapt
+    """Inputs and outputs per token, from the load plan."""
     opset: int
+    """The graph's version of the standard operators."""
     max_length: int | None = None
+    """Maximum tokens of a row; ``None`` if unknown, and then not guarded."""
     sizes: Mapping[str, int] = field(default_factory=dict)
+    """Input → number of values (0 to size - 1); inputs that are absent are not guarded."""
     masks: tuple[str, ...] = ()
-    shown: bool = False
+    """Inputs that hide padding."""
+    stated_by_graph: bool = False
+    """Whether ``max_length`` comes from the graph itself rather than from the plan."""
 
 
-def examine(model: Any, plan: PlanAdapt) -> Adaptable | Refusal:
-    """Look at a graph (an ``onnx.ModelProto``, its external data need not be loaded) with the plan's inputs and token-level outputs.
+def check_eligibility(model: Any, plan: PlanAdapt) -> Adaptable | AdaptationRefusal:
+    """Check a graph against the plan's inputs and outputs per token.
 
-    An older opset than :data:`OPSET` is no obstacle here: see :func:`triton_pipelines.loader.ragged.opset_upgrade.upgraded`.
+    An opset older than :data:`OPSET` is not an obstacle here: see
+    :func:`triton_pipelines.loader.ragged.opset_upgrade.upgraded`.
+
+    Args:
+        model: an ``onnx.ModelProto``; its external data need not be loaded.
+        plan: what the load plan says about the file.
     """
-    given = inputs(model.graph)
+    sizes = _input_sizes(model, plan)
+    reasons = (
+        *_input_obstacles(model, plan),
+        *_further_input_obstacles(model, plan),
+        *_mask_obstacles(model, plan),
+        *_output_obstacles(model, plan),
+        *_operator_obstacles(model),
+        *_value_obstacles(model, plan, sizes),
+    )
+    if reasons:
+        return AdaptationRefusal(reasons)
+    stated = positions(model.graph)
+    return Adaptable(
+        plan,
+        opset(model),
+        stated or plan.max_length,
+        sizes,
+        _masks(model, plan),
+        stated is not None,
+    )
+
+
+def _input_sizes(model: Any, plan: PlanAdapt) -> dict[str, int]:
+    """Return how many values each integer input may have, where that is known."""
+    graph_inputs = inputs(model.graph)
     sizes = {
         item.name: size
         for item in plan.inputs
@@ -81,52 +121,30 @@ def examine(model: Any, plan: PlanAdapt) -> Adaptable | Refusal:
     }
     if plan.vocabulary is not None:
         sizes.setdefault(plan.inputs[0].name, plan.vocabulary)
-    # Positions that are counted from a mask: only 0 and 1 count to what the table has.
+    # Where positions are counted from a mask, only 0 and 1 stay within the table.
     sizes |= {
         name: sizes.get(name, 2) for name in _masks(model, plan) if indexes(model.graph, name)
     }
-    sizes = {
+    return {
         name: size
         for name, size in sizes.items()
-        if name in given and element_type(given[name]) in _INTEGERS
+        if name in graph_inputs and element_type(graph_inputs[name]) in _INTEGERS
     }
-    reasons = (
-        *_of_inputs(model, plan),
-        *_of_mask(model, plan),
-        *_of_outputs(model, plan),
-        *_of_nodes(model),
-        *_of_values(model, plan, sizes),
-    )
-    if reasons:
-        return Refusal(reasons)
-    shown = positions(model.graph)
-    return Adaptable(
-        plan, opset(model), shown or plan.max_length, sizes, _masks(model, plan), shown is not None
-    )
 
 
-def _of_inputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
-    given, names = inputs(model.graph), values(model.graph)
+def _input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
+    """Check the inputs that the tokenizer fills."""
+    graph_inputs, names = inputs(model.graph), values(model.graph)
     read = {name for node in every_node(model) for name in node.input}
-    planned = {item.name for item in plan.inputs}
     for item in plan.inputs:
-        if (value := given.get(item.name)) is None:
+        value = graph_inputs.get(item.name)
+        if value is None:
             yield Obstacle(
                 f"the file has no input {item.name}",
-                f"spec.model.inputs names the file's inputs: {', '.join(sorted(given))}",
+                f"spec.model.inputs names the file's inputs: {', '.join(sorted(graph_inputs))}",
             )
             continue
-        shape = dims(value)
-        if shape is None or len(shape) != 2:
-            yield Obstacle(f"input {item.name} is not [rows, tokens]", FIXED)
-        elif isinstance(shape[0], int) or isinstance(shape[1], int):
-            axis = "rows" if isinstance(shape[0], int) else "tokens"
-            length = shape[1] if isinstance(shape[1], int) else None
-            advice = f" and spec.tokenizer.maxLength to {length}" if length else ""
-            yield Obstacle(
-                f"input {item.name} has a fixed axis of {axis}",
-                f"{FIXED}{advice}, or export the model with a dynamic axis",
-            )
+        yield from _shape_obstacles(item.name, dims(value))
         if element_type(value) not in TOKENS:
             yield Obstacle(
                 f"input {item.name} is {_T.DataType.Name(element_type(value))}",
@@ -134,119 +152,147 @@ def _of_inputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
             )
         if item.name not in read:
             yield Obstacle(
-                f"input {item.name} is read by no operator",
+                f"input {item.name} is not read by any operator",
                 f"export the model without it, or {FIXED}",
             )
         if shape_input(item.name) in names:
             yield Obstacle(
-                f"the graph holds a tensor {shape_input(item.name)}, the name that the lengths need",
+                f"the graph has a tensor {shape_input(item.name)}, a name that the lengths need",
                 "rename it in the export",
             )
-    for name, value in given.items():
+
+
+def _shape_obstacles(name: str, shape: tuple[int | str | None, ...] | None) -> Iterator[Obstacle]:
+    """Check that an input has two dynamic axes."""
+    if shape is None or len(shape) != 2:
+        yield Obstacle(f"input {name} is not [rows, tokens]", FIXED)
+        return
+    rows, tokens = shape
+    if not isinstance(rows, int) and not isinstance(tokens, int):
+        return
+    axis = "rows" if isinstance(rows, int) else "tokens"
+    has_length = isinstance(tokens, int) and tokens > 0
+    length = f" and spec.tokenizer.maxLength to {tokens}" if has_length else ""
+    yield Obstacle(
+        f"input {name} has a fixed axis of {axis}",
+        f"{FIXED}{length}, or export the model with a dynamic axis",
+    )
+
+
+def _further_input_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
+    """Check the inputs that the tokenizer does not fill."""
+    planned = {item.name for item in plan.inputs}
+    advice = f"export the model without it, or {FIXED}"
+    for name, value in inputs(model.graph).items():
+        if name in planned:
+            continue
         shape = dims(value)
-        if name not in planned and (
-            shape is None or any(not isinstance(dim, int) for dim in shape[1:])
-        ):
-            what = (
-                "positions, which no tokenizer gives"
+        if shape is None or any(not isinstance(dim, int) for dim in shape[1:]):
+            problem = (
+                "positions, which tokenizers do not provide"
                 if "position" in name.lower()
-                else "an axis of variable length that is not made from the tokens"
+                else "an axis of variable length that does not come from the tokens"
             )
-            yield Obstacle(f"input {name} has {what}", f"export the model without it, or {FIXED}")
-        elif name not in planned and isinstance(shape[0] if shape else 1, int):
-            yield Obstacle(
-                f"input {name} has no axis of rows", f"export the model without it, or {FIXED}"
-            )
+            yield Obstacle(f"input {name} has {problem}", advice)
+        elif isinstance(shape[0] if shape else 1, int):
+            yield Obstacle(f"input {name} has no axis of rows", advice)
 
 
 def _masks(model: Any, plan: PlanAdapt) -> tuple[str, ...]:
-    """The inputs that are masks by their names; where none is called so, those behind the first that index no table."""
+    """Return the inputs that are named masks; else those after the first that index no table."""
     named = tuple(item.name for item in plan.inputs if "mask" in item.name.lower())
     return named or tuple(
         item.name for item in plan.inputs[1:] if table_size(model.graph, item.name) is None
     )
 
 
-def _of_mask(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
+def _mask_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
     masks = _masks(model, plan)
     if not masks:
         yield Obstacle(
-            "the model has no attention mask, so padding would change answers",
+            "the model has no attention mask, so padding would change outputs",
             f"export it with the input attention_mask, or {FIXED}",
         )
     elif not reached(model.graph, masks) & {value.name for value in model.graph.output}:
         yield Obstacle(
-            f"no output hangs on {masks[0]}: the model ignores its mask",
-            "export it anew with a mask that works",
+            f"no output depends on {masks[0]}: the model ignores its mask",
+            "export it again with a mask that works",
         )
 
 
-def _of_outputs(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
-    given, made = (
-        {value.name for value in model.graph.input},
-        {value.name: value for value in model.graph.output},
-    )
+def _output_obstacles(model: Any, plan: PlanAdapt) -> Iterator[Obstacle]:
+    graph_inputs = {value.name for value in model.graph.input}
+    graph_outputs = {value.name: value for value in model.graph.output}
     for name in plan.token_outputs:
-        shape = dims(made[name]) if name in made else None
-        if name not in made:
+        shape = dims(graph_outputs[name]) if name in graph_outputs else None
+        if name not in graph_outputs:
             yield Obstacle(
                 f"the file has no output {name}",
-                f"spec.model.outputs names the file's outputs: {', '.join(made)}",
+                f"spec.model.outputs names the file's outputs: {', '.join(graph_outputs)}",
             )
         elif shape is not None and (len(shape) < 2 or isinstance(shape[1], int)):
             yield Obstacle(
-                f"output {name} has no axis of tokens behind the rows",
+                f"output {name} has no axis of tokens after the rows",
                 f"give its dims in spec.model.outputs as the file has them, or {FIXED}",
             )
-    for name, value in made.items():
-        kind = value.type.WhichOneof("value")
-        if kind != "tensor_type":
+    for name, value in graph_outputs.items():
+        obstacle = _output_obstacle(name, value)
+        if obstacle is not None:
+            yield obstacle
+        elif name in graph_inputs:
             yield Obstacle(
-                f"output {name} is no tensor but a {str(kind or 'nothing').removesuffix('_type')}",
-                "export the model without it",
-            )
-        elif element_type(value) not in MARKED:
-            yield Obstacle(
-                f"output {name} is {_T.DataType.Name(element_type(value))}, which has no value to mark a broken row with",
-                FIXED,
-            )
-        elif dims(value) is None:
-            yield Obstacle(
-                f"the file does not say the shape of output {name}",
-                "export it with shapes (onnx.shape_inference)",
-            )
-        elif not dims(value) or isinstance((dims(value) or (1,))[0], int):
-            yield Obstacle(f"output {name} has no axis of rows", "export the model without it")
-        elif name in given:
-            yield Obstacle(
-                f"output {name} is an input that is handed through", "export the model without it"
+                f"output {name} is an input that is passed through", "export the model without it"
             )
 
 
-def _of_values(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> Iterator[Obstacle]:
+def _output_obstacle(name: str, value: Any) -> Obstacle | None:
+    """Check type and shape of one output."""
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return Obstacle(
+            f"output {name} is not a tensor but a {str(kind or 'nothing').removesuffix('_type')}",
+            "export the model without it",
+        )
+    if element_type(value) not in MARKED:
+        return Obstacle(
+            f"output {name} is {_T.DataType.Name(element_type(value))}, "
+            "which has no value to mark a broken row with",
+            FIXED,
+        )
+    shape = dims(value)
+    if shape is None:
+        return Obstacle(
+            f"the file does not state the shape of output {name}",
+            "export it with shapes (onnx.shape_inference)",
+        )
+    if not shape or isinstance(shape[0], int):
+        return Obstacle(f"output {name} has no axis of rows", "export the model without it")
+    return None
+
+
+def _value_obstacles(model: Any, plan: PlanAdapt, sizes: Mapping[str, int]) -> Iterator[Obstacle]:
     masks = _masks(model, plan)
     for item in plan.inputs:
         if sizes.get(item.name, 1) < 1:
             yield Obstacle(
-                f"input {item.name} indexes a table without rows", "export the model anew"
+                f"input {item.name} indexes a table without rows", "export the model again"
             )
         if item.name not in sizes and item.name not in masks and indexes(model.graph, item.name):
             yield Obstacle(
-                f"which values input {item.name} may have does not show: one out of range would fail everybody's requests in its batch",
+                f"the valid values of input {item.name} are unknown: "
+                "one out of range would fail every request in its batch",
                 f"export the model so that {item.name} indexes its table directly, or {FIXED}",
             )
     for function in model.functions:
         yield Obstacle(
-            f"the graph calls the local function {function.name}, into which its inputs cannot be followed",
+            f"the graph calls the local function {function.name}, "
+            "into which its inputs cannot be followed",
             f"export it without, or {FIXED}",
         )
 
 
-def _of_nodes(model: Any) -> Iterator[Obstacle]:
-    for operator, why in company(every_node(model)).items():
-        again = (
-            "take the model without dynamic quantization, or quantize it statically"
-            if "quantization" in why
-            else "export it otherwise"
+def _operator_obstacles(model: Any) -> Iterator[Obstacle]:
+    for operator, dependence in batch_dependent_operators(every_node(model)).items():
+        yield Obstacle(
+            f"operator {operator}: {dependence.value}", f"{dependence.advice}, or {FIXED}"
         )
-        yield Obstacle(f"operator {operator}: {why}", f"{again}, or {FIXED}")

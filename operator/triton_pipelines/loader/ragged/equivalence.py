@@ -1,265 +1,285 @@
-"""Proof by numbers: the adapted graph with rows in company against the stock graph with each row alone."""
+"""Verify numerically that batching rows in the adapted graph does not change their outputs."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 
 from triton_pipelines.api.loadplan import shape_input
-from triton_pipelines.loader.onnx_weights import opened
+from triton_pipelines.loader.onnx_graph.model_runner import (
+    LONGEST,
+    REFERENCE_MAX,
+    Array,
+    Evaluator,
+    GraphInput,
+    Outputs,
+    Run,
+    accepts,
+    choose_evaluator,
+    generate_rows,
+    open_model,
+)
 from triton_pipelines.loader.ragged.eligibility import Adaptable
-from triton_pipelines.loader.ragged.graph_walk import dims, element_type, inputs
-
-Array = NDArray[Any]
-Answers = Mapping[str, Array]
-Run = Callable[[Mapping[str, Array]], Answers]
 
 LENGTHS: Final = (3, 7, 1, 5, 7)
-"""Tokens of the rows: shorter and longer than their neighbours, one token alone, the longest twice."""
+"""Tokens of the rows.
+
+Shorter and longer than their neighbors, a single token, the longest twice.
+"""
 TOLERANCE: Final = {
     np.dtype(np.float16): 3e-2,
     np.dtype(np.float32): 1e-4,
     np.dtype(np.float64): 1e-4,
 }
-"""Largest difference that rounding explains, relative to the largest absolute answer where that is above 1. A mask that does not work differs by far more."""
-REFERENCE_MAX: Final = 4 << 30
-"""Bytes of weights up to which ONNX's own evaluator is used. They stay in their files and are mapped, but each of a dozen runs reads them all, and
-what does not fit beside a loader's 2 GiB comes from the disk each time."""
-LONGEST: Final = 2048
-"""Tokens of the longest row that is run. The scores of a layer grow with their square: with 16 heads in FP32 they are 0.25 GiB here and 4 GiB for 8192 tokens,
-some of them at once, and a loader that is killed for its memory has nothing told."""
+"""Largest difference that rounding explains.
 
-SCARCE: Final = "there is not enough memory to run it"
-
-
-class Means(StrEnum):
-    """What a graph was run with."""
-
-    ONNX_RUNTIME = "ONNX Runtime"
-    REFERENCE = "the reference evaluator of ONNX"
-    NONE = "nothing"
+Relative to the largest absolute output where that is above 1. A mask that does not work differs by
+far more.
+"""
+OUT_OF_MEMORY: Final = "there is not enough memory to run it"
 
 
 @dataclass(frozen=True)
-class Proof:
-    """How a graph was proven. ``difference`` is the largest one seen, as a share of the tolerance; ``fault`` what is wrong; ``why`` nothing was run."""
+class Verification:
+    """Result of comparing the adapted graph with the stock graph."""
 
-    means: Means
+    evaluator: Evaluator
+    """What ran the graphs; ``NONE`` if nothing was run."""
     difference: float = 0.0
+    """Largest difference of an output, as a share of the tolerance."""
     fault: str = ""
+    """What is wrong with the adapted graph; empty if nothing is."""
     why: str = ""
+    """Why nothing was run; empty if the graphs were run."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """An input of the stock graph: element type and the shape of one row without its axis of tokens."""
+class _VerificationEndedError(Exception):
+    """The verification ended early with a result."""
 
-    name: str
-    dtype: np.dtype[Any]
-    flat: bool
-    shape: tuple[int, ...]
+    def __init__(self, result: Verification) -> None:
+        super().__init__(result.fault or result.why)
+        self.result = result
 
 
-def givens(model: Any, flat: Collection[str]) -> tuple[Given, ...]:
-    """The inputs of a stock graph, to be read before it is adapted; ``flat`` are those of one value per token."""
-    return tuple(
-        Given(
-            name,
-            onnx.helper.tensor_dtype_to_np_dtype(element_type(value)),
-            name in flat,
-            ()
-            if name in flat
-            else tuple(int(dim) for dim in (dims(value) or ())[1:] if isinstance(dim, int)),
-        )
-        for name, value in inputs(model.graph).items()
-    )
+def join_batch(rows: Sequence[Mapping[str, Array]], flat: Sequence[str]) -> dict[str, Array]:
+    """Return what Triton's ONNX Runtime backend feeds for requests in one batch.
 
-
-def generate(
-    given: Sequence[Given],
-    lengths: Sequence[int],
-    sizes: Mapping[str, int],
-    masks: Collection[str],
-    seed: int = 0,
-) -> list[dict[str, Array]]:
-    """Rows to ask, of ``lengths``: input → [1, tokens] or [1, …], random within what the tables hold (``sizes``), ``masks`` of ones.
-
-    The first row has the lowest values and the last has the highest: what the tables seem to hold is tried to its ends.
+    Flat inputs are laid end to end, with the lengths of their rows in an input of their own.
     """
-    random = np.random.default_rng(seed)
-    rows = []
-    for number, length in enumerate(lengths):
-        row: dict[str, Array] = {}
-        for item in given:
-            if not item.flat:
-                row[item.name] = random.uniform(0, 1, (1, *item.shape)).astype(item.dtype)
-            elif item.name in masks:
-                row[item.name] = np.ones((1, length), item.dtype)
-            else:
-                size = sizes.get(item.name, 2)
-                values = random.integers(0, size, (1, length))
-                if number in (0, len(lengths) - 1):
-                    values[0, -1] = 0 if number == 0 else size - 1
-                row[item.name] = values.astype(item.dtype)
-        rows.append(row)
-    return rows
-
-
-def together(rows: Sequence[Mapping[str, Array]], flat: Sequence[str]) -> dict[str, Array]:
-    """What Triton's ONNX Runtime backend feeds for requests in one batch: flat inputs laid end to end, their row lengths beside them."""
-    fed = {
+    feed = {
         name: np.concatenate([row[name].reshape(-1) if name in flat else row[name] for row in rows])
         for name in rows[0]
     }
     for name in flat:
-        fed[shape_input(name)] = np.concatenate(
+        feed[shape_input(name)] = np.concatenate(
             [np.full((len(row[name]), 1), row[name].shape[1], np.int32) for row in rows]
         )
-    return fed
+    return feed
 
 
-def apart(
-    answers: Answers, rows: Sequence[Mapping[str, Array]], first: str, per_token: Sequence[str]
+def split_batch(
+    outputs: Outputs, rows: Sequence[Mapping[str, Array]], first: str, per_token: Sequence[str]
 ) -> list[dict[str, Array]]:
-    """The answers of a batch cut into requests, as the backend does: by rows, and outputs per token by the shape of the input ``first``."""
-    cut: list[dict[str, Array]] = []
+    """Cut the outputs of a batch into requests, as the backend does.
+
+    Outputs are cut by rows; those in ``per_token`` by the shape of the input ``first``.
+    """
+    requests: list[dict[str, Array]] = []
     row = token = 0
     for request in rows:
         count, length = request[first].shape
-        here = {}
-        for name, value in answers.items():
+        own = {}
+        for name, value in outputs.items():
             if name in per_token:
-                here[name] = value[token : token + count * length].reshape(
+                own[name] = value[token : token + count * length].reshape(
                     count, length, *value.shape[1:]
                 )
             else:
-                here[name] = value[row : row + count]
+                own[name] = value[row : row + count]
         row, token = row + count, token + count * length
-        cut.append(here)
-    return cut
+        requests.append(own)
+    return requests
 
 
-def prove(
-    plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptable, weights: int
-) -> Proof:
-    """Run both files, which have ``weights`` bytes, on generated rows. Runs nothing where there is nothing to run them with, and says so."""
+def verify(
+    stock: Path,
+    adapted: Path,
+    graph_inputs: Sequence[GraphInput],
+    adaptable: Adaptable,
+    weights: int,
+) -> Verification:
+    """Run both files on generated rows and compare their outputs.
+
+    Nothing is run where no evaluator fits; the result then says why.
+
+    Args:
+        stock: the file as fetched.
+        adapted: the adapted file.
+        graph_inputs: inputs of the stock graph.
+        adaptable: what the graph was adapted for.
+        weights: bytes of the model's weights.
+    """
+    evaluator = choose_evaluator(weights)
+    if evaluator is Evaluator.NONE:
+        limit = REFERENCE_MAX >> 30
+        return Verification(
+            evaluator,
+            why=f"ONNX Runtime is not installed, and the weights are larger than {limit} GiB",
+        )
     try:
-        return _prove(plain, adapted, given, adaptable, weights)
+        return _compare_graphs(stock, adapted, graph_inputs, adaptable, evaluator)
+    except _VerificationEndedError as ended:
+        return ended.result
     finally:
-        # Evaluators hold each other in circles; the weights of the next model need the room.
+        # Evaluators hold reference cycles; the weights of the next model need the memory.
         gc.collect()
 
 
-def _prove(
-    plain: Path, adapted: Path, given: Sequence[Given], adaptable: Adaptable, weights: int
-) -> Proof:
-    means = means_for(weights)
-    if means is Means.NONE:
-        return Proof(
-            means,
-            why=f"ONNX Runtime is not here, and the weights are larger than {REFERENCE_MAX >> 30} GiB",
-        )
+def _compare_graphs(
+    stock: Path,
+    adapted: Path,
+    graph_inputs: Sequence[GraphInput],
+    adaptable: Adaptable,
+    evaluator: Evaluator,
+) -> Verification:
     lengths = [min(length, adaptable.max_length or length) for length in LENGTHS]
-    rows = generate(given, lengths, adaptable.sizes, adaptable.masks)
-    flat = [item.name for item in given if item.flat]
-    try:
-        run = open_model(plain, means)
-        alone = [run(row) for row in rows]
-        fault = _bounded(run, given, adaptable)
-        del run
-        gc.collect()
-    except MemoryError:
-        return Proof(Means.NONE, why=SCARCE)
-    except Exception as error:
-        # Operators of others, most of all: nobody can show here that a row's answer does not hang on its company.
-        return Proof(
-            means,
-            fault=f"equal answers cannot be shown: {means} does not run the file as it is ({_short(error)})",
+    rows = generate_rows(graph_inputs, lengths, adaptable.sizes, adaptable.masks)
+    flat = [item.name for item in graph_inputs if item.per_token]
+    single = _run_stock(stock, rows, graph_inputs, adaptable, evaluator)
+    gc.collect()
+    run, batched = _run_adapted(adapted, rows, flat, adaptable, evaluator)
+    worst = _largest_difference(single, batched, adaptable.plan.token_outputs)
+    if worst > 1:
+        return Verification(
+            evaluator,
+            worst,
+            fault="a row's output depends on the other rows of its batch: "
+            "the graph does not honor its mask everywhere",
         )
-    if fault:
-        return Proof(means, fault=fault)
+    if not _guard_fails_batch(run, rows, flat):
+        return Verification(
+            evaluator, worst, fault="the guard against rows without tokens does not work"
+        )
+    return Verification(evaluator, worst)
+
+
+def _run_stock(
+    stock: Path,
+    rows: Sequence[Mapping[str, Array]],
+    graph_inputs: Sequence[GraphInput],
+    adaptable: Adaptable,
+    evaluator: Evaluator,
+) -> list[Outputs]:
+    """Run each row alone. Raises :class:`_VerificationEndedError`."""
     try:
-        run = open_model(adapted, means)
-        company = apart(
-            run(together(rows, flat)),
+        run = open_model(stock, evaluator)
+        single = [run(row) for row in rows]
+        fault = _length_fault(run, graph_inputs, adaptable)
+    except MemoryError:
+        raise _VerificationEndedError(Verification(Evaluator.NONE, why=OUT_OF_MEMORY)) from None
+    except Exception as error:
+        # Mostly custom operators: nothing here can show that rows do not affect each other.
+        raise _VerificationEndedError(
+            Verification(
+                evaluator,
+                fault=f"equal outputs cannot be shown: {evaluator} does not run the file as it is "
+                f"({_first_line(error)})",
+            )
+        ) from error
+    if fault:
+        raise _VerificationEndedError(Verification(evaluator, fault=fault))
+    return single
+
+
+def _run_adapted(
+    adapted: Path,
+    rows: Sequence[Mapping[str, Array]],
+    flat: Sequence[str],
+    adaptable: Adaptable,
+    evaluator: Evaluator,
+) -> tuple[Run, list[dict[str, Array]]]:
+    """Run all rows in one batch. Raises :class:`_VerificationEndedError`."""
+    try:
+        run = open_model(adapted, evaluator)
+        return run, split_batch(
+            run(join_batch(rows, flat)),
             rows,
             adaptable.plan.inputs[0].name,
             adaptable.plan.token_outputs,
         )
     except MemoryError:
-        return Proof(Means.NONE, why=SCARCE)
+        raise _VerificationEndedError(Verification(Evaluator.NONE, why=OUT_OF_MEMORY)) from None
     except Exception as error:
-        return Proof(means, fault=f"the adapted graph does not run: {_short(error)}")
+        raise _VerificationEndedError(
+            Verification(evaluator, fault=f"the adapted graph does not run: {_first_line(error)}")
+        ) from error
+
+
+def _largest_difference(
+    single: Sequence[Outputs], batched: Sequence[Outputs], token_outputs: Sequence[str]
+) -> float:
+    """Return the largest difference of any output as a share of the tolerance."""
     worst = 0.0
-    for one, other in zip(alone, company, strict=True):
-        for name, answer in one.items():
-            if (
-                name not in adaptable.plan.token_outputs
-                and answer.shape != other[name].shape
-                and answer.ndim > 1
-            ):
-                # An output with the tokens' axis that nobody asked for keeps its padding.
+    for one, other in zip(single, batched, strict=True):
+        for name, output in one.items():
+            # An output with an axis of tokens that the plan does not list keeps its padding.
+            padded = name not in token_outputs and output.shape != other[name].shape
+            if padded and output.ndim > 1:
                 continue
-            worst = max(worst, difference(answer, other[name]))
-    if worst > 1:
-        return Proof(
-            means,
-            worst,
-            fault="a row's answer hangs on the other rows of its batch: the graph does not honour its mask everywhere",
-        )
-    empty = [
+            worst = max(worst, difference(output, other[name]))
+    return worst
+
+
+def _guard_fails_batch(run: Run, rows: Sequence[Mapping[str, Array]], flat: Sequence[str]) -> bool:
+    """Return whether the adapted graph fails a batch in which one row has no tokens."""
+    with_empty_row = [
         {**row, **{name: row[name][:, :0] for name in flat}} if number == 1 else row
         for number, row in enumerate(rows)
     ]
     try:
-        run(together(empty, flat))
+        run(join_batch(with_empty_row, flat))
     except Exception:
-        return Proof(means, worst)
-    return Proof(means, worst, fault="the guard against rows without tokens does not work")
+        return True
+    return False
 
 
-def _bounded(run: Run, given: Sequence[Given], adaptable: Adaptable) -> str:
-    """What is wrong with the most tokens that a row may have: the stock graph has to take so many, and no more where it says so itself."""
+def _length_fault(run: Run, graph_inputs: Sequence[GraphInput], adaptable: Adaptable) -> str:
+    """Return what is wrong with the maximum length; empty if nothing is.
+
+    The stock graph must accept rows of that length, and no longer ones where the graph itself
+    states the maximum.
+    """
     bound, sent = adaptable.max_length, adaptable.plan.max_length
 
-    def takes(length: int) -> bool:
-        return answers(run, generate(given, [length], adaptable.sizes, adaptable.masks)[0])
+    def accepts_length(length: int) -> bool:
+        rows = generate_rows(graph_inputs, [length], adaptable.sizes, adaptable.masks)
+        return accepts(run, rows[0])
 
     if bound is None:
         return ""
-    if not adaptable.shown:
+    if not adaptable.stated_by_graph:
         tried = min(bound, LONGEST)
+        if accepts_length(tried):
+            return ""
+        return f"it rejects rows of {tried} tokens, which spec.tokenizer.maxLength allows"
+    if sent is not None and bound < sent and accepts_length(bound + 1):
         return (
-            ""
-            if takes(tried)
-            else f"it does not take rows of {tried} tokens, which spec.tokenizer.maxLength allows"
+            f"a table of the graph seems to limit its rows to {bound} tokens, "
+            "but it accepts longer ones"
         )
-    if sent is not None and bound < sent and takes(bound + 1):
-        return f"a table of the graph seems to end its rows at {bound} tokens, but it takes longer ones"
     return ""
 
 
-def answers(run: Run, row: Mapping[str, Array]) -> bool:
-    """Whether a row is answered."""
-    try:
-        run(row)
-    except MemoryError:
-        raise
-    except Exception:
-        return False
-    return True
-
-
 def difference(one: Array, other: Array) -> float:
-    """The largest difference of two answers as a share of what rounding explains; infinite for other shapes or integers."""
+    """Return the largest difference of two outputs as a share of the tolerance.
+
+    Infinite for different shapes or types, and for integers that differ.
+    """
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     tolerance = TOLERANCE.get(one.dtype)
@@ -274,28 +294,5 @@ def difference(one: Array, other: Array) -> float:
     return float("inf") if np.isnan(largest) else largest
 
 
-def means_for(weights: int) -> Means:
-    """What there is to run a model of so many bytes with."""
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError:
-        return Means.REFERENCE if weights <= REFERENCE_MAX else Means.NONE
-    return Means.ONNX_RUNTIME
-
-
-def open_model(path: Path, means: Means) -> Run:
-    """What runs the model of a file."""
-    if means is Means.REFERENCE:
-        return opened(path)
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    made = [value.name for value in session.get_outputs()]
-    return lambda fed: dict(zip(made, session.run(made, dict(fed)), strict=True))
-
-
-def _short(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

@@ -1,45 +1,56 @@
-"""The part in front of the model: flat tokens and row lengths become padded matrices; broken rows are found."""
+"""The part before the model: turn flat tokens and row lengths into padded matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from triton_pipelines.api.loadplan import shape_input
 from triton_pipelines.loader.ragged.eligibility import Adaptable
-from triton_pipelines.loader.ragged.node_builder import Builder
+from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 GUARD: Final = "refuses_a_row_without_tokens"
-"""The name of the node that fails a batch which cannot be told apart; it stands in the error that clients get."""
+"""Name of the node that fails a batch which cannot be split into rows.
+
+It is part of the error that clients get.
+"""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Names of values that the part behind the model needs.
-
-    ``lengths`` [rows, 1] are those of the first input, ``width`` is the number of tokens that the padded matrices hold, ``one`` the number 1
-    behind the guard; ``sound`` [rows, 1] says which rows the model can take, None where nothing is known to check.
-    """
+class RowValues:
+    """Names of values that the part after the model needs."""
 
     lengths: str
+    """[rows, 1]: lengths of the first input."""
     width: str
+    """Number of tokens that the padded matrices hold."""
     one: str
+    """The number 1, after the guard."""
     sound: str | None
+    """[rows, 1]: which rows the model can take; ``None`` if nothing is known to check."""
 
 
-def front(
-    build: Builder, adaptable: Adaptable, types: Mapping[str, int]
-) -> tuple[dict[str, str], Rows]:
-    """Nodes from the flat inputs to padded matrices; returns input → its matrix, and what is known of the rows.
+def pad_inputs(
+    build: NodeBuilder, adaptable: Adaptable, types: Mapping[str, int]
+) -> tuple[dict[str, str], RowValues]:
+    """Add the nodes from the flat inputs to padded matrices.
 
-    Each input starts a row where its own lengths say: with those of another, one request whose mask is longer than its ids would shift the
-    mask of all requests behind it. A row with unequal lengths, with a value that a table does not have, or longer than the model can
-    take is computed with harmless values and marked, so that it cannot fail or change the others. Few and small
-    operators: on a GPU each costs a launch.
+    Each input starts a row where its own lengths say. With the lengths of another input, one
+    request
+    whose mask is longer than its ids would shift the mask of all requests after it.
+
+    A row with unequal lengths, with a value that a table does not have, or longer than the model
+    can
+    take is computed with harmless values and marked, so that it cannot fail or change the others.
+    The
+    operators are few and small, because on a GPU each costs a launch.
+
+    Returns:
+        Input → its matrix, and the values that describe the rows.
     """
     names = [item.name for item in adaptable.plan.inputs]
     lengths = build.cast(build.add("Concat", *(shape_input(name) for name in names), axis=1))
@@ -57,42 +68,62 @@ def front(
     starts = build.add("CumSum", lengths, build.scalar(0), exclusive=1)
 
     matrices: dict[str, str] = {}
-    known: list[str] = []
+    in_range: list[str] = []
     for number, item in enumerate(adaptable.plan.inputs):
         kind = helper.tensor_dtype_to_np_dtype(types[item.name])
         start = build.add("Gather", starts, build.integers(number), axis=1)
         index = build.add("Where", held, build.add("Add", start, places), build.scalar(0))
-        # One element more in front, to which every place without a token points: no scatter, no second choice.
+        # One element is put in front, to which every place without a token points. This needs
+        # neither a scatter nor a second selection.
         filler = build.constant(np.array([item.pad_value]).astype(kind))
         padded = build.add("Gather", build.add("Concat", filler, item.name, axis=0), index, axis=0)
-        if (size := adaptable.sizes.get(item.name)) is not None:
-            # ONNX counts negative values from the table's end; no tokenizer makes them, and they are refused like the others.
-            highest = min(size - 1, int(np.iinfo(kind).max))
-            safe = build.add(
-                "Clip",
-                padded,
-                build.constant(np.array(0, kind)),
-                build.constant(np.array(highest, kind)),
-            )
-            known.append(build.add("Equal", safe, padded))
-            padded = safe
+        size = adaptable.sizes.get(item.name)
+        if size is not None:
+            clipped = _clip(build, padded, size, kind)
+            in_range.append(build.add("Equal", clipped, padded))
+            padded = clipped
         matrices[item.name] = padded
-    sound: list[str] = []
-    if len(names) > 1 or adaptable.max_length is not None:
-        sound.append(build.add("Equal", taken, build.reduce("ReduceMax", lengths, 1)))
-    if known:
-        whole = build.reduce("ReduceMin", build.cast(build.all_of(known), TensorProto.INT32), 1)
-        sound.append(build.cast(whole, TensorProto.BOOL))
+    sound = _sound_conditions(build, adaptable, taken, lengths, in_range)
     first = build.add("Gather", lengths, build.integers(0), axis=1)
-    return matrices, Rows(first, width, one, build.all_of(sound) if sound else None)
+    return matrices, RowValues(first, width, one, build.all_of(sound) if sound else None)
 
 
-def _guard(build: Builder, lengths: str) -> str:
-    """1, or a failed batch where a row has no tokens.
+def _clip(build: NodeBuilder, values: str, size: int, kind: np.dtype[Any]) -> str:
+    """Return ``values`` limited to 0 to ``size`` - 1.
 
-    Behind a request without tokens Triton leaves the flat tensors unfilled: what is there belongs to nobody, and no row can be told to
-    be right. One element cannot be reshaped to two: the check of Reshape runs on the host with every execution provider, while
-    an index out of range is an error on CPUs only.
+    ONNX counts negative values from the end of the table. Tokenizers do not make them, and a row
+    that has one is marked like any other with a value out of range.
+    """
+    highest = min(size - 1, int(np.iinfo(kind).max))
+    return build.add(
+        "Clip",
+        values,
+        build.constant(np.array(0, kind)),
+        build.constant(np.array(highest, kind)),
+    )
+
+
+def _sound_conditions(
+    build: NodeBuilder, adaptable: Adaptable, taken: str, lengths: str, in_range: list[str]
+) -> list[str]:
+    """Return the conditions under which the model can take a row; empty if none is known."""
+    sound: list[str] = []
+    if len(adaptable.plan.inputs) > 1 or adaptable.max_length is not None:
+        sound.append(build.add("Equal", taken, build.reduce("ReduceMax", lengths, 1)))
+    if in_range:
+        whole = build.reduce("ReduceMin", build.cast(build.all_of(in_range), TensorProto.INT32), 1)
+        sound.append(build.cast(whole, TensorProto.BOOL))
+    return sound
+
+
+def _guard(build: NodeBuilder, lengths: str) -> str:
+    """Return 1, or fail the batch where a row has no tokens.
+
+    Behind a request without tokens Triton leaves the flat tensors unfilled: the content is
+    undefined,
+    and no row can be shown to be right. One element cannot be reshaped to two: the check of Reshape
+    runs on the host with every execution provider, while an index out of range is an error on CPUs
+    only.
     """
     any_token = build.add("Min", build.add("ReduceMin", lengths, keepdims=0), build.scalar(1))
     shape = build.unsqueeze(build.add("Sub", build.scalar(2), any_token), 0)

@@ -1,4 +1,4 @@
-"""Writing nodes: names that meet no other, constants made once."""
+"""Add nodes to a graph, with unique names and with each constant built once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 
-class Builder:
-    """Gathers nodes and constants under one prefix."""
+class NodeBuilder:
+    """Collects nodes and constants under one prefix."""
 
     def __init__(self, taken: set[str], opset: int) -> None:
+        """Create the builder.
+
+        Args:
+            taken: names that exist in the graph.
+            opset: the graph's version of the standard operators.
+        """
         self._opset = opset
         self.prefix = "ragged/"
         while any(name.startswith(self.prefix) for name in taken):
@@ -23,15 +29,15 @@ class Builder:
 
     @property
     def constants(self) -> list[Any]:
-        """Every constant that was used, as initializers."""
+        """Return every constant that was used, as initializers."""
         return list(self._constants.values())
 
     def name(self, name: str) -> str:
-        """``name`` under the prefix."""
+        """Return ``name`` under the prefix."""
         return self.prefix + name
 
     def constant(self, value: NDArray[Any]) -> str:
-        """The name of a constant."""
+        """Return the name of a constant."""
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._constants:
             self._constants[key] = numpy_helper.from_array(
@@ -40,36 +46,39 @@ class Builder:
         return str(self._constants[key].name)
 
     def integers(self, *values: int) -> str:
-        """A list of INT64."""
+        """Return the name of a list of INT64."""
         return self.constant(np.array(values, np.int64))
 
     def scalar(self, value: int) -> str:
-        """One INT64 without axes."""
+        """Return the name of one INT64 without axes."""
         return self.constant(np.array(value, np.int64))
 
     def add(self, operator: str, *inputs: str, named: str = "", **attributes: Any) -> str:
-        """A node of a standard operator with one output, whose name it returns."""
+        """Add a node of a standard operator with one output; return the output's name."""
         self._count += 1
         made = self.name(named or f"{operator}_{self._count}")
         self.nodes.append(helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
     def cast(self, value: str, to: int = TensorProto.INT64) -> str:
-        """``value`` as another element type, INT64 by default."""
+        """Return ``value`` as another element type, by default INT64."""
         return self.add("Cast", value, to=to)
 
     def reduce(self, operator: str, value: str, axis: int) -> str:
-        """ReduceMin or ReduceMax over one axis, which stays with length 1. Their axes became an input with opset 18."""
+        """Apply ReduceMin or ReduceMax over one axis, which stays with length 1.
+
+        The axes became an input with opset 18.
+        """
         if self._opset < 18:
             return self.add(operator, value, axes=[axis], keepdims=1)
         return self.add(operator, value, self.integers(axis), keepdims=1)
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """``value`` with axes of length 1."""
+        """Return ``value`` with axes of length 1 added."""
         return self.add("Unsqueeze", value, self.integers(*axes))
 
     def all_of(self, conditions: list[str]) -> str:
-        """The logical and of at least one condition."""
+        """Return the logical and of at least one condition."""
         result = conditions[0]
         for other in conditions[1:]:
             result = self.add("And", result, other)

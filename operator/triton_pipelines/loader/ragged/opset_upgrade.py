@@ -1,4 +1,4 @@
-"""Older graphs in the operators that the adapter needs."""
+"""Convert older graphs to the operators that the adapter needs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from typing import Any, Final
 from onnx import version_converter
 from onnx.external_data_helper import uses_external_data
 
-from triton_pipelines.loader.ragged.eligibility import FIXED, OPSET, Obstacle, Refusal
-from triton_pipelines.loader.ragged.graph_walk import STANDARD, opset
+from triton_pipelines.loader.onnx_graph.graph_walk import STANDARD, opset
+from triton_pipelines.loader.ragged.eligibility import FIXED, OPSET, AdaptationRefusal
 
 OLDEST: Final = 11
-"""The oldest that exporters of encoders have used as their default, and that the tests convert."""
+"""Oldest opset that exporters of encoders have used by default, and that the tests convert."""
 CONVERTED_MAX: Final = 512 << 20
-"""Bytes of a model that the converter is given: it holds several copies at once, and the loader has 2 GiB."""
+"""Maximum bytes of a model that is converted.
+
+The converter holds several copies at once, and the loader has 2 GiB.
+"""
 
 
-def upgraded(model: Any) -> Any | Refusal:
-    """``model`` itself where its opset is new enough, else converted to :data:`OPSET`, or why not. What is converted has to be proven by numbers."""
+def upgraded(model: Any) -> Any | AdaptationRefusal:
+    """Return ``model`` if its opset is new enough, else its conversion to :data:`OPSET`.
+
+    A conversion has to be verified by comparing outputs. If it is not possible, the refusal is
+    returned.
+    """
     version = opset(model)
     if version >= OPSET:
         return model
@@ -40,13 +47,9 @@ def upgraded(model: Any) -> Any | Refusal:
         return too_old(version)
 
 
-def too_old(version: int) -> Refusal:
-    """The refusal of a graph in an opset that is not, or cannot be, converted."""
-    return Refusal(
-        (
-            Obstacle(
-                f"opset {version} is too old",
-                f"export the model with opset {OPSET} or newer, or {FIXED}",
-            ),
-        )
+def too_old(version: int) -> AdaptationRefusal:
+    """Return the refusal of a graph whose opset is not, or cannot be, converted."""
+    return AdaptationRefusal.of(
+        f"opset {version} is too old",
+        f"export the model with opset {OPSET} or newer, or {FIXED}",
     )

@@ -1,4 +1,4 @@
-"""The part behind the model: outputs per token lose their padding, and rows that the model could not take are marked."""
+"""The part after the model: remove padding from outputs per token and mark broken rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from triton_pipelines.loader.ragged.input_padding import Rows
-from triton_pipelines.loader.ragged.node_builder import Builder
+from triton_pipelines.loader.ragged.input_padding import RowValues
+from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
 Dims = Sequence[int | str | None]
 
 
-class Back:
-    """Writes the outputs; what several of them need is made once."""
+class OutputFlattener:
+    """Add the nodes of the outputs; what several outputs need is built once."""
 
-    def __init__(self, build: Builder, rows: Rows) -> None:
+    def __init__(self, build: NodeBuilder, rows: RowValues) -> None:
         self._build, self._rows = build, rows
         self._tokens: tuple[str, str | None] | None = None
 
     def row_output(self, inner: str, name: str, kind: int, rank: int) -> None:
-        """[rows, …] as it is, with marked rows."""
+        """Add an output of shape [rows, …]: unchanged except for marked rows."""
         build, sound = self._build, self._rows.sound
         if sound is None:
             _named(build, "Identity", name, inner)
@@ -35,7 +35,10 @@ class Back:
         _named(build, "Where", name, shaped, inner, _mark(build, kind))
 
     def token_output(self, inner: str, name: str, kind: int, shape: Dims) -> None:
-        """[rows, tokens, …] to [all tokens, …], in the order of the rows, as many for each as its first input has."""
+        """Add an output of shape [all tokens, …] from one of shape [rows, tokens, …].
+
+        The tokens are in the order of the rows; each row has as many as its first input.
+        """
         build, rest = self._build, list(shape[2:])
         index, sound = self._kept()
         if all(isinstance(dim, int) for dim in rest):
@@ -66,9 +69,11 @@ class Back:
         )
 
     def _kept(self) -> tuple[str, str | None]:
-        """For every token that came: its place in the flattened padded output, and whether its row is sound.
+        """Return where every token is in the flattened padded output, and which rows are sound.
 
-        A row longer than the padded matrix has no place for its last tokens: Triton counts on all of them, so they point to the first.
+        A row longer than the padded matrix has no place for its last tokens. Triton counts on all
+        of them,
+        so they point to the first place.
         """
         if self._tokens is None:
             build, rows = self._build, self._rows
@@ -103,8 +108,8 @@ class Back:
         return self._tokens
 
 
-def _named(build: Builder, operator: str, output: str, *inputs: str, **attributes: Any) -> None:
-    """A node that makes an output of the graph, under the name that clients know."""
+def _named(build: NodeBuilder, operator: str, output: str, *inputs: str, **attributes: Any) -> None:
+    """Add a node that makes an output of the graph, under the name that clients know."""
     build.nodes.append(
         helper.make_node(
             operator, list(inputs), [output], name=build.name(f"output_{output}"), **attributes
@@ -112,7 +117,7 @@ def _named(build: Builder, operator: str, output: str, *inputs: str, **attribute
     )
 
 
-def _mark(build: Builder, kind: int) -> str:
-    """What a row that the model cannot take is answered with: not-a-number, of integers -1."""
+def _mark(build: NodeBuilder, kind: int) -> str:
+    """Return the value of rows that the model cannot take: not-a-number, or -1 for integers."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     return build.constant(np.array(np.nan if np.issubdtype(dtype, np.floating) else -1, dtype))

@@ -1,4 +1,4 @@
-"""From a plan's fetch item to a source that can be read, and the names of its files."""
+"""Open the source of a plan item."""
 
 from __future__ import annotations
 
@@ -12,55 +12,72 @@ import httpx
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch
 from triton_pipelines.loader import uris
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.download import Source
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.sources.folder import FolderSource
 
 TOKENIZER_SUFFIXES: Final = (".json", ".txt")
-"""A tokenizer's URI that ends so names the file itself, any other its folder."""
+"""A tokenizer's URI with one of these suffixes names the file itself, any other its folder."""
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the pod's mounts lie."""
+    """The pod's mounts."""
 
     credentials: Path
+    """Secrets, one folder per source."""
     ca: Path
+    """CA bundles, one folder per source."""
     configmaps: Path
+    """ConfigMaps, one folder per source."""
     claims: Path
+    """Claims by name."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A readable source; ``file`` is the one file it names, None where it is a folder of a tokenizer.
-
-    Of a model or folder ``place`` is what the URI and path name below the source's own folder; what lies there is asked for.
-    """
+class OpenedSource:
+    """A readable source."""
 
     source: Source
+    """Reads files."""
     file: str | None
-    located: uris.Located
+    """The one file that it names; ``None`` for a folder with a tokenizer."""
+    location: uris.SourceLocation
+    """Where it is."""
     place: str | None = None
+    """Of a model or folder: what URI and path name below the source's own folder."""
 
 
 @dataclass(frozen=True)
-class Access:
-    """What opening a source needs beside its address. ``learned`` is told secrets that a server gives; ``workspace`` is for unpacked archives."""
+class SourceAccess:
+    """What opening a source needs in addition to its address."""
 
-    credentials: Credentials
+    credentials: SourceCredentials
+    """Credentials and trust."""
     folders: Folders
+    """The pod's mounts."""
     client: httpx.Client
+    """HTTP client."""
     revision: str | None
-    learned: Callable[[str], None]
+    """Revision to fetch; ``None`` for the current one."""
+    on_secret: Callable[[str], None]
+    """Called with every secret that a server issues."""
     workspace: Path
+    """Folder for unpacked archives."""
 
 
-def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[bool, str | None]:
-    """Whether the URI names a folder, and the file wanted below it (None: the tokenizer's files).
+def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[bool, str | None]:
+    """Return whether the URI names a folder, and the requested file below it.
 
-    ``last`` is the URI's last part; ``is_folder`` is known for mounted folders, else it follows from the URI's form: ``/`` at
-    the end or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
+    The file is ``None`` for a tokenizer's files.
+
+    Args:
+        item: the plan's item.
+        last: last part of the URI.
+        is_folder: known for mounted folders. Otherwise it follows from the URI's form: ``/`` at the
+            end
+            or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
     """
     if item.path is not None:
         return True, item.path
@@ -73,29 +90,35 @@ def wanted_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[boo
     return True, None if item.kind is FetchKind.TOKENIZER else PurePosixPath(item.target).name
 
 
-def open_source(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
-    """The source of ``item`` at ``access.revision`` (None: whatever it is now). Raises :class:`SourceError`."""
-    uris.check_scheme(located)
-    match located.scheme:
+def open_source(
+    item: PlanFetch, location: uris.SourceLocation, access: SourceAccess
+) -> OpenedSource:
+    """Return the source of ``item`` at ``access.revision``.
+
+    Raises:
+        SourceError: the URI is not valid, or the source is not mounted.
+    """
+    uris.check_scheme(location)
+    match location.scheme:
         case "hf":
-            return _hub(item, located, access)
+            return _hub(item, location, access)
         case "s3" | "gs" | "az":
-            return _bucket(item, located, access)
+            return _bucket(item, location, access)
         case "oci":
-            return _registry(item, located, access)
+            return _registry(item, location, access)
         case "https" | "http":
-            return _web(item, located, access)
+            return _web(item, location, access)
         case scheme:
-            return _folder(item, located, access.folders, scheme)
+            return _folder(item, location, access.folders, scheme)
 
 
 def join(place: str, name: str) -> str:
-    """``name`` below ``place``, which may be empty or end with a slash."""
+    """Return ``name`` below ``place``, which may be empty or end with a slash."""
     return f"{place.rstrip('/')}/{name}".lstrip("/")
 
 
 def _is_tree(item: PlanFetch) -> bool:
-    """Whether what lies at the URI decides what is fetched."""
+    """Return whether the files at the URI decide what is fetched."""
     return item.kind in (FetchKind.MODEL, FetchKind.FOLDER)
 
 
@@ -103,34 +126,34 @@ def _place(item: PlanFetch, path: str) -> str:
     return path if item.path is None else join(path, item.path)
 
 
-def _hub(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _hub(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.hub import HubSource
 
-    uri = uris.parse_hub(located.uri)
+    uri = uris.parse_hub(location.uri)
     parts = PurePosixPath(uri.path)
     # The repository itself is a folder; below it the URI's form decides, as for a web server.
-    is_folder, file = wanted_file(item, parts.name, True if not uri.path else None)
+    is_folder, file = requested_file(item, parts.name, True if not uri.path else None)
     folder = uri.path if is_folder else str(parts.parent)
     source = HubSource(
         access.client,
         uri.repo,
         access.revision or item.revision or uri.revision,
         "" if folder == "." or _is_tree(item) else folder,
-        endpoint=located.endpoint or item.endpoint,
+        endpoint=location.endpoint or item.endpoint,
         token=access.credentials.token,
         context=access.credentials.ssl_context(),
     )
-    return Opened(source, file, located, _place(item, uri.path) if _is_tree(item) else None)
+    return OpenedSource(source, file, location, _place(item, uri.path) if _is_tree(item) else None)
 
 
-def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _bucket(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources import stores
     from triton_pipelines.loader.sources.bucket import BucketSource
 
-    held, endpoint = access.credentials, located.endpoint or item.endpoint
+    held, endpoint = access.credentials, location.endpoint or item.endpoint
     store: stores.Store
-    if located.scheme == "az":
-        uri = uris.parse_azure(located.uri)
+    if location.scheme == "az":
+        uri = uris.parse_azure(location.uri)
         key = uri.key
         store = stores.azure_store(
             uri.account,
@@ -141,8 +164,8 @@ def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
             ca=held.ca_file,
         )
     else:
-        bucket, key = uris.parse_bucket(located.uri)
-        if located.scheme == "gs":
+        bucket, key = uris.parse_bucket(location.uri)
+        if location.scheme == "gs":
             store = stores.gcs_store(
                 bucket, endpoint=endpoint, service_account=held.service_account, ca=held.ca_file
             )
@@ -151,7 +174,7 @@ def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
                 bucket, endpoint=endpoint, region=item.region, keys=held.keys, ca=held.ca_file
             )
     parent, _, last = key.rpartition("/")
-    is_folder, file = wanted_file(item, last, None)
+    is_folder, file = requested_file(item, last, None)
     folder = key.rstrip("/") if is_folder else parent
     place = _place(item, key) if _is_tree(item) else None
     version = access.revision or item.revision
@@ -163,65 +186,69 @@ def _bucket(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
         version=None if version is None or '"' in version else version,
         ambient=not item.credentials,
     )
-    return Opened(source, file, located, place)
+    return OpenedSource(source, file, location, place)
 
 
-def _registry(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _registry(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.oci import OciSource
 
     if item.revision is not None and not uris.is_reference(item.revision):
-        raise SourceError(f"revision {item.revision!r} is no tag and no digest of a registry")
+        raise SourceError(f"revision {item.revision!r} is not a tag or digest of a registry")
     source = OciSource(
         access.client,
-        uris.parse_registry(located.uri),
+        uris.parse_registry(location.uri),
         access.revision or item.revision,
-        endpoint=located.endpoint or item.endpoint,
+        endpoint=location.endpoint or item.endpoint,
         credentials=access.credentials,
-        learned=access.learned,
+        on_secret=access.on_secret,
         workspace=access.workspace,
     )
-    _, file = wanted_file(item, "", True)
-    return Opened(source, file, located, (item.path or "") if _is_tree(item) else None)
+    _, file = requested_file(item, "", True)
+    return OpenedSource(source, file, location, (item.path or "") if _is_tree(item) else None)
 
 
-def _web(item: PlanFetch, located: uris.Located, access: Access) -> Opened:
+def _web(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -> OpenedSource:
     from triton_pipelines.loader.sources.web import WebSource, split_userinfo
 
-    url, user = split_userinfo(located.uri)
+    url, user = split_userinfo(location.uri)
     parts = urlsplit(url)
     if not parts.hostname:
         raise SourceError("names no host: write https://host/path")
     parent, _, last = parts.path.rpartition("/")
-    is_folder, file = wanted_file(item, unquote(last), None)
+    is_folder, file = requested_file(item, unquote(last), None)
     folder = parts.path.rstrip("/") if is_folder else parent
     base = urlunsplit(parts._replace(path=f"{folder}/", query="", fragment=""))
     exact: Mapping[str, str] = {} if is_folder or file is None else {file: url}
     source = WebSource(access.client, base, access.credentials.headers(user), exact)
     place = (item.path or ("" if is_folder else file)) if _is_tree(item) else None
-    return Opened(source, file, located, place)
+    return OpenedSource(source, file, location, place)
 
 
-def _folder(item: PlanFetch, located: uris.Located, folders: Folders, scheme: str) -> Opened:
+def _folder(
+    item: PlanFetch, location: uris.SourceLocation, folders: Folders, scheme: str
+) -> OpenedSource:
     fence: Path | None
     if scheme == "file":
         root, fence, below, missing = (
             Path("/"),
             None,
-            uris.file_path(located.uri).lstrip("/"),
+            uris.file_path(location.uri).lstrip("/"),
             "check the path",
         )
     elif scheme == "configmap":
-        name, below = uris.parse_folder(located.uri)
+        name, below = uris.parse_folder(location.uri)
         fence = root = folders.configmaps / item.key
         missing = f"check the keys of ConfigMap {name} (binary files belong in binaryData)"
     else:
-        claim, below = uris.parse_folder(located.uri)
+        claim, below = uris.parse_folder(location.uri)
         fence = root = folders.claims / claim
         missing = f"check the path below claim {claim}"
     if fence is not None and not fence.is_dir():
         raise SourceError(f"is not mounted at {fence}", retryable=True)
     if _is_tree(item):
-        return Opened(FolderSource(root, fence, missing), None, located, _place(item, below))
+        return OpenedSource(FolderSource(root, fence, missing), None, location, _place(item, below))
     path = root / below
-    is_folder, file = wanted_file(item, path.name, path.is_dir())
-    return Opened(FolderSource(path if is_folder else path.parent, fence, missing), file, located)
+    is_folder, file = requested_file(item, path.name, path.is_dir())
+    return OpenedSource(
+        FolderSource(path if is_folder else path.parent, fence, missing), file, location
+    )

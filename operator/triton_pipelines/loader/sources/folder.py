@@ -1,4 +1,4 @@
-"""Sources that are folders of the container: mounted ConfigMaps and claims, and ``file://`` through a source map."""
+"""Read folders of the container: mounted ConfigMaps and claims, and mapped ``file://``."""
 
 from __future__ import annotations
 
@@ -7,34 +7,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from triton_pipelines.loader.download import BLOCK, Body
+from triton_pipelines.loader.download import BLOCK, FileBody
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.listing import Entry, Listing, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
 
 
 class FolderSource:
-    """Files below ``folder``. ``fence`` is the mount that no symbolic link may lead out of; None allows any link."""
+    """Files below a folder."""
 
     def __init__(self, folder: Path, fence: Path | None, missing: str) -> None:
+        """Create the source.
+
+        Args:
+            folder: the folder.
+            fence: the mount that no symbolic link may leave; ``None`` allows any link.
+            missing: advice for a file that does not exist.
+        """
         self._folder, self._fence, self._missing = folder, fence, missing
 
     def resolve(self) -> str | None:
-        """None: a folder has no revision, its files' digests stand for it."""
+        """Return ``None``: a folder has no revision; the digests of its files stand for it."""
         return None
 
-    def list(self, place: str) -> Listing:
-        """The file at ``place``, or everything below it. Links to files of the same volume count as those files."""
+    def list(self, place: str) -> SourceListing:
+        """Return the file at ``place``, or everything below it.
+
+        Links to files of the same volume count as those files.
+        """
         path = self._folder / place
         self._fenced(path, place or str(path))
         if path.is_file():
-            return Listing((Entry(path.name, path.stat().st_size),), single=True)
+            return SourceListing((ListedFile(path.name, path.stat().st_size),), single=True)
         if not path.is_dir():
             raise SourceError(
                 f"has no file or folder {place or path.name}: {self._missing}", missing=True
             )
         return folder(self._below(path))
 
-    def _below(self, root: Path) -> Iterator[Entry]:
+    def _below(self, root: Path) -> Iterator[ListedFile]:
         def failed(error: OSError) -> None:
             raise SourceError(
                 f"{error.filename} cannot be read: {error.strerror}",
@@ -43,12 +53,14 @@ class FolderSource:
 
         for at, folders, files in os.walk(root, onerror=failed):
             for name in list(folders):
-                # The kubelet keeps the content of ConfigMaps and Secrets in folders named so, and links to it.
+                # The kubelet keeps the content of ConfigMaps and Secrets in folders named so, and
+                # links to it.
                 if name.startswith(".."):
                     folders.remove(name)
                 elif (Path(at) / name).is_symlink():
                     raise SourceError(
-                        f"{(Path(at) / name).relative_to(root)} is a link to a folder: copy the folder into its place"
+                        f"{(Path(at) / name).relative_to(root)} is a link to a folder: copy "
+                        "the folder into its place"
                     )
             for name in files:
                 path = Path(at) / name
@@ -57,19 +69,23 @@ class FolderSource:
                 self._fenced(path, str(path.relative_to(root)))
                 if not path.is_file():
                     raise SourceError(
-                        f"{path.relative_to(root)} is no file and no folder, or a link that leads nowhere: remove it"
+                        f"{path.relative_to(root)} is neither a file nor a folder, or a link that "
+                        "leads nowhere: remove it"
                     )
-                yield Entry(str(path.relative_to(root)), path.stat().st_size)
+                yield ListedFile(str(path.relative_to(root)), path.stat().st_size)
 
     def _fenced(self, path: Path, name: str) -> None:
         if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
             raise SourceError(
-                f"{name} leads out of its volume through a link or ..: copy the file into the volume"
+                f"{name} leads out of its volume through a link or ..: copy the file into the "
+                "volume"
             )
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
-        """Read ``name`` below the folder, going on at ``offset`` while size and time stamp are unchanged."""
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
+        """Read ``name``, from ``offset`` if size and time stamp are unchanged."""
         path = self._folder / name
         self._fenced(path, name)
         try:
@@ -82,7 +98,7 @@ class FolderSource:
             ) from None
         except PermissionError:
             raise SourceError(
-                f"{name} is not readable for the pod's user: mend its mode, or set a fsGroup"
+                f"{name} is not readable for the pod's user: change its mode, or set an fsGroup"
             ) from None
         except OSError as error:
             raise SourceError(
@@ -103,4 +119,4 @@ class FolderSource:
                         f"{name} cannot be read: {error.strerror}", retryable=True
                     ) from error
 
-            yield Body(chunks(), offset=start, size=status.st_size, validator=current)
+            yield FileBody(chunks(), offset=start, size=status.st_size, validator=current)

@@ -1,6 +1,7 @@
-"""Model hub repositories: huggingface_hub resolves them, the loader's own downloader fetches the few files that are needed.
+"""Read model hub repositories: huggingface_hub resolves them, the loader downloads the files.
 
-``hf_hub_download`` is not used: it keeps a cache of its own layout and has no place for our resuming, hashing and space checks.
+``hf_hub_download`` is not used: it keeps a cache of its own layout, and cannot resume, hash and
+check for space as the loader does.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import Entry, Listing, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
+from triton_pipelines.loader.sources.transport_errors import (
+    certificate_error,
+    is_proxy_auth_error,
+)
 from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
 
-# Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is meant: a pod without a way there waits
-# for nothing, and one with tells somebody what it does.
+# Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is
+# meant: a pod without a way there waits for nothing, and one with tells somebody what it does.
 huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -35,7 +40,7 @@ _RETRYABLE_FROM: Final = 500
 
 
 class HubSource:
-    """Files of ``repo`` below ``folder`` at the commit that ``revision`` (branch, tag, commit; None: the default branch) names."""
+    """Files of a repository at one commit."""
 
     def __init__(
         self,
@@ -48,6 +53,17 @@ class HubSource:
         token: str | None,
         context: ssl.SSLContext,
     ) -> None:
+        """Create the source.
+
+        Args:
+            client: HTTP client for the files.
+            repo: ``org/name``.
+            revision: branch, tag or commit; ``None`` for the default branch.
+            folder: folder of all names.
+            endpoint: address of the hub; ``None`` for the public one.
+            token: token for the hub.
+            context: trusted CAs.
+        """
         self._client, self._repo, self._revision, self._context = client, repo, revision, context
         self._folder = f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._endpoint = (endpoint or DEFAULT_ENDPOINT).rstrip("/")
@@ -57,7 +73,7 @@ class HubSource:
         self._files: dict[str, int | None] = {}
 
     def resolve(self) -> str | None:
-        """The commit, asked for once."""
+        """Return the commit, which is requested once."""
         if self._commit is None:
             info = self._info()
             self._commit = info.sha
@@ -66,18 +82,18 @@ class HubSource:
                 raise SourceError("the hub names no commit for it")
         return self._commit
 
-    def list(self, place: str) -> Listing:
-        """The file ``folder + place`` at the resolved commit, or everything below it."""
+    def list(self, place: str) -> SourceListing:
+        """Return the file ``folder + place`` at the resolved commit, or everything below it."""
         self.resolve()
         path = self._folder + place
         if path in self._files and not path.endswith("/"):
-            return Listing(
-                (Entry(path.rpartition("/")[2], self._files[path], self._commit),), single=True
+            return SourceListing(
+                (ListedFile(path.rpartition("/")[2], self._files[path], self._commit),), single=True
             )
         prefix = f"{path.strip('/')}/" if path.strip("/") else ""
         try:
             return folder(
-                Entry(name.removeprefix(prefix), size, self._commit)
+                ListedFile(name.removeprefix(prefix), size, self._commit)
                 for name, size in self._files.items()
                 if name.startswith(prefix)
             )
@@ -89,7 +105,9 @@ class HubSource:
             raise
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
         """Read ``name`` at the resolved commit."""
         commit = self.resolve()
         path = self._folder + name
@@ -100,7 +118,9 @@ class HubSource:
         source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
         with source.open(last, offset=offset, validator=validator) as body:
             # The ETag is the blob's; the commit is what can be fetched again.
-            yield Body(body.chunks, body.offset, body.size, body.validator, commit, identity=commit)
+            yield FileBody(
+                body.chunks, body.offset, body.size, body.validator, commit, identity=commit
+            )
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -117,44 +137,49 @@ class HubSource:
             return api.model_info(
                 self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True
             )
-        except GatedRepoError as error:
-            raise SourceError(
-                f"{self._repo} is gated: accept its terms and name a token with access in source.secretRef"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise SourceError(
-                f"{self._repo} has no revision {self._revision}", missing=True
-            ) from error
-        except RepositoryNotFoundError as error:
-            advice = (
-                "check the name, and what the token may read"
-                if self._token
-                else "check the name; a private one needs source.secretRef"
-            )
-            raise SourceError(f"the hub shows no repository {self._repo}: {advice}") from error
-        except HfHubHTTPError as error:
-            status = error.response.status_code if error.response is not None else 0
-            if status in (401, 403):
-                raise SourceError(
-                    f"the hub refused the token ({status}): check the secret of source.secretRef"
-                ) from error
-            raise SourceError(
-                f"the hub answered {status}",
-                retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429),
-            ) from error
-        except SourceError:
-            raise
-        except HFValidationError as error:
-            raise SourceError(
-                f"{self._repo} is no name of a repository: write hf://org/name ({error})"
-            ) from error
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise self._hub_error(error) from error
         except Exception as error:
-            # Whichever HTTP client huggingface_hub is built on (requests, httpx …), its transport errors end here.
-            text = f"{type(error).__name__}: {error}"
-            if type(error).__name__ == "ProxyError" and "407" in text:
-                raise SourceError(PROXY_REFUSED) from error
-            if "CERTIFICATE_VERIFY_FAILED" in text:
-                raise SourceError(
-                    "the hub's certificate is not trusted: name its CA in source.caRef"
-                ) from error
-            raise SourceError(f"the hub cannot be asked ({text})", retryable=True) from error
+            raise _connection_error(error) from error
+
+    def _hub_error(self, error: HfHubHTTPError | HFValidationError) -> SourceError:
+        """Translate what the hub answered."""
+        match error:
+            case HFValidationError():
+                return SourceError(
+                    f"{self._repo} is not a repository name: write hf://org/name ({error})"
+                )
+            case GatedRepoError():
+                return SourceError(
+                    f"{self._repo} is gated: accept its terms and name a token with access in "
+                    "source.secretRef"
+                )
+            case RevisionNotFoundError():
+                return SourceError(f"{self._repo} has no revision {self._revision}", missing=True)
+            case RepositoryNotFoundError():
+                advice = (
+                    "check the name, and what the token may read"
+                    if self._token
+                    else "check the name; a private one needs source.secretRef"
+                )
+                return SourceError(f"the hub shows no repository {self._repo}: {advice}")
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            return SourceError(
+                f"the hub refused the token ({status}): check the secret of source.secretRef"
+            )
+        return SourceError(
+            f"the hub answered {status}",
+            retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429),
+        )
+
+
+def _connection_error(error: Exception) -> SourceError:
+    """Translate a transport error of the HTTP client that huggingface_hub is built on."""
+    if is_proxy_auth_error(error):
+        return SourceError(PROXY_REFUSED)
+    if certificate_error(error) is not None:
+        return SourceError("the hub's certificate is not trusted: name its CA in source.caRef")
+    return SourceError(
+        f"the hub cannot be reached ({type(error).__name__}: {error})", retryable=True
+    )

@@ -1,4 +1,4 @@
-"""Files of an image's layers: tar archives laid over each other, unpacked below one place and nowhere else."""
+"""Unpack the layers of an image: tar archives on top of each other, below one place only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from triton_pipelines.loader.listing import MAX_FILES, check_name
 
 _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
-"""Names by which a layer removes what lies below it (OCI image specification 1.1, layer.md)."""
+"""Names by which a layer removes files below it (OCI image specification 1.1, layer.md)."""
 _BLOCK: Final = 1 << 20
 
 
 def scope_of(layers: Sequence[Path], place: str) -> str:
-    """The folder to unpack for ``place``: itself, or its parent where it is a file, whose neighbours may belong to it."""
+    """Return the folder to unpack for ``place``.
+
+    That is the place itself. For a file it is the parent, because files next to it may belong to
+    it.
+    """
     if not place:
         return ""
     for layer in layers:
@@ -33,9 +37,10 @@ def scope_of(layers: Sequence[Path], place: str) -> str:
 
 
 def unpack(layer: Path, scope: str, into: Path) -> None:
-    """Lay the files of ``layer`` below ``scope`` over those in ``into``, under their own names.
+    """Put the files of ``layer`` below ``scope`` over those in ``into``, under their own names.
 
-    Raises :class:`SourceError` for names that lead astray, links that are asked for, and broken archives.
+    Raises:
+        SourceError: a name is not usable, a requested file is a link, or the archive is broken.
     """
     count = 0
     with _opened(layer) as archive:
@@ -78,7 +83,8 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: P
         check_name(linked)
         if not (into / linked).is_file():
             raise SourceError(
-                f"{name} is a hard link to {linked}, which lies outside of source.path: put a copy into the image"
+                f"{name} is a hard link to {linked}, which is outside of source.path: put a "
+                "copy into the image"
             )
         shutil.copyfile(into / linked, target)
     elif member.isfile():
@@ -91,7 +97,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: P
             f"{name} is a link to {member.linkname}: put the file itself into the image"
         )
     else:
-        raise SourceError(f"{name} is no file: remove it from the image")
+        raise SourceError(f"{name} is not a file: remove it from the image")
 
 
 def _remove(into: Path, name: str) -> None:
@@ -108,7 +114,7 @@ def _remove(into: Path, name: str) -> None:
 
 
 def _name(member: tarfile.TarInfo) -> str:
-    """A member's path, relative to the image's root."""
+    """Return a member's path, relative to the image's root."""
     name = member.name.removeprefix("./").strip("/")
     return "" if name == "." else name
 
@@ -124,8 +130,9 @@ def _opened(layer: Path) -> Iterator[tarfile.TarFile]:
                     "has a layer packed with zstd, which cannot be read here: push it with gzip"
                 )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
-            # As a stream: members are read in the order in which they lie, nothing is kept in memory.
+            # As a stream: members are read in the order in which they lie, nothing is kept in
+            # memory.
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 yield archive
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"has a layer that is no usable tar archive ({error})") from error
+        raise SourceError(f"has a layer that is not a usable tar archive ({error})") from error

@@ -1,8 +1,9 @@
-"""Artifacts and images of an OCI registry.
+"""Read artifacts and images of an OCI registry.
 
-Own code on the loader's HTTP parts instead of a library: of the protocol (OCI distribution specification 1.1) only three GETs and
-one exchange for a token are needed, and the libraries at hand bring an HTTP client of their own that cannot go on where a download
-broke off, and look for credentials where the loader must not.
+Hand-written on top of the loader's HTTP code: of the protocol (OCI distribution specification 1.1)
+only three GETs and one exchange for a token are needed. The available libraries bring an HTTP
+client of their own that cannot resume a download, and look for credentials where the loader must
+not.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from urllib.request import parse_http_list, parse_keqv_list
 
 import httpx
 
-from triton_pipelines.loader.credentials import Credentials
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.credentials import SourceCredentials
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import SourceError
-from triton_pipelines.loader.listing import Entry, Listing, check_name, folder
+from triton_pipelines.loader.listing import ListedFile, SourceListing, check_name, folder
 from triton_pipelines.loader.sources.folder import FolderSource
 from triton_pipelines.loader.sources.layers import scope_of, unpack
 from triton_pipelines.loader.sources.web import WebSource, stream, web_errors
@@ -47,21 +48,25 @@ _UNPACK: Final = "io.deis.oras.content.unpack"
 """Annotation by which ORAS marks a folder that it packed."""
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _MAX_DOCUMENT: Final = 4 << 20
-"""Bytes that a manifest or token answer may have; registries take no larger manifest."""
+"""Maximum bytes of a manifest or token response; registries accept no larger manifest."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A blob of the manifest: a file named ``title``, or an ``archive`` of files; one that is neither says nothing to us."""
+    """A blob of the manifest. One that is neither a file nor an archive is ignored."""
 
     digest: str
+    """Its digest."""
     size: int
+    """Its bytes."""
     title: str | None
+    """Name of the file; ``None`` if it is not a file."""
     archive: bool
+    """Whether it is an archive of files."""
 
 
 class OciSource:
-    """Files of the artifact or image that ``reference`` (tag or digest) names; ``learned`` is told the tokens that the registry gives."""
+    """Files of an artifact or image."""
 
     def __init__(
         self,
@@ -70,15 +75,26 @@ class OciSource:
         reference: str | None,
         *,
         endpoint: str | None,
-        credentials: Credentials,
-        learned: Callable[[str], None],
+        credentials: SourceCredentials,
+        on_secret: Callable[[str], None],
         workspace: Path,
     ) -> None:
-        self._client, self._uri, self._credentials, self._learned = (
+        """Create the source.
+
+        Args:
+            client: HTTP client.
+            uri: registry and repository.
+            reference: tag or digest; ``None`` for that of the URI, or the default tag.
+            endpoint: address of the registry; ``None`` for that of the URI.
+            credentials: credentials for the registry.
+            on_secret: called with every token that the registry issues.
+            workspace: folder for unpacked archives.
+        """
+        self._client, self._uri, self._credentials, self._on_secret = (
             client,
             uri,
             credentials,
-            learned,
+            on_secret,
         )
         self._reference = reference or uri.reference or DEFAULT_TAG
         host = DOCKER_HUB if uri.registry == "docker.io" else uri.registry
@@ -92,11 +108,14 @@ class OciSource:
 
     @property
     def packed(self) -> tuple[Layer, ...]:
-        """Layers that are archives, in order; to be downloaded (by digest as name) and given to :meth:`unpack`."""
+        """Return the layers that are archives, in order.
+
+        They are downloaded (with the digest as name) and given to :meth:`unpack`.
+        """
         return tuple(layer for layer in self._layers if layer.archive)
 
     def resolve(self) -> str | None:
-        """The digest of what the reference names, asked for once."""
+        """Return the digest of the reference, which is requested once."""
         if self._digest is None:
             manifest, digest = self._manifest(self._reference)
             if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
@@ -114,7 +133,7 @@ class OciSource:
         return self._digest
 
     def unpack(self, layers: list[Path], place: str) -> None:
-        """Lay out the files of the archives ``layers`` that ``place`` may need."""
+        """Unpack the files of the archives ``layers`` that ``place`` may need."""
         scope = scope_of(layers, place.strip("/"))
         shutil.rmtree(self._workspace, ignore_errors=True)
         self._workspace.mkdir(parents=True, exist_ok=True)
@@ -122,7 +141,7 @@ class OciSource:
             unpack(layer, scope, self._workspace)
 
     def local(self, name: str) -> Path | None:
-        """Where an unpacked file lies."""
+        """Return the path of an unpacked file."""
         path = self._workspace / name
         return (
             path
@@ -132,11 +151,11 @@ class OciSource:
             else None
         )
 
-    def list(self, place: str) -> Listing:
-        """The artifact's files by their titles, with those of its archives."""
+    def list(self, place: str) -> SourceListing:
+        """Return the artifact's files by their titles, with those of its archives."""
         self.resolve()
         entries = {
-            name: Entry(name, layer.size, layer.digest) for name, layer in self._files.items()
+            name: ListedFile(name, layer.size, layer.digest) for name, layer in self._files.items()
         }
         if self._workspace.is_dir() and any(self._workspace.iterdir()):
             for entry in FolderSource(self._workspace, self._workspace, "").list("").entries or ():
@@ -144,13 +163,13 @@ class OciSource:
         path = place.strip("/")
         if path in entries and not place.endswith("/"):
             found = entries[path]
-            return Listing(
-                (Entry(path.rpartition("/")[2], found.size, found.identity),), single=True
+            return SourceListing(
+                (ListedFile(path.rpartition("/")[2], found.size, found.identity),), single=True
             )
         prefix = f"{path}/" if path else ""
         try:
             return folder(
-                Entry(name.removeprefix(prefix), item.size, item.identity)
+                ListedFile(name.removeprefix(prefix), item.size, item.identity)
                 for name, item in entries.items()
                 if name.startswith(prefix)
             )
@@ -162,14 +181,16 @@ class OciSource:
             raise
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
         """Read a titled file, an archive by its digest, or an unpacked file."""
         self.resolve()
         if (path := self.local(name)) is not None:
             with FolderSource(path.parent, None, "").open(
                 path.name, offset=offset, validator=validator
             ) as body:
-                yield Body(body.chunks, body.offset, body.size, body.validator, self._digest)
+                yield FileBody(body.chunks, body.offset, body.size, body.validator, self._digest)
             return
         layer = self._files.get(name) or next(
             (layer for layer in self._layers if layer.digest == name), None
@@ -178,7 +199,7 @@ class OciSource:
             raise SourceError(f"has no file {name} at {self._digest}", missing=True)
         start = offset if validator == layer.digest else 0
         with self._blob(layer, start) as body:
-            yield Body(
+            yield FileBody(
                 body.chunks,
                 body.offset,
                 layer.size,
@@ -189,7 +210,7 @@ class OciSource:
             )
 
     @contextmanager
-    def _blob(self, layer: Layer, offset: int) -> Iterator[Body]:
+    def _blob(self, layer: Layer, offset: int) -> Iterator[FileBody]:
         url = f"{self._base}/blobs/{layer.digest}"
 
         def source() -> WebSource:
@@ -203,7 +224,8 @@ class OciSource:
                     source().open(layer.digest, offset=offset, validator=layer.digest)
                 )
             except SourceError as error:
-                # A token lives for minutes: one that ran out since the manifest was read is asked for again.
+                # A token lives for minutes: one that ran out since the manifest was read is asked
+                # for again.
                 if error.challenge is None:
                     raise
                 self._login(error.challenge)
@@ -226,7 +248,8 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"the registry has no {self._uri.repository}:{reference}: check the name, and what may be read",
+                    f"the registry has no {self._uri.repository}:{reference}: check the name, "
+                    "and what may be read",
                     missing=True,
                 ) from error
             raise
@@ -243,11 +266,11 @@ class OciSource:
             for chunk in response.iter_bytes():
                 data += chunk
                 if len(data) > _MAX_DOCUMENT:
-                    raise SourceError("the registry answered with more than a manifest may have")
+                    raise SourceError("the registry's response is larger than a manifest may be")
             return bytes(data)
 
     def _login(self, challenge: str) -> None:
-        """Make the headers that ``challenge`` (WWW-Authenticate) asks for."""
+        """Set the headers that ``challenge`` (WWW-Authenticate) asks for."""
         kind, _, rest = challenge.partition(" ")
         basic = self._credentials.headers()
         if kind.lower() == "basic":
@@ -259,7 +282,7 @@ class OciSource:
         realm = values.get("realm", "")
         if not realm.startswith(("https://", "http://")):
             raise SourceError(
-                f"the registry asks for {kind or 'unknown'} credentials, which are not known here"
+                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not support"
             )
         if urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https":
             raise SourceError("the registry sends credentials to an address without TLS: refused")
@@ -278,7 +301,7 @@ class OciSource:
         token = answer.get("token") or answer.get("access_token")
         if not isinstance(token, str) or not token:
             raise SourceError("the registry gave no token")
-        self._learned(token)
+        self._on_secret(token)
         with self._lock:
             self._headers = {"Authorization": f"Bearer {token}"}
 
@@ -299,13 +322,13 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise SourceError(
-            f"the registry's {what} is no JSON object: the address may lead to a login page"
+            f"the registry's {what} is not a JSON object: the address may lead to a login page"
         )
     return value
 
 
 def _of_platform(index: Mapping[str, Any]) -> str:
-    """The digest of this machine's manifest in an index."""
+    """Return the digest of this machine's manifest in an index."""
     wanted = ("linux", _MACHINES.get(platform.machine(), platform.machine()))
     offered: dict[tuple[str, str], str] = {}
     for item in index.get("manifests") or ():
@@ -315,7 +338,8 @@ def _of_platform(index: Mapping[str, Any]) -> str:
         )
     if wanted not in offered:
         raise SourceError(
-            f"has no image for {'/'.join(wanted)} (it has {', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
+            f"has no image for {'/'.join(wanted)} (it has "
+            f"{', '.join('/'.join(key) for key in sorted(offered)) or 'none'})"
         )
     return offered[wanted]
 
@@ -324,11 +348,13 @@ def _layer(item: Mapping[str, Any]) -> Layer:
     digest, size, media = str(item.get("digest")), item.get("size"), str(item.get("mediaType"))
     if not digest.startswith("sha256:") or len(digest) != 71 or not isinstance(size, int):
         raise SourceError(
-            f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and a size are read"
+            f"has a layer {digest[:80]} of {size} bytes; only layers with a sha256 digest and "
+            "a size are read"
         )
     notes = item.get("annotations") or {}
     title = next((str(notes[name]) for name in _TITLES if notes.get(name)), None)
-    # ORAS marks folders that it packed. A single file has its type from who pushed it, which ORAS sets to a layer's by default: the title counts.
+    # ORAS marks folders that it packed. A single file has its type from who pushed it, which ORAS
+    # sets to a layer's by default: the title counts.
     packed = str(notes.get(_UNPACK)).lower() == "true" or (
         media.startswith("application/vnd.cncf.model.") and ".tar" in media
     )

@@ -1,6 +1,7 @@
-"""Stores of obstore for buckets of S3, Google Cloud Storage and Azure Blob Storage.
+"""Create obstore's stores for buckets of S3, Google Cloud Storage and Azure Blob Storage.
 
-Retries are the downloader's, which logs them. Proxies come from the environment (HTTPS_PROXY, NO_PROXY).
+The downloader retries and logs, so the stores do not. Proxies come from the environment
+(HTTPS_PROXY, NO_PROXY).
 """
 
 from __future__ import annotations
@@ -30,19 +31,28 @@ def s3_store(
     keys: tuple[str, str, str | None] | None,
     ca: Path | None,
 ) -> S3Store:
-    """A store of ``bucket``. ``keys`` are access key id, secret and session token; None: the pod's ambient identity.
+    """Return the store of an S3 bucket.
 
-    With ``endpoint`` the bucket is addressed by path, which every S3 server takes.
+    With an endpoint the bucket is addressed by path, which every S3 server supports.
+
+    Args:
+        bucket: name.
+        endpoint: address of the server; ``None`` for AWS.
+        region: region; ``None`` for that of the environment, else :data:`DEFAULT_REGION`.
+        keys: access key id, secret and session token; ``None`` for the pod's own identity.
+        ca: CA bundle.
     """
     options: dict[str, Any] = {"virtual_hosted_style_request": endpoint is None}
-    # The platform tells a pod with an identity of its own where it runs (AWS_REGION); the resource's word comes first.
+    # The platform tells a pod with an identity of its own where it runs (AWS_REGION); the
+    # resource's word comes first.
     if region or not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
         options["region"] = region or DEFAULT_REGION
     if endpoint is not None:
         options["endpoint"] = endpoint.rstrip("/")
     if keys is not None:
         access, secret, session = keys
-        # A provider, not options: the environment's session token would otherwise mix with these keys.
+        # A provider, not options: the environment's session token would otherwise mix with these
+        # keys.
         options["credential_provider"] = lambda: {
             "access_key_id": access,
             "secret_access_key": secret,
@@ -60,7 +70,14 @@ def s3_store(
 def gcs_store(
     bucket: str, *, endpoint: str | None, service_account: str | None, ca: Path | None
 ) -> GCSStore:
-    """A store of ``bucket``. ``service_account`` is the JSON of a key file; None: the pod's workload identity."""
+    """Return the store of a Google Cloud Storage bucket.
+
+    Args:
+        bucket: name.
+        endpoint: address of the server; ``None`` for Google's.
+        service_account: JSON of a key file; ``None`` for the pod's workload identity.
+        ca: CA bundle.
+    """
     options: dict[str, Any] = {}
     if endpoint is not None:
         options["base_url"] = endpoint.rstrip("/")
@@ -83,9 +100,19 @@ def azure_store(
     sas_token: str | None,
     ca: Path | None,
 ) -> AzureStore:
-    """A store of ``container`` in ``account``, with an access key or a SAS token; with neither: the pod's workload identity.
+    """Return the store of an Azure container.
 
-    ``endpoint`` is the account's blob address; one that addresses accounts by path (emulators) ends with the account.
+    Without access key and SAS token the pod's workload identity is used.
+
+    Args:
+        account: storage account.
+        container: name.
+        endpoint: the account's blob address. One that addresses accounts by path (emulators) ends
+            with
+            the account.
+        account_key: access key.
+        sas_token: shared access signature.
+        ca: CA bundle.
     """
     options: dict[str, Any] = {"account_name": account}
     if endpoint is not None:

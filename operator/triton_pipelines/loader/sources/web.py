@@ -1,8 +1,10 @@
-"""Files over HTTP: own CA, bearer or basic credentials, ranges, redirects that take no credentials to another host."""
+"""Read files over HTTP: custom CA, bearer or basic credentials, ranges and redirects.
+
+A redirect takes no credentials to another host.
+"""
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,22 +14,23 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 import httpx
 
-from triton_pipelines.loader.download import Body
+from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
-from triton_pipelines.loader.listing import Entry, Listing
+from triton_pipelines.loader.listing import ListedFile, SourceListing
+from triton_pipelines.loader.sources.transport_errors import (
+    certificate_error,
+    is_proxy_auth_error,
+)
 
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 10
 TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
-"""Seconds without a byte before an attempt counts as failed; no bound on a whole download."""
+"""Seconds without a byte until an attempt fails; a whole download has no limit."""
 
 
 class WebSource:
-    """Files below the URL ``base`` (ends with ``/``); ``exact`` maps a name to a URL of its own (signed queries).
-
-    ``immutable``: a URL's content never changes, so that a range needs no proof.
-    """
+    """Files below a URL."""
 
     def __init__(
         self,
@@ -38,6 +41,16 @@ class WebSource:
         *,
         immutable: bool = False,
     ) -> None:
+        """Create the source.
+
+        Args:
+            client: HTTP client.
+            base: URL of the folder; ends with ``/``.
+            headers: headers of every request.
+            exact: name → its own URL (signed queries).
+            immutable: whether the content of a URL never changes, so that a range needs no
+                validator.
+        """
         self._immutable = immutable
         self._client, self._base, self._headers, self._exact = (
             client,
@@ -47,18 +60,20 @@ class WebSource:
         )
 
     def resolve(self) -> str | None:
-        """None: each file has its own ETag."""
+        """Return ``None``: each file has its own ETag."""
         return None
 
-    def list(self, place: str) -> Listing:
-        """The file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
+    def list(self, place: str) -> SourceListing:
+        """Return the file at ``place``; a folder (``/`` at the end, or empty) cannot be listed."""
         if not place or place.endswith("/"):
-            return Listing(None)
-        return Listing((Entry(place.rpartition("/")[2]),), single=True)
+            return SourceListing(None)
+        return SourceListing((ListedFile(place.rpartition("/")[2]),), single=True)
 
     @contextmanager
-    def open(self, name: str, *, offset: int = 0, validator: str | None = None) -> Iterator[Body]:
-        """GET ``name``; with ``offset`` and ``validator`` as a range that the server only honours for the same version."""
+    def open(
+        self, name: str, *, offset: int = 0, validator: str | None = None
+    ) -> Iterator[FileBody]:
+        """Request ``name``; with ``offset`` and ``validator`` as a range of the same version."""
         url = self._exact.get(name) or self._base + quote(name)
         headers = {**self._headers, "Accept-Encoding": "identity"}
         if offset and validator:
@@ -68,7 +83,7 @@ class WebSource:
         with web_errors(), stream(self._client, url, headers) as response:
             start, size = _range(response, offset if offset and validator else 0)
             encoded = response.headers.get("content-encoding", "identity").lower() != "identity"
-            yield Body(
+            yield FileBody(
                 _chunks(response),
                 offset=start,
                 size=None if encoded else size,
@@ -80,34 +95,38 @@ class WebSource:
 
 @contextmanager
 def web_errors() -> Iterator[None]:
-    """Turn what httpx raises into :class:`SourceError`."""
+    """Turn errors of httpx into :class:`SourceError`."""
     try:
         yield
     except httpx.TimeoutException as error:
         raise SourceError(f"timed out ({type(error).__name__})", retryable=True) from error
     except httpx.TransportError as error:
-        raise SourceError(*_transport(error)[:1], retryable=_transport(error)[1]) from error
+        raise _source_error(error) from error
     except (httpx.InvalidURL, httpx.HTTPError) as error:
         raise SourceError(f"not a usable URL: {error}") from error
 
 
-def _transport(error: httpx.TransportError) -> tuple[str, bool]:
-    if isinstance(error, httpx.ProxyError) and "407" in str(error):
-        return PROXY_REFUSED, False
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"the server's certificate is not trusted ({cause.verify_message}): name its CA in source.caRef",
-                False,
-            )
-        cause = cause.__cause__ or cause.__context__
-    return f"{type(error).__name__}: {error}", not isinstance(error, httpx.UnsupportedProtocol)
+def _source_error(error: httpx.TransportError) -> SourceError:
+    if is_proxy_auth_error(error):
+        return SourceError(PROXY_REFUSED)
+    certificate = certificate_error(error)
+    if certificate is not None:
+        return SourceError(
+            f"the server's certificate is not trusted ({certificate.verify_message}): "
+            "name its CA in source.caRef"
+        )
+    return SourceError(
+        f"{type(error).__name__}: {error}",
+        retryable=not isinstance(error, httpx.UnsupportedProtocol),
+    )
 
 
 @contextmanager
 def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-    """GET with redirects followed by hand: Authorization stays with its origin, and https never becomes http."""
+    """Send a GET and follow redirects.
+
+    Authorization stays with its origin, and https never becomes http.
+    """
     send = dict(headers)
     for _ in range(_MAX_REDIRECTS):
         with client.stream("GET", url, headers=send, follow_redirects=False) as response:
@@ -150,9 +169,9 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
             missing=True,
         )
     if status == 416:
-        # What lies here is longer than, or not part of, the file: the next attempt starts anew.
+        # The part on disk is longer than the file or not part of it: the next attempt starts again.
         raise SourceError(
-            f"{where} refuses to go on where the last attempt ended", retryable=True, restart=True
+            f"{where} cannot continue where the last attempt ended", retryable=True, restart=True
         )
     raise SourceError(
         f"{where} answered {status} {response.reason_phrase}",
@@ -180,14 +199,15 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 
 def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
-    """First byte of the body and size of the whole file."""
+    """Return the first byte of the body and the size of the whole file."""
     if response.status_code == 206:
         unit, _, rest = response.headers.get("content-range", "").partition(" ")
         span, _, total = rest.partition("/")
         start = span.partition("-")[0]
         if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
             raise SourceError(
-                f"answered with the range {response.headers.get('content-range')!r}, not from byte {asked}",
+                f"answered with the range {response.headers.get('content-range')!r}, not from "
+                f"byte {asked}",
                 retryable=True,
                 restart=True,
             )
@@ -197,7 +217,7 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
 
 
 def _validator(response: httpx.Response) -> str | None:
-    """What If-Range takes: a strong ETag, else a date (RFC 9110, 13.1.5)."""
+    """Return what If-Range accepts: a strong ETag, else a date (RFC 9110, 13.1.5)."""
     if etag := _strong(response):
         return etag
     return (
@@ -218,7 +238,7 @@ def _chunks(response: httpx.Response) -> Iterator[bytes]:
 
 
 def split_userinfo(url: str) -> tuple[str, tuple[str, str] | None]:
-    """``url`` without user information, and user and password when it had them."""
+    """Return ``url`` without user information, and user and password if it had them."""
     parts = urlsplit(url)
     if parts.username is None:
         return url, None

@@ -14,10 +14,10 @@ import httpx
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch
-from triton_pipelines.loader.credentials import Credentials
+from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.listing import check_name
-from triton_pipelines.loader.sources import Access, Folders, open_source
+from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
 from triton_pipelines.loader.uris import HubUri, SourceMap, parse_hub
 
@@ -77,7 +77,7 @@ class HubFiles:
         self.uri = f"hf://{parsed.repo}"
         # A local folder has no revisions: if a rule maps to one, its files are used as they are.
         located = self._map.apply(self.uri)
-        credentials = Credentials(token=self._token)
+        credentials = SourceCredentials(token=self._token)
         client = self._stack.enter_context(
             httpx.Client(verify=credentials.ssl_context(), timeout=TIMEOUT)
         )
@@ -94,7 +94,9 @@ class HubFiles:
         )
         folders = Folders(workspace, workspace, workspace, workspace)
         opened = open_source(
-            item, located, Access(credentials, folders, client, None, lambda _: None, workspace)
+            item,
+            located,
+            SourceAccess(credentials, folders, client, None, lambda _: None, workspace),
         )
         self._source, self._place = opened.source, (opened.place or "").strip("/")
         self.commit = self._source.resolve()

@@ -1,40 +1,98 @@
-"""Load on a model that Triton serves: open and closed loop, percentiles, and where the time goes.
+"""Generate load on a model that Triton serves and measure latency, throughput and time per step.
 
-Stands alone: knows Triton's inference protocols and statistics, nothing of pipelines or clusters.
+Independent of pipelines and clusters: it knows Triton's inference protocols and statistics only.
+
+Put a load on a model: :class:`LoadTarget` (which model, which requests), :class:`LoadSpec` (how
+many requests, for how long), then :func:`run_load` or :func:`run_blocking`, and :func:`sweep` for
+several loads in turn. :class:`LoadResult` holds every request of a load, :class:`LoadSummary` its
+figures; :func:`summary_document` is their one JSON form. :class:`TextLengths` and
+:func:`generate_texts` make texts, :func:`read_lines` and :func:`read_perf_analyzer` read them.
 """
 
-from triton_pipelines.tools.loadgen.engine import blocking, run
+from triton_pipelines.tools.loadgen.arrivals import due_times
+from triton_pipelines.tools.loadgen.engine import precise_event_loop, run_blocking, run_load
+from triton_pipelines.tools.loadgen.grpc_client import INFER_METHOD
+from triton_pipelines.tools.loadgen.http_client import trusted_authorities
 from triton_pipelines.tools.loadgen.load_spec import (
+    Array,
     Arrivals,
-    LoadError,
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadProgress,
     LoadSpec,
-    Progress,
-    Protocol,
-    Target,
+    LoadTarget,
 )
+from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER, encode_requests, http_body
 from triton_pipelines.tools.loadgen.summary import (
     LoadResult,
-    Stability,
-    Summary,
+    LoadStability,
+    LoadSummary,
+    is_late,
+    is_rejected,
     stability,
-    summarise,
+    summarize,
+    summary_document,
 )
-from triton_pipelines.tools.loadgen.triton_statistics import StepFigures, steps
+from triton_pipelines.tools.loadgen.sweep import (
+    OnSweepProgress,
+    SweepEndedError,
+    SweepResult,
+    sweep,
+)
+from triton_pipelines.tools.loadgen.texts import (
+    InputValue,
+    TextLengths,
+    TextsError,
+    batches,
+    generate_texts,
+    is_perf_analyzer,
+    read_lines,
+    read_perf_analyzer,
+)
+from triton_pipelines.tools.loadgen.triton_statistics import (
+    StepStatistics,
+    read_statistics,
+    step_statistics,
+)
 
 __all__ = [
+    "INFER_METHOD",
+    "LENGTH_HEADER",
+    "Array",
     "Arrivals",
-    "LoadError",
+    "InferenceProtocol",
+    "InputValue",
+    "LoadGeneratorError",
+    "LoadProgress",
     "LoadResult",
     "LoadSpec",
-    "Progress",
-    "Protocol",
-    "Stability",
-    "StepFigures",
-    "Summary",
-    "Target",
-    "blocking",
-    "run",
+    "LoadStability",
+    "LoadSummary",
+    "LoadTarget",
+    "OnSweepProgress",
+    "StepStatistics",
+    "SweepEndedError",
+    "SweepResult",
+    "TextLengths",
+    "TextsError",
+    "batches",
+    "due_times",
+    "encode_requests",
+    "generate_texts",
+    "http_body",
+    "is_late",
+    "is_perf_analyzer",
+    "is_rejected",
+    "precise_event_loop",
+    "read_lines",
+    "read_perf_analyzer",
+    "read_statistics",
+    "run_blocking",
+    "run_load",
     "stability",
-    "steps",
-    "summarise",
+    "step_statistics",
+    "summarize",
+    "summary_document",
+    "sweep",
+    "trusted_authorities",
 ]

@@ -14,7 +14,8 @@ _CHUNK = 4096
 def due_times(spec: LoadSpec) -> Iterator[float]:
     """Seconds since the begin at which requests are due, without end but for a schedule.
 
-    Poisson: independent exponential distances of mean 1/rate. Constant: exactly 1/rate, the first at 0.
+    Poisson: independent exponential distances of mean 1/rate. Constant: exactly 1/rate, the first
+    at 0.
     """
     if len(spec.schedule):
         yield from map(float, spec.schedule)

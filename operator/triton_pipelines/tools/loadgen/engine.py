@@ -1,8 +1,9 @@
-"""The load engine: puts one load on one model and records every request.
+"""Put one load on one model and record every request.
 
-One event loop, callbacks instead of tasks, requests made beforehand, answers not unpacked: little CPU per request (each summary tells
-how much), so that what is measured is the server. Latency in an open loop counts from when a request was due: a server
-that stalls is charged for every request that should have been sent meanwhile (no coordinated omission).
+One event loop, callbacks instead of tasks, requests encoded beforehand, responses not parsed: that
+costs little CPU per request (each summary says how much), so that the server is measured and not
+the generator. Latency in an open loop counts from when a request was due: a server that stalls is
+charged for every request that should have been sent meanwhile (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ from triton_pipelines.tools.loadgen.load_spec import (
     GIVEN_UP,
     NOT_SENT,
     WINDOWS,
-    LoadError,
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadProgress,
     LoadSpec,
+    LoadTarget,
     OnProgress,
-    Progress,
-    Protocol,
-    Target,
 )
-from triton_pipelines.tools.loadgen.payloads import payloads
+from triton_pipelines.tools.loadgen.payloads import encode_requests
 from triton_pipelines.tools.loadgen.summary import LoadResult, stability
 from triton_pipelines.tools.loadgen.triton_statistics import (
-    Counters,
-    Reader,
-    StepFigures,
-    parse,
-    steps,
+    ModelCounters,
+    StatisticsReader,
+    StepStatistics,
+    parse_statistics,
+    step_statistics,
 )
 
 Models = Callable[[], list[Any]]
 """Triton's statistics, still packed."""
-Look = tuple[float, Models | None]
-"""Statistics with the loop's time at which they were so; ``None``: not told."""
+StatisticsSample = tuple[float, Models | None]
+"""Statistics with the loop's time of reading; ``None``: unknown."""
 
 PROGRESS_SECONDS = 0.25
 _PAUSE_AFTER_ERROR_S = 0.02
@@ -59,27 +60,39 @@ _BURST = 64
 """Requests that were due already and are sent at a stretch."""
 _LATE_S = 1.0
 """Seconds behind the end in which requests that were due before it are still sent."""
-MOST_REQUESTS = 25_000_000
-"""Requests that one load may take. All their times are kept, which makes percentiles exact: 40 bytes each, a gigabyte then."""
-LOOK_SECONDS = 5.0
-"""How long a look at the statistics may take: of a server that tells them later, nobody knows which time they are of."""
+MAX_REQUESTS = 25_000_000
+"""Requests that one load may take. All their times are kept, which makes percentiles exact: 40
+bytes each, a gigabyte then.
+"""
+STATISTICS_SECONDS = 5.0
+"""How long a look at the statistics may take: of a server that tells them later, nobody knows which
+time they are of.
+"""
 _GRACE = 3.0
-"""Times ``behind_s`` that an overloaded server gets to answer what is under way: its load is rarely more than twice what it carries."""
+"""Times ``behind_s`` that an overloaded server gets to answer what is under way: its load is rarely
+more than twice what it carries.
+"""
 _FORGOTTEN_S = 5.0
 _WAITING, _ANSWERED = -2, -1
 _SELECTABLE = 1024
 """File descriptors that select(2) takes: FD_SETSIZE."""
 
 
-def blocking(target: Target, spec: LoadSpec, progress: OnProgress | None = None) -> LoadResult:
-    """:func:`run` in an event loop of its own that keeps time to some 0.1 ms; asyncio's own wakes up to 1 ms late."""
-    with asyncio.Runner(loop_factory=precise_loop) as runner:
-        return runner.run(run(target, spec, progress))
+def run_blocking(
+    target: LoadTarget, spec: LoadSpec, progress: OnProgress | None = None
+) -> LoadResult:
+    """Run :func:`run_load` in its own event loop, which keeps time to about 0.1 ms.
+
+    asyncio's own loop wakes up to 1 ms late.
+    """
+    with asyncio.Runner(loop_factory=precise_event_loop) as runner:
+        return runner.run(run_load(target, spec, progress))
 
 
-def precise_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that keeps time to some 0.1 ms, for an ``asyncio.Runner``."""
-    # A handler that raises in the middle of this would leave half a loop, which Python complains about when it goes.
+def precise_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that keeps time to about 0.1 ms, for an ``asyncio.Runner``."""
+    # A handler that raises in the middle of this would leave half a loop, which Python complains
+    # about when it goes.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.SelectorEventLoop(_PreciseSelector())
     came: list[int] = []
@@ -96,7 +109,9 @@ def precise_loop() -> asyncio.AbstractEventLoop:
             signal.raise_signal(got)
 
 
-async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None) -> LoadResult:
+async def run_load(
+    target: LoadTarget, spec: LoadSpec, progress: OnProgress | None = None
+) -> LoadResult:
     """Put a load on a model: warm-up, measured time, then wait for what is under way.
 
     Args:
@@ -108,29 +123,31 @@ async def run(target: Target, spec: LoadSpec, progress: OnProgress | None = None
         Every request with its times; failed ones are in it, they raise nothing.
 
     Raises:
-        LoadError: the server cannot be reached, the requests cannot be made, or there are more than :data:`MOST_REQUESTS`.
+        LoadError: the server cannot be reached, the requests cannot be made, or there are more than
+            :data:`MAX_REQUESTS`.
         asyncio.CancelledError: cancelled; connections are closed, what was under way is dropped.
     """
-    requests = payloads(target)
+    requests = encode_requests(target)
     rows = [target.rows_of(number) for number in range(len(requests))]
     transport: HttpTransport | GrpcTransport
-    if target.protocol is Protocol.HTTP:
+    if target.protocol is InferenceProtocol.HTTP:
         transport = HttpTransport(target.url, spec.concurrency or spec.connections, spec.timeout_s)
     else:
         transport = GrpcTransport(target.url, spec.timeout_s, target.headers)
     await transport.start(
-        spec.concurrency or _FIRST_CONNECTIONS * (1 if target.protocol is Protocol.HTTP else 16)
+        spec.concurrency
+        or _FIRST_CONNECTIONS * (1 if target.protocol is InferenceProtocol.HTTP else 16)
     )
     try:
-        async with Reader(target, min(spec.timeout_s, LOOK_SECONDS)) as reader:
-            return await Load(
+        async with StatisticsReader(target, min(spec.timeout_s, STATISTICS_SECONDS)) as reader:
+            return await LoadRun(
                 spec, requests, rows, transport.send, reader if spec.statistics else None, progress
             ).run()
     finally:
         await transport.close()
 
 
-class Load:
+class LoadRun:
     """One load under way.
 
     Args:
@@ -147,7 +164,7 @@ class Load:
         requests: list[bytes],
         rows: list[int],
         send: Callable[[bytes, Callable[[str], None]], None],
-        reader: Reader | None,
+        reader: StatisticsReader | None,
         progress: OnProgress | None,
     ) -> None:
         self._spec, self._requests, self._rows, self._send, self._reader, self._progress = (
@@ -161,55 +178,59 @@ class Load:
         self._now = asyncio.get_running_loop().time
         self._began = 0.0
         self._next = 0
-        self._under_way = 0
+        self._in_flight = 0
         self._stopping = False
-        self._ended = asyncio.Event()
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request_ended = asyncio.Event()
+        self._early_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._overloaded = False
-        # By request, in the order in which they were sent; the end of one that is under way is not known.
+        # By request, in the order in which they were sent; the end of one that is under way is not
+        # known.
         self._due, self._sent, self._end = array("d"), array("d"), array("d")
         self._number, self._error = array("q"), array("q")
         self._errors: dict[str, int] = {}
         self._ended_count = self._failed = 0
-        self._looks: list[asyncio.Future[Look]] = []
+        self._samples: list[asyncio.Future[StatisticsSample]] = []
         self._behind = 0
-        # Nothing is due behind the last window there can be, however long a busy server makes the looks wait that end it.
+        # Nothing is due behind the last window there can be, however long a busy server makes the
+        # looks wait that end it.
         self._last_due = spec.warmup_s + spec.duration_s + spec.extend * spec.window_s
 
     async def run(self) -> LoadResult:
+        """Put the load on the model and return every request."""
         spec = self._spec
-        self._looks = [asyncio.ensure_future(self._look())]
-        await asyncio.wait(self._looks)  # the first look takes longer than others
+        self._samples = [asyncio.ensure_future(self._sample_statistics())]
+        await asyncio.wait(self._samples)  # the first look takes longer than others
         cpu, loop = time.process_time(), asyncio.get_running_loop()
         self._began = loop.time()
-        sender = loop.create_task(self._open()) if spec.open_loop else None
+        sender = loop.create_task(self._send_open_loop()) if spec.open_loop else None
         reporter = loop.create_task(self._report()) if self._progress else None
         try:
             if sender is None:
                 for _ in range(spec.concurrency):
-                    self._again()
-            begin, end, first = await self._windows(sender)
+                    self._send_next()
+            begin, end, first = await self._measure_windows(sender)
             self._stopping = True
             if sender is not None:
                 self._last_due = end
                 if self._behind:
-                    # What was due in the measured time and is not sent yet is the latest of all, and counts.
+                    # What was due in the measured time and is not sent yet is the latest of all,
+                    # and counts.
                     await asyncio.wait({sender}, timeout=_LATE_S)
                 sender.cancel()
-            last = self._looks[-1]
+            last = self._samples[-1]
             await self._drain()
-            figures = _figures(await first, await last)
+            figures = _statistics_between(await first, await last)
         finally:
             self._stopping = True
-            for task in (sender, reporter, *self._looks):
+            for task in (sender, reporter, *self._samples):
                 if task is not None:
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await task
         return self._result(begin, end, figures, time.process_time() - cpu)
 
-    # --- sending ------------------------------------------------------------------------------------------------------------
-    async def _open(self) -> None:
+    # --- sending ----------------------------------------------------------------------------------
+    async def _send_open_loop(self) -> None:
         loop, began, pending = asyncio.get_running_loop(), self._began, self._spec.pending
         for due in due_times(self._spec):
             if due >= self._last_due:
@@ -219,58 +240,63 @@ class Load:
             if wait > 0:
                 await asyncio.sleep(wait)
             elif self._behind % _BURST == 0:
-                # Who is late at every request would else never let go of the loop: answers have to be read, and the load has to end.
+                # Who is late at every request would else never let go of the loop: answers have to
+                # be read, and the load has to end.
                 await asyncio.sleep(0)
-            # What is not sent any more never makes it later: as many as there may be is behind, too.
-            full = self._under_way >= pending and math.isfinite(self._spec.behind_s)
-            if full or self._late() > self._spec.behind_s:
+            # What is not sent any more never makes it later: as many as there may be is behind,
+            # too.
+            full = self._in_flight >= pending and math.isfinite(self._spec.behind_s)
+            if full or self._backlog_seconds() > self._spec.behind_s:
                 self._overloaded = True
                 self._end_early()
                 return
-            if self._under_way < pending:
-                self._one(due)
+            if self._in_flight < pending:
+                self._send_request(due)
             else:
-                self._done(
-                    self._begin(self._turn(), due, due),
+                self._record_end(
+                    self._record_sent(self._next_request(), due, due),
                     f"{NOT_SENT}: {pending} requests were waiting or under way",
                 )
 
-    def _late(self) -> float:
-        """Seconds that the server is behind: so many requests wait as were due in that time. One that never ends does not make it late."""
-        return self._now() - self._began - self._due[-self._under_way] if self._under_way else 0.0
+    def _backlog_seconds(self) -> float:
+        """Seconds that the server is behind: so many requests wait as were due in that time.
 
-    def _again(self) -> None:
+        One that never ends does not make it late.
+        """
+        return self._now() - self._began - self._due[-self._in_flight] if self._in_flight else 0.0
+
+    def _send_next(self) -> None:
         if not self._stopping:
-            self._one(self._now() - self._began)
+            self._send_request(self._now() - self._began)
 
-    def _one(self, due: float) -> None:
-        number = self._turn()
-        place = self._begin(number, due, self._now() - self._began)
-        self._send(self._requests[number], functools.partial(self._done, place))
+    def _send_request(self, due: float) -> None:
+        number = self._next_request()
+        place = self._record_sent(number, due, self._now() - self._began)
+        self._send(self._requests[number], functools.partial(self._record_end, place))
 
-    def _turn(self) -> int:
+    def _next_request(self) -> int:
         number = self._next
         self._next = number + 1 if number + 1 < len(self._requests) else 0
         return number
 
-    def _begin(self, number: int, due: float, sent: float) -> int:
-        """Note a request; its place."""
+    def _record_sent(self, number: int, due: float, sent: float) -> int:
+        """Record a request; return its index."""
         self._due.append(due)
         self._sent.append(sent)
         self._end.append(math.nan)
         self._number.append(number)
         self._error.append(_WAITING)
-        self._under_way += 1
-        if len(self._due) == MOST_REQUESTS:
+        self._in_flight += 1
+        if len(self._due) == MAX_REQUESTS:
             self._stopping = True
             self._end_early()
         return len(self._due) - 1
 
-    def _done(self, place: int, error: str) -> None:
+    def _record_end(self, place: int, error: str) -> None:
         if self._error[place] != _WAITING:
             return  # given up before
         self._end[place] = self._now() - self._began
-        self._under_way -= 1
+        self._in_flight -= 1
         self._ended_count += 1
         if error:
             self._failed += 1
@@ -278,93 +304,98 @@ class Load:
         else:
             self._error[place] = _ANSWERED
         if self._stopping:
-            self._ended.set()
+            self._request_ended.set()
         elif not self._spec.open_loop:
             if error:
-                asyncio.get_running_loop().call_later(_PAUSE_AFTER_ERROR_S, self._again)
+                asyncio.get_running_loop().call_later(_PAUSE_AFTER_ERROR_S, self._send_next)
             else:
-                self._again()
+                self._send_next()
 
     def _end_early(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+        if not self._early_end.done():
+            self._early_end.set_result(None)
 
     async def _drain(self) -> None:
-        """Wait for what is under way; what is not answered by then is given up."""
-        # Each request has its own deadline; that of all guards against a transport that forgets one.
+        """Wait for the requests in flight; give up those that are not answered by then."""
+        # Each request has its own deadline; that of all guards against a transport that forgets
+        # one.
         grace = min(_GRACE * self._spec.behind_s, self._spec.timeout_s + _FORGOTTEN_S)
         deadline = self._now() + grace
-        while self._under_way and (left := deadline - self._now()) > 0:
-            self._ended.clear()
+        while self._in_flight and (left := deadline - self._now()) > 0:
+            self._request_ended.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), left)
-        if self._under_way:
+                await asyncio.wait_for(self._request_ended.wait(), left)
+        if self._in_flight:
             for place in np.flatnonzero(np.array(self._error) == _WAITING).tolist():
-                self._done(place, f"{GIVEN_UP} {grace:g} s after the end of the load")
+                self._record_end(place, f"{GIVEN_UP} {grace:g} s after the end of the load")
 
-    # --- measuring ----------------------------------------------------------------------------------------------------------
-    async def _windows(
+    # --- measuring --------------------------------------------------------------------------------
+    async def _measure_windows(
         self, sender: asyncio.Task[None] | None
-    ) -> tuple[float, float, asyncio.Future[Look]]:
-        """Wait for the windows; begin and end of the last three (of an overload that is ended: of all until then), and the look at the begin."""
+    ) -> tuple[float, float, asyncio.Future[StatisticsSample]]:
+        """Wait for the windows; return begin and end of the last three, and the first sample.
+
+        For an overload that is ended early: of all windows until then.
+        """
         spec = self._spec
         for number in range(WINDOWS + spec.extend + 1):
             at = spec.warmup_s + number * spec.window_s
-            whole = await self._until(at, sender)
-            # Beside the load, which goes on: a busy server takes its time to tell.
-            self._looks.append(asyncio.ensure_future(self._look()))
+            whole = await self._wait_until(at, sender)
+            # The load continues meanwhile: a busy server takes its time to respond.
+            self._samples.append(asyncio.ensure_future(self._sample_statistics()))
             if not whole:
                 first = max(0, number - WINDOWS)
-                begin, look = (
+                begin, sample = (
                     (spec.warmup_s + first * spec.window_s, 1 + first) if number > 1 else (0.0, 0)
                 )
-                return begin, self._now() - self._began, self._looks[look]
+                return begin, self._now() - self._began, self._samples[sample]
             if number < WINDOWS:
                 continue
             begin = at - spec.duration_s
             # Where a queue grows no window is like the one before, however many there are.
-            grows = spec.open_loop and self._late() > spec.window_s
+            grows = spec.open_loop and self._backlog_seconds() > spec.window_s
             if (
                 number == WINDOWS + spec.extend
                 or grows
                 or stability(self._result(begin, at, {}, 0.0)).stable
             ):
-                return begin, at, self._looks[-1 - WINDOWS]
+                return begin, at, self._samples[-1 - WINDOWS]
         raise AssertionError("no windows")
 
-    async def _look(self) -> Look:
-        """The counters, and about when they were so: between question and answer."""
+    async def _sample_statistics(self) -> StatisticsSample:
+        """Read the counters; return them with the time halfway between request and response."""
         asked = self._now()
         try:
-            models: Models | None = await self._reader.look() if self._reader else None
-        except LoadError:
+            models: Models | None = await self._reader.sample() if self._reader else None
+        except LoadGeneratorError:
             models = None  # a gateway may let inference through alone
         return (asked + self._now()) / 2, models
 
-    async def _until(self, at: float, sender: asyncio.Task[None] | None) -> bool:
-        """Wait; whether the time came before the load was over."""
+    async def _wait_until(self, at: float, sender: asyncio.Task[None] | None) -> bool:
+        """Wait; return whether the time came before the load was over."""
         # A sender that breaks ends the load at once; one whose schedule is over has done its work.
         if sender is not None and sender.done():
             if not sender.cancelled():
                 sender.result()
             sender = None
         wait = self._began + at - self._now()
-        if wait > 0 and not self._over.done():
+        if wait > 0 and not self._early_end.done():
             await asyncio.wait(
-                {self._over} if sender is None else {self._over, sender},
+                {self._early_end} if sender is None else {self._early_end, sender},
                 timeout=wait,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        if self._over.done() and not self._overloaded:
-            raise LoadError(
-                f"more than {MOST_REQUESTS} requests in one run, whose times are all kept; a shorter --duration measures enough"
+        if self._early_end.done() and not self._overloaded:
+            raise LoadGeneratorError(
+                f"more than {MAX_REQUESTS} requests in one run; all their times are kept: use"
+                " a shorter --duration"
             )
-        if self._over.done():
+        if self._early_end.done():
             return False
         return (
             True
             if wait <= 0 or not (sender is None or sender.done())
-            else await self._until(at, sender)
+            else await self._wait_until(at, sender)
         )
 
     async def _report(self) -> None:
@@ -380,16 +411,16 @@ class Load:
                     + self._spec.extend * self._spec.window_s,
                 )
             self._progress(
-                Progress(
+                LoadProgress(
                     elapsed, max(total, elapsed), self._ended_count - self._failed, self._failed
                 )
             )
             await asyncio.sleep(PROGRESS_SECONDS)
 
     def _result(
-        self, begin: float, end: float, figures: dict[str, StepFigures], cpu: float
+        self, begin: float, end: float, figures: dict[str, StepStatistics], cpu: float
     ) -> LoadResult:
-        """What has ended, in the order of the ends."""
+        """Return the requests that have ended, in the order of their ends."""
         ends, errors = np.array(self._end), np.array(self._error, dtype=np.int64)
         chosen = np.flatnonzero(errors != _WAITING)
         chosen = chosen[np.argsort(ends[chosen], kind="stable")]
@@ -411,17 +442,22 @@ class Load:
         )
 
 
-def _figures(first: Look, last: Look) -> dict[str, StepFigures]:
-    """What each model that did something did between two looks; nothing where one of them failed."""
-    counters: list[dict[str, Counters]] = []
+def _statistics_between(
+    first: StatisticsSample, last: StatisticsSample
+) -> dict[str, StepStatistics]:
+    """Return what each model with requests did between two samples.
+
+    Empty if a sample is missing.
+    """
+    counters: list[dict[str, ModelCounters]] = []
     for _, models in (first, last):
         try:
             if models is None:
                 return {}
-            counters.append(parse(models()))
-        except LoadError:
+            counters.append(parse_statistics(models()))
+        except LoadGeneratorError:
             return {}
-    found = steps(counters[0], counters[1], last[0] - first[0])
+    found = step_statistics(counters[0], counters[1], last[0] - first[0])
     return {name: step for name, step in found.items() if step.requests or step.failures}
 
 
@@ -429,7 +465,7 @@ class _PreciseSelector(selectors.DefaultSelector):
     """Waits to the microsecond: epoll itself takes whole milliseconds, rounded up."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As the standard one."""
+        """Select as the standard selector does."""
         if (
             timeout is not None
             and timeout > 0

@@ -1,4 +1,4 @@
-"""gRPC calls that carry requests made beforehand; answers are not unpacked."""
+"""Send gRPC requests that were encoded beforehand; responses are not parsed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped]
 
-from triton_pipelines.tools.loadgen.load_spec import LoadError
+from triton_pipelines.tools.loadgen.load_spec import LoadGeneratorError
 
-METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+INFER_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 _CALLS_PER_CHANNEL: Final = 16
-_MOST_CHANNELS: Final = 8
+_MAX_CHANNELS: Final = 8
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -22,12 +22,14 @@ _OPTIONS: Final = (
 
 
 class GrpcTransport:
-    """Channels to one server; a connection for every 16 requests under way, as several clients would have.
+    """Channels to one server.
+
+    There is a connection for every 16 requests in flight, as several clients would have.
 
     Args:
         address: ``host:port``.
-        timeout_s: deadline of a request, in seconds.
-        headers: metadata sent with each.
+        timeout_s: Deadline of a request, in seconds.
+        headers: Metadata sent with each request.
     """
 
     def __init__(self, address: str, timeout_s: float, headers: Mapping[str, str]) -> None:
@@ -45,17 +47,17 @@ class GrpcTransport:
         Raises:
             LoadError: the server cannot be reached.
         """
-        for _ in range(max(1, min(_MOST_CHANNELS, -(-concurrency // _CALLS_PER_CHANNEL)))):
+        for _ in range(max(1, min(_MAX_CHANNELS, -(-concurrency // _CALLS_PER_CHANNEL)))):
             channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
             self._channels.append(channel)
-            self._calls.append(channel.unary_unary(METHOD))  # bytes out, bytes in
+            self._calls.append(channel.unary_unary(INFER_METHOD))  # bytes out, bytes in
         try:
             async with asyncio.timeout(self._timeout_s):
                 for channel in self._channels:
                     await channel.channel_ready()
         except TimeoutError:
             await self.close()
-            raise LoadError(
+            raise LoadGeneratorError(
                 f"{self._address} cannot be reached over gRPC within {self._timeout_s:g} s"
             ) from None
 
@@ -63,7 +65,7 @@ class GrpcTransport:
         """Send now."""
         self._next = (self._next + 1) % len(self._calls)
         task = asyncio.get_running_loop().create_task(
-            self._one(self._calls[self._next], payload, done)
+            self._call(self._calls[self._next], payload, done)
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -76,7 +78,7 @@ class GrpcTransport:
         for channel in self._channels:
             await channel.close()
 
-    async def _one(self, call: Any, payload: bytes, done: Callable[[str], None]) -> None:
+    async def _call(self, call: Any, payload: bytes, done: Callable[[str], None]) -> None:
         try:
             await call(payload, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:

@@ -1,7 +1,8 @@
-"""HTTP/1.1 connections that carry requests made beforehand and tell only whether they were answered.
+"""Send HTTP/1.1 requests that were encoded beforehand, and report whether they were answered.
 
-Ordinary clients build each request and read each answer: 0.2 to 1 ms of CPU, more than many servers need for it. A load generator
-must not be what is measured, so this one writes bytes, finds the end of the answer and calls back.
+Ordinary clients build each request and read each response: 0.2 to 1 ms of CPU, more than many
+servers need for it. A load generator must not be what is measured, so this one writes bytes, finds
+the end of the response and calls back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from triton_pipelines.tools.loadgen.load_spec import NO_ANSWER, NO_CONNECTION, LoadError
+from triton_pipelines.tools.loadgen.load_spec import NO_ANSWER, NO_CONNECTION, LoadGeneratorError
 
 Done = Callable[[str], None]
 """Called once with the end of a request: "" for an answer, else what went wrong."""
@@ -34,8 +35,11 @@ _SWEEP_S: Final = 0.1
 _KEPT_BYTES: Final = 64 * 1024
 
 
-def authorities() -> ssl.SSLContext:
-    """Whose certificates are good: the system's authorities and certifi's, or those of ``SSL_CERT_FILE`` where the environment names it."""
+def trusted_authorities() -> ssl.SSLContext:
+    """Return a TLS context that trusts the system's authorities and certifi's.
+
+    If the environment sets ``SSL_CERT_FILE``, it trusts those of that file instead.
+    """
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return context
@@ -53,15 +57,15 @@ class HttpTransport:
     def __init__(self, url: str, connections: int, timeout_s: float) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._tls = authorities() if parts.scheme == "https" else None
+        self._tls = trusted_authorities() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._secured: dict[str, Any] = (
             {"ssl": self._tls, "ssl_handshake_timeout": timeout_s} if self._tls else {}
         )
-        self._most = connections
+        self._max_connections = connections
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
+        self._connections: set[_Connection] = set()
         self._opening = 0
         self._waiting: deque[tuple[bytes, Done, float]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,12 +79,12 @@ class HttpTransport:
         """
         self._loop = asyncio.get_running_loop()
         try:
-            for _ in range(min(connections, self._most)):
+            for _ in range(min(connections, self._max_connections)):
                 self._idle.append(await self._connect())
         except OSError as error:
             await self.close()
-            raise LoadError(
-                f"{self._host}:{self._port} cannot be reached: {_said(error)}"
+            raise LoadGeneratorError(
+                f"{self._host}:{self._port} cannot be reached: {_describe_error(error)}"
             ) from error
         self._task(self._sweep())
 
@@ -91,7 +95,9 @@ class HttpTransport:
             self._idle.pop().send(payload, done, now)
             return
         self._waiting.append((payload, done, now))
-        if len(self._open) + self._opening < self._most and self._opening < len(self._waiting):
+        if len(self._connections) + self._opening < self._max_connections and self._opening < len(
+            self._waiting
+        ):
             self._opening += 1
             self._task(self._add())
 
@@ -101,13 +107,13 @@ class HttpTransport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for connection in list(self._open):
+        for connection in list(self._connections):
             connection.abort()
         while self._waiting:
             self._waiting.popleft()[1]("not sent before the end")
         await asyncio.sleep(0)  # lets transports call connection_lost
 
-    # --- inside -----------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
     def freed(self, connection: _Connection) -> None:
         """A connection has been answered: it takes what waits, or rests."""
         if self._waiting:
@@ -118,10 +124,14 @@ class HttpTransport:
 
     def lost(self, connection: _Connection) -> None:
         """A connection is gone; another one takes its place for what waits."""
-        self._open.discard(connection)
+        self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        if self._waiting and not self._closed and len(self._open) + self._opening < self._most:
+        if (
+            self._waiting
+            and not self._closed
+            and len(self._connections) + self._opening < self._max_connections
+        ):
             self._opening += 1
             self._task(self._add())
 
@@ -129,7 +139,7 @@ class HttpTransport:
         _, connection = await self._loop.create_connection(
             lambda: _Connection(self), self._host, self._port, **self._secured
         )
-        self._open.add(connection)
+        self._connections.add(connection)
         return connection
 
     async def _add(self) -> None:
@@ -138,7 +148,7 @@ class HttpTransport:
                 connection = await self._connect()
         except (OSError, TimeoutError) as error:
             if self._waiting:
-                self._waiting.popleft()[1](f"cannot connect: {_said(error)}")
+                self._waiting.popleft()[1](f"cannot connect: {_describe_error(error)}")
         else:
             self.freed(connection)
         finally:
@@ -151,7 +161,7 @@ class HttpTransport:
             await asyncio.sleep(min(_SWEEP_S, self._timeout_s / 4))
             before = self._loop.time() - self._timeout_s
             for connection in [
-                item for item in self._open if item.done is not None and item.began < before
+                item for item in self._connections if item.done is not None and item.began < before
             ]:
                 connection.give_up(late)
             while self._waiting and self._waiting[0][2] < before:
@@ -175,11 +185,11 @@ class _Connection(asyncio.Protocol):
         self._in_body = self._chunked = self._close = False
         self._left = 0  # bytes of the body still to come
         self._status = b""
-        self._said = b""  # the end of a chunked body, the beginning of an error's
+        self._describe_error = b""  # the end of a chunked body, the beginning of an error's
 
     def send(self, payload: bytes, done: Done, now: float) -> None:
         self.done, self.began = done, now
-        self._head = self._said = b""
+        self._head = self._describe_error = b""
         self._in_body = False
         if self._transport is not None:
             self._transport.write(payload)
@@ -192,13 +202,15 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------------
+    # --- asyncio.Protocol -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(f"the connection broke: {_said(error) if error else 'closed by the server'}")
+        self._end(
+            f"the connection broke: {_describe_error(error) if error else 'closed by the server'}"
+        )
         self._owner.lost(self)
 
     def data_received(self, data: bytes) -> None:
@@ -219,17 +231,17 @@ class _Connection(asyncio.Protocol):
             )
             self._chunked = length is None and _CHUNKED.search(head) is not None
             if length is None and not self._chunked:
-                self.give_up("the answer has no length")
+                self.give_up("the response has no length")
                 return
             self._left = int(length[1]) if length else 0
         if self._chunked:
-            self._said += data if len(self._said) < _KEPT_BYTES else b""
-            complete = data.endswith(_LAST_CHUNK) or self._said.endswith(_LAST_CHUNK)
+            self._describe_error += data if len(self._describe_error) < _KEPT_BYTES else b""
+            complete = data.endswith(_LAST_CHUNK) or self._describe_error.endswith(_LAST_CHUNK)
         else:
             self._left -= len(data)
             complete = self._left <= 0
-            if not self._status.startswith(_OK) and len(self._said) < _KEPT_BYTES:
-                self._said += data
+            if not self._status.startswith(_OK) and len(self._describe_error) < _KEPT_BYTES:
+                self._describe_error += data
         if complete:
             self._answered()
 
@@ -237,7 +249,7 @@ class _Connection(asyncio.Protocol):
         done, self.done = self.done, None
         if done is None:
             return
-        error = "" if self._status.startswith(_OK) else _reason(self._status, self._said)
+        error = "" if self._status.startswith(_OK) else _reason(self._status, self._describe_error)
         if (self._close or self._left < 0) and self._transport is not None:
             self._transport.close()
         else:
@@ -250,12 +262,18 @@ class _Connection(asyncio.Protocol):
             done(reason)
 
 
-def _said(error: Exception) -> str:
-    """A connection's failure in the system's words, without the address, so that equal failures are equal."""
+def _describe_error(error: Exception) -> str:
+    """Return a connection error in the system's words.
+
+    It does not contain the address, so that equal errors are equal.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}; the environment's SSL_CERT_FILE names a file of authorities to trust (PEM)"
+        return (
+            f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file"
+            " with the trusted authorities"
+        )
     if isinstance(error, ssl.SSLError):  # its number is none of the system's
-        return f"TLS fails: {error.reason}; does the server speak http, not https?"
+        return f"TLS failed: {error.reason}; does the server use http instead of https?"
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or "no connection in time"
 
@@ -263,7 +281,7 @@ def _said(error: Exception) -> str:
 def _reason(status: bytes, body: bytes) -> str:
     """An error's status and what the server says of it."""
     try:
-        said = str(json.loads(body)["error"])
+        text = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        said = body.decode(errors="replace")
-    return f"{status.decode(errors='replace')}: {' '.join(said.split())[:_SHOWN_CHARACTERS]}"
+        text = body.decode(errors="replace")
+    return f"{status.decode(errors='replace')}: {' '.join(text.split())[:_SHOWN_CHARACTERS]}"

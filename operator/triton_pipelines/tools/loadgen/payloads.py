@@ -1,4 +1,4 @@
-"""Requests as bytes, made before anything is timed. Pure."""
+"""Encode requests before anything is timed. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from triton_pipelines.tools.loadgen.load_spec import Array, LoadError, Protocol, Target
+from triton_pipelines.tools.loadgen.load_spec import (
+    Array,
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadTarget,
+)
 
-# Length of the JSON part of a body that goes on with binary tensors.
+# Length of the JSON part of a body that continues with binary tensors.
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
-def payloads(target: Target) -> list[bytes]:
-    """What goes over the wire for each request: a whole HTTP/1.1 request, or a serialised ``ModelInferRequest``.
+def encode_requests(target: LoadTarget) -> list[bytes]:
+    """Return the bytes of each request: an HTTP/1.1 request or a ``ModelInferRequest``.
 
     Raises:
-        LoadError: an input has a type that Triton does not know.
+        LoadGeneratorError: An input has a type that Triton does not know.
     """
-    if target.protocol is Protocol.GRPC:
+    if target.protocol is InferenceProtocol.GRPC:
         return [_grpc(target, inputs) for inputs in target.requests]
     parts = urlsplit(target.url)
     fixed = {
@@ -32,7 +37,7 @@ def payloads(target: Target) -> list[bytes]:
         **target.headers,
     }
     if any("\r" in text or "\n" in text for text in (*fixed, *fixed.values())):
-        raise LoadError("a header holds a line break")
+        raise LoadGeneratorError("a header contains a line break")
     before = parts.path.rstrip("/")
     if target.bodies:
         return [_post(before + target.path, fixed, body) for body in target.bodies]
@@ -55,12 +60,12 @@ def _post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
 def http_body(
     inputs: Mapping[str, Array], outputs: Sequence[str] = (), types: Mapping[str, str] | None = None
 ) -> tuple[bytes, int]:
-    """The body of an inference request with binary tensors both ways, and the length of its JSON part.
+    """Return the body of an inference request with binary tensors, and the length of its JSON part.
 
     Args:
-        inputs: arrays by input name.
-        outputs: the outputs wanted; none: all.
-        types: Triton's data types of the inputs, where they are known; else those of the arrays.
+        inputs: Arrays by input name.
+        outputs: The requested outputs; empty: all.
+        types: Triton's data types of the inputs, if known; else those of the arrays.
     """
     raw = {name: raw_tensor(array) for name, array in inputs.items()}
     described = [
@@ -84,14 +89,17 @@ def http_body(
 
 
 def raw_tensor(array: Array) -> bytes:
-    """An array's elements as Triton takes them: little endian, texts each behind its length."""
+    """Return the elements of an array as Triton expects them.
+
+    They are little endian; each text follows its length.
+    """
     if array.dtype != np.object_:
         return array.tobytes()
     packed = serialize_byte_tensor(array)
     return bytes(packed.item()) if packed.size else b""
 
 
-def _grpc(target: Target, inputs: Mapping[str, Array]) -> bytes:
+def _grpc(target: LoadTarget, inputs: Mapping[str, Array]) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=target.model)
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=_data_type(name, array), shape=array.shape)
@@ -104,5 +112,5 @@ def _grpc(target: Target, inputs: Mapping[str, Array]) -> bytes:
 def _data_type(name: str, array: Array) -> str:
     data_type: str | None = np_to_triton_dtype(array.dtype)
     if data_type is None:
-        raise LoadError(f"input {name} has type {array.dtype}, which Triton does not know")
+        raise LoadGeneratorError(f"input {name} has type {array.dtype}, which Triton does not know")
     return data_type

@@ -1,4 +1,4 @@
-"""What became of a load: exact percentiles, errors by message, whether it was steady. Pure."""
+"""Summarize a load: exact percentiles, errors by message, stability. Pure."""
 
 from __future__ import annotations
 
@@ -19,28 +19,37 @@ from triton_pipelines.tools.loadgen.load_spec import (
     WINDOWS,
     LoadSpec,
 )
-from triton_pipelines.tools.loadgen.triton_statistics import StepFigures
+from triton_pipelines.tools.loadgen.triton_statistics import StepStatistics
 
 TOLERANCE: Final = 0.1
-"""Windows agree when each figure is within this share of the mean of all (facts: 3 windows within 10 %)."""
+"""Windows agree when each figure is within this share of the mean of all (facts: 3 windows within
+10 %).
+"""
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
-# What Triton says of a queue that is full, or of a request that waited longer than its queue's timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
-_SHED: Final = ("Exceeds maximum queue size", "Request timeout expired")
-_LATE: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
+# What Triton says of a queue that is full, or of a request that waited longer than its queue's
+# timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
+_REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
+_LATE_MESSAGES: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
 
 Floats = NDArray[np.float64]
 
 
-def turned_away(message: str) -> bool:
-    """Whether a request was shed: by a full queue, by a queue's timeout, or by the generator itself. Bursts do that below the mean rate that
-    is carried, too; it is never a fault."""
-    return message.startswith(NOT_SENT) or any(said in message for said in _SHED)
+def is_rejected(message: str) -> bool:
+    """Return whether a request was rejected, by its error message.
+
+    Full queues, queue timeouts, and the generator itself reject requests. Bursts cause that below
+    the sustainable mean rate as well; it never counts as an error of the server.
+    """
+    return message.startswith(NOT_SENT) or any(text in message for text in _REJECTED_MESSAGES)
 
 
-def too_late(message: str) -> bool:
-    """Whether a request failed by waiting too long, or was turned away: what overload does. Anything else is a fault."""
-    return message.startswith(_LATE) or turned_away(message)
+def is_late(message: str) -> bool:
+    """Return whether a request timed out or was rejected, by its error message.
+
+    Overload causes both; anything else is an error.
+    """
+    return message.startswith(_LATE_MESSAGES) or is_rejected(message)
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,13 @@ class LoadResult:
         error: index into ``errors``; -1 for an answered one.
         errors: messages.
         begin_s, end_s: the measured time: the last three windows.
-        cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for late answers included.
-        steps: what each model did in the measured time, from Triton's statistics; empty where these were not read, or not told in time.
-        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind; what counts is what was due until then, the
-            warm-up included where less than a window was left behind it.
+        cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for
+            late answers included.
+        steps: what each model did in the measured time, from Triton's statistics; empty where these
+            were not read, or not in time.
+        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind;
+            what counts is what was due until then, the warm-up included where less than a window
+            was left behind it.
     """
 
     spec: LoadSpec
@@ -73,7 +85,7 @@ class LoadResult:
     end_s: float
     cpu_s: float
     elapsed_s: float
-    steps: Mapping[str, StepFigures] = field(default_factory=dict)
+    steps: Mapping[str, StepStatistics] = field(default_factory=dict)
     overloaded: bool = False
 
     @property
@@ -84,9 +96,10 @@ class LoadResult:
     def measured(
         self, begin_s: float | None = None, end_s: float | None = None
     ) -> NDArray[np.bool_]:
-        """Which requests count for a time (default: the measured one).
+        """Return which requests count for a time (default: the measured one).
 
-        In an open loop those that were due in it, however late they were answered; in a closed loop those that ended in it.
+        In an open loop those that were due in it, however late they were answered; in a closed loop
+        those that ended in it.
         """
         at = self.due if self.spec.open_loop else self.end
         begin, end = (
@@ -97,14 +110,17 @@ class LoadResult:
 
     @property
     def latencies(self) -> Floats:
-        """Seconds from due to answer of the answered requests of the measured time, in the order of their ends."""
+        """Seconds from due to answer of the measured requests that were answered.
+
+        They are in the order of their ends.
+        """
         chosen = self.measured() & (self.error < 0)
         return (self.end - self.due)[chosen]
 
     def throughput(
         self, begin_s: float | None = None, end_s: float | None = None
     ) -> tuple[float, float]:
-        """Requests and rows answered per second within a time, by when they ended."""
+        """Return the requests and rows answered per second within a time, by their ends."""
         begin, end = (
             (self.begin_s if begin_s is None else begin_s),
             (self.end_s if end_s is None else end_s),
@@ -116,7 +132,7 @@ class LoadResult:
 
 
 @dataclass(frozen=True)
-class Window:
+class LoadWindow:
     """One window's requests/s and p99 in seconds (NaN without an answer)."""
 
     requests_per_s: float
@@ -124,25 +140,28 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Stability:
+class LoadStability:
     """Whether the last three windows agree; where they do not, which figure differs by how much."""
 
     stable: bool
     reason: str
-    windows: tuple[Window, ...]
+    windows: tuple[LoadWindow, ...]
 
 
 @dataclass(frozen=True)
-class Summary:
+class LoadSummary:
     """One load in figures. Latencies in seconds, NaN without an answered request.
 
     Attributes:
         load: the load's name, such as ``concurrency 8``.
         requests_per_s, rows_per_s: answered per second.
         requests: answered in the measured time.
-        failed: failed of those that were due (open loop) or under way (closed loop) in the measured time; ``errors`` says how often with which message.
-        mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were due.
-        lag_p99_s: how late the generator sent requests after they were due (waiting for a free connection included in the latency, not here).
+        failed: failed of those that were due (open loop) or under way (closed loop) in the measured
+            time; ``errors`` says how often with which message.
+        mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were
+            due.
+        lag_p99_s: how late the generator sent requests after they were due (waiting for a free
+            connection included in the latency, not here).
         cpu_per_request_s: CPU of the generator's process for each request.
         cpu_share: cores that the generator kept busy.
         stability: whether it was steady.
@@ -164,15 +183,16 @@ class Summary:
     cpu_per_request_s: float
     cpu_share: float
     errors: Mapping[str, int]
-    stability: Stability
-    steps: Mapping[str, StepFigures]
+    stability: LoadStability
+    steps: Mapping[str, StepStatistics]
 
 
-def summarise(result: LoadResult) -> Summary:
-    """The figures of a load's measured time."""
+def summarize(result: LoadResult) -> LoadSummary:
+    """Return the figures of a load's measured time."""
     latencies = result.latencies
     chosen = result.measured()
-    # In a closed loop a request that is given up after the end was under way in the measured time, and kept its place from being used.
+    # In a closed loop a request that is given up after the end was under way in the measured time,
+    # and kept its place from being used.
     concerned = (
         chosen
         if result.spec.open_loop
@@ -182,7 +202,7 @@ def summarise(result: LoadResult) -> Summary:
     values = percentiles(latencies)
     requests_per_s, rows_per_s = result.throughput()
     lag = (result.sent - result.due)[chosen]
-    return Summary(
+    return LoadSummary(
         load=result.spec.name,
         requests_per_s=requests_per_s,
         rows_per_s=rows_per_s,
@@ -206,35 +226,43 @@ def summarise(result: LoadResult) -> Summary:
 
 
 def percentiles(seconds: Floats) -> dict[str, float]:
-    """Exact percentiles by nearest rank: the smallest value that at least the share of all do not exceed; NaN of nothing."""
+    """Return exact percentiles by nearest rank; NaN without values.
+
+    A percentile is the smallest value that at least that share of all values do not exceed.
+    """
     if not len(seconds):
         return dict.fromkeys(PERCENTILES, math.nan)
     found = np.percentile(seconds, list(PERCENTILES.values()), method="inverted_cdf")
     return dict(zip(PERCENTILES, map(float, found), strict=True))
 
 
-def stability(result: LoadResult, tolerance: float = TOLERANCE) -> Stability:
-    """Whether the three windows of the measured time agree in requests/s and in p99."""
+def stability(result: LoadResult, tolerance: float = TOLERANCE) -> LoadStability:
+    """Return whether the three windows of the measured time agree in requests/s and p99."""
     length = result.duration_s / WINDOWS
-    return steady(
+    return compare_windows(
         [
-            window(result, result.begin_s + number * length, result.begin_s + (number + 1) * length)
+            window_figures(
+                result, result.begin_s + number * length, result.begin_s + (number + 1) * length
+            )
             for number in range(WINDOWS)
         ],
         tolerance,
     )
 
 
-def window(result: LoadResult, begin_s: float, end_s: float) -> Window:
-    """Figures of one window, by the requests that ended in it: late answers belong to the time in which they were late."""
+def window_figures(result: LoadResult, begin_s: float, end_s: float) -> LoadWindow:
+    """Return the figures of one window, by the requests that ended in it.
+
+    Late answers belong to the time in which they were late.
+    """
     chosen = (result.end >= begin_s) & (result.end < end_s) & (result.error < 0)
-    return Window(
+    return LoadWindow(
         result.throughput(begin_s, end_s)[0], percentiles((result.end - result.due)[chosen])["p99"]
     )
 
 
-def steady(windows: Sequence[Window], tolerance: float = TOLERANCE) -> Stability:
-    """Whether windows agree: each figure within ``tolerance`` of the mean of all."""
+def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE) -> LoadStability:
+    """Return whether windows agree: each figure within ``tolerance`` of the mean of all."""
     reasons = []
     for label, values in (
         ("requests/s", [item.requests_per_s for item in windows]),
@@ -243,15 +271,15 @@ def steady(windows: Sequence[Window], tolerance: float = TOLERANCE) -> Stability
         mean = sum(values) / len(values) if values else math.nan
         # Of nothing, or of NaN, no comparison holds: not stable.
         if not (mean > 0):
-            return Stability(False, "a window without an answer", tuple(windows))
+            return LoadStability(False, "a window without an answer", tuple(windows))
         worst = max(abs(value - mean) / mean for value in values)
         if worst > tolerance:
             reasons.append(f"{label} differs by {worst:.0%} between windows")
-    return Stability(not reasons, "; ".join(reasons), tuple(windows))
+    return LoadStability(not reasons, "; ".join(reasons), tuple(windows))
 
 
-def figures(summary: Summary) -> dict[str, Any]:
-    """As a JSON document, units in its names; NaN becomes null."""
+def summary_document(summary: LoadSummary) -> dict[str, Any]:
+    """Return the summary as a JSON document with units in its names; NaN becomes null."""
     times = {
         f"{name}Milliseconds": getattr(summary, f"{name}_s")
         for name in ("mean", "p50", "p90", "p95", "p99", "max")
@@ -270,12 +298,12 @@ def figures(summary: Summary) -> dict[str, Any]:
             "cpuMicrosecondsPerRequest": _rounded(summary.cpu_per_request_s * 1e6),
             "cores": _rounded(summary.cpu_share),
         },
-        "steps": {name: step_figures(step) for name, step in summary.steps.items()},
+        "steps": {name: step_document(step) for name, step in summary.steps.items()},
     }
 
 
-def step_figures(step: StepFigures) -> dict[str, Any]:
-    """A step's figures as a JSON document."""
+def step_document(step: StepStatistics) -> dict[str, Any]:
+    """Return the statistics of a step as a JSON document."""
     return {
         "requests": step.requests,
         "failures": step.failures,

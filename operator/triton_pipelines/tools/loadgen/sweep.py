@@ -1,4 +1,7 @@
-"""Several loads on one target, several runs each, interleaved, so that a machine that warms up or slows down favours none."""
+"""Run several loads on targets, several times each, interleaved.
+
+Interleaving keeps a machine that warms up or slows down from favoring one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,19 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from triton_pipelines.tools.loadgen.engine import blocking
+from triton_pipelines.tools.loadgen.engine import run_blocking
 from triton_pipelines.tools.loadgen.load_spec import (
-    LoadError,
+    LoadGeneratorError,
+    LoadProgress,
     LoadSpec,
+    LoadTarget,
     OnProgress,
-    Progress,
-    Target,
 )
-from triton_pipelines.tools.loadgen.summary import Summary, summarise
+from triton_pipelines.tools.loadgen.summary import LoadSummary, summarize
 
 
 @dataclass(frozen=True)
-class Measured:
+class SweepResult:
     """One load over all its runs.
 
     Attributes:
@@ -27,10 +30,10 @@ class Measured:
     """
 
     spec: LoadSpec
-    runs: tuple[Summary, ...]
+    runs: tuple[LoadSummary, ...]
 
     def median(self, name: str) -> float:
-        """Median over the runs of a figure, by its attribute's name in :class:`Summary`."""
+        """Median over the runs of a figure, by its attribute's name in :class:`LoadSummary`."""
         return float(statistics.median(getattr(run, name) for run in self.runs))
 
     def spread(self, name: str) -> tuple[float, float]:
@@ -39,8 +42,8 @@ class Measured:
         return min(values), max(values)
 
     @property
-    def typical(self) -> Summary:
-        """The run with the median throughput: where figures must go together (percentiles, steps)."""
+    def typical(self) -> LoadSummary:
+        """The run with the median throughput, for figures that must go together."""
         return sorted(self.runs, key=lambda run: run.requests_per_s)[(len(self.runs) - 1) // 2]
 
     @property
@@ -58,13 +61,16 @@ class Measured:
         return result
 
 
-class SweepEndedError(LoadError):
-    """A sweep ended early, after ``rounds`` of ``total`` rounds; ``measured`` holds what those gave, without loads that have no run yet."""
+class SweepEndedError(LoadGeneratorError):
+    """A sweep ended early, after ``rounds`` of ``total`` rounds.
+
+    ``measured`` holds what those gave, without loads that have no run yet.
+    """
 
     def __init__(
-        self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, Measured]]
+        self, reason: str, rounds: int, total: int, measured: Sequence[tuple[int, SweepResult]]
     ) -> None:
-        super().__init__(f"{reason}; ended after {rounds} of {total} runs, which are shown")
+        super().__init__(f"{reason}; ended after {rounds} of {total} runs; their results follow")
         self.rounds, self.total = rounds, total
         self.measured = dict(measured)
         """By the load's place in the sweep."""
@@ -73,12 +79,16 @@ class SweepEndedError(LoadError):
 _PATIENCE = 4
 """Timeouts of a load that its backlog may take to be worked off."""
 
-OnRun = Callable[[int, int, LoadSpec, Progress | None], None]
-"""Number of the run (from 0), how many there are, its load, and how far it is (None: it is done)."""
+OnSweepProgress = Callable[[int, int, LoadSpec, LoadProgress | None], None]
+"""Number of the run (from 0), how many there are, its load, and how far it is (None: it is done).
+"""
 
 
-def _last(spec: LoadSpec) -> LoadSpec:
-    """A single request behind everything that the server still does for requests which were given up: the next load must not wait for it."""
+def _drain_spec(spec: LoadSpec) -> LoadSpec:
+    """Return a single request, which waits until the server has finished its backlog.
+
+    The next load must not wait for requests that were given up.
+    """
     return LoadSpec(
         concurrency=1,
         duration_s=0.001,
@@ -89,23 +99,24 @@ def _last(spec: LoadSpec) -> LoadSpec:
 
 
 def sweep(
-    targets: Sequence[tuple[Target, LoadSpec]], runs: int, on_run: OnRun | None = None
-) -> list[Measured]:
+    targets: Sequence[tuple[LoadTarget, LoadSpec]], runs: int, on_run: OnSweepProgress | None = None
+) -> list[SweepResult]:
     """Measure loads, each ``runs`` times, in rounds over all of them; blocks.
 
     Args:
-        targets: pairs of target and load.
-        runs: of each; each run of a Poisson load has arrivals of its own (the spec's seed plus the round).
-        on_run: told how far it is.
+        targets: Pairs of target and load.
+        runs: Runs of each; each run of a Poisson load has its own arrivals (seed plus round).
+        on_run: Called with the progress.
 
     Returns:
-        In the order of ``targets``.
+        The results in the order of ``targets``.
 
     Raises:
-        SweepEndedError: the server went while this was under way; it holds what was measured until then.
-        LoadError: nothing could be measured; as :func:`~triton_pipelines.tools.loadgen.engine.run`.
+        SweepEndedError: The server failed during the sweep; it holds the results until then.
+        LoadGeneratorError: Nothing could be measured; see
+            :func:`~triton_pipelines.tools.loadgen.engine.run_load`.
     """
-    found: list[list[Summary]] = [[] for _ in targets]
+    found: list[list[LoadSummary]] = [[] for _ in targets]
     total = runs * len(targets)
     for number in range(total):
         turn, index = divmod(number, len(targets))
@@ -116,13 +127,13 @@ def sweep(
             else lambda progress, number=number, spec=spec: on_run(number, total, spec, progress)
         )
         try:
-            result = blocking(target, replace(spec, seed=spec.seed + turn), tell)
-            found[index].append(summarise(result))
+            result = run_blocking(target, replace(spec, seed=spec.seed + turn), tell)
+            found[index].append(summarize(result))
             if result.errors and number + 1 < total:
-                blocking(target, _last(spec))
-        except LoadError as error:
+                run_blocking(target, _drain_spec(spec))
+        except LoadGeneratorError as error:
             kept = [
-                (place, Measured(spec, tuple(runs)))
+                (place, SweepResult(spec, tuple(runs)))
                 for place, ((_, spec), runs) in enumerate(zip(targets, found, strict=True))
                 if runs
             ]
@@ -132,6 +143,6 @@ def sweep(
         if on_run is not None:
             on_run(number, total, spec, None)
     return [
-        Measured(spec, tuple(summaries))
+        SweepResult(spec, tuple(summaries))
         for (_, spec), summaries in zip(targets, found, strict=True)
     ]

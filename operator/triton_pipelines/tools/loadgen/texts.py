@@ -1,7 +1,8 @@
-"""Texts for requests: of a given length distribution, one per line of a file, or perf_analyzer's input data. Pure.
+"""Texts for requests: generated, one per line of a file, or perf_analyzer's input data. Pure.
 
-Texts of a distribution are made of words that are one token each in the vocabularies of BERT, GPT-2 and their like (and one unknown
-token each in others): as many words as tokens wanted. What a tokenizer really makes of them it alone can say.
+Generated texts consist of words that are one token each in the vocabularies of BERT, GPT-2 and
+similar models (and one unknown token each in others): as many words as tokens wanted. Only the
+tokenizer can tell how many tokens a text really has.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from typing import Any, Final
 import numpy as np
 
 _COMMON: Final = (
-    "the time people good day world year life great work home night long small house water place right story movie book music city "
-    "school family money power country state number light white black young old high open free full new last best love heart mind hand eye "
-    "face head body name word voice sound war game team player group system order party law case point line street road car door room"
+    "the time people good day world year life great work home night long small house water "
+    "place right story movie book music city school family money power country state number "
+    "light white black young old high open free full new last best love heart mind hand eye "
+    "face head body name word voice sound war game team player group system order party law "
+    "case point line street road car door room"
 )
 _WORDS: Final = tuple(_COMMON.split())
-MOST_TOKENS: Final = 1_000_000
-MOST_ROWS: Final = 1 << 18
+MAX_TOKENS: Final = 1_000_000
+MAX_ROWS: Final = 1 << 18
 """Rows in all requests together that items may be repeated for."""
 
 
@@ -33,7 +36,7 @@ class TextsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class TextLengths:
     """A lognormal distribution of text lengths in tokens, cut at ``cap``.
 
     Attributes:
@@ -47,7 +50,7 @@ class Lengths:
     cap: int = 512
 
     @classmethod
-    def parse(cls, text: str) -> Lengths:
+    def parse(cls, text: str) -> TextLengths:
         """From ``median=32,sigma=0.6,cap=512``; what is left out keeps its default.
 
         Raises:
@@ -58,24 +61,26 @@ class Lengths:
             name, found, value = (piece.strip() for piece in part.partition("="))
             if not found or name not in ("median", "sigma", "cap") or name in values:
                 raise TextsError(
-                    f"{part.strip()!r}: write median=TOKENS,sigma=NUMBER,cap=TOKENS, each at most once"
+                    f"{part.strip()!r}: write median=TOKENS,sigma=NUMBER,cap=TOKENS, each at most"
+                    " once"
                 )
             try:
                 values[name] = float(value)
             except ValueError:
-                raise TextsError(f"{part.strip()!r}: {value!r} is no number") from None
+                raise TextsError(f"{part.strip()!r}: {value!r} is not a number") from None
             if not math.isfinite(values[name]):
                 raise TextsError(f"{part.strip()!r}: must be finite")
         result = cls(
             values.get("median", 32.0), values.get("sigma", 0.6), int(values.get("cap", 512))
         )
         if (
-            not 1 <= result.median <= result.cap <= MOST_TOKENS
+            not 1 <= result.median <= result.cap <= MAX_TOKENS
             or not 0 <= result.sigma <= 10
             or values.get("cap", 1) % 1
         ):
             raise TextsError(
-                f"{text}: 1 <= median <= cap <= {MOST_TOKENS} (a whole number) and 0 <= sigma <= 10 must hold"
+                f"{text}: 1 <= median <= cap <= {MAX_TOKENS} (a whole number) and 0 <= sigma <= 10"
+                " must hold"
             )
         return result
 
@@ -89,8 +94,11 @@ class Lengths:
         return [int(value) for value in np.clip(np.rint(drawn), 1, self.cap)]
 
 
-def texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> list[str]:
-    """A text for each length in tokens, counting the ``special_tokens`` that a tokenizer adds ([CLS] and [SEP]); at least one word each."""
+def generate_texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> list[str]:
+    """Return a text for each length in tokens; each has at least one word.
+
+    The length includes the ``special_tokens`` that a tokenizer adds ([CLS] and [SEP]).
+    """
     random = np.random.default_rng(seed + 1)
     return [
         " ".join(
@@ -101,7 +109,7 @@ def texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 2) -> lis
     ]
 
 
-def lines(content: str) -> list[str]:
+def read_lines(content: str) -> list[str]:
     """The texts of a file, one per line; empty lines are left out.
 
     Raises:
@@ -109,44 +117,53 @@ def lines(content: str) -> list[str]:
     """
     found = [line for line in content.splitlines() if line.strip()]
     if not found:
-        raise TextsError("holds no text: write one per line")
+        raise TextsError("contains no text; write one per line")
     return found
 
 
 def batches(items: Sequence[str], rows: int) -> list[list[str]]:
-    """Rows for requests, in order, from the first again at the end, until every item stands in a request equally often.
+    """Return rows for requests, in order, repeated until every item is used equally often.
 
-    Where that took more than :data:`MOST_ROWS` rows, until every item stands in one: requests are kept in memory.
+    If that took more than :data:`MAX_ROWS` rows: until every item is used once, because requests
+    are kept in memory.
     """
     turns = math.lcm(len(items), rows) // rows
-    if turns * rows > max(MOST_ROWS, len(items)):
+    if turns * rows > max(MAX_ROWS, len(items)):
         turns = math.ceil(len(items) / rows)
     endless = itertools.cycle(items)
     return [list(itertools.islice(endless, rows)) for _ in range(turns)]
 
 
-# --- perf_analyzer's input data -----------------------------------------------------------------------------------------------
+# --- perf_analyzer's input data -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """One input of one row in perf_analyzer's file: its elements in row-major order, or its raw bytes; its shape where it is given."""
+class InputValue:
+    """One input of one row in perf_analyzer's file."""
 
     elements: tuple[Any, ...] = ()
+    """Elements in row-major order."""
     raw: bytes | None = None
+    """Raw bytes instead of elements."""
     shape: tuple[int, ...] | None = None
+    """Shape, if given."""
 
 
 def is_perf_analyzer(content: str) -> bool:
-    """Whether a file's content looks like perf_analyzer's input data rather than like texts, one per line."""
+    """Return whether a file's content looks like perf_analyzer's input data.
+
+    Otherwise it is texts, one per line.
+    """
     return content.lstrip()[:1] == "{" and '"data"' in content
 
 
-def perf_analyzer(content: str) -> list[dict[str, Tensor]]:
-    """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON: ``{"data": [{"TEXT": ["a text"]}, …]}``.
+def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
+    """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON.
 
-    Values are lists in row-major order, ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``; several streams (lists of lists) are
-    taken one after the other. ``validation_data`` is not read.
+    ``{"data": [{"TEXT": ["a text"]}, …]}``.
+
+    Values are lists in row-major order, ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``;
+    several streams (lists of lists) are taken one after the other. ``validation_data`` is not read.
 
     Raises:
         TextsError: names the entry and the input.
@@ -154,10 +171,10 @@ def perf_analyzer(content: str) -> list[dict[str, Tensor]]:
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise TextsError(f"is no JSON: {error}") from None
+        raise TextsError(f"is not valid JSON: {error}") from None
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise TextsError('must hold "data": a list of mappings from input to value')
+        raise TextsError('must contain "data": a list of mappings from input to value')
     flat: list[tuple[str, Any]] = []
     for number, entry in enumerate(entries):
         if isinstance(entry, list):
@@ -172,16 +189,17 @@ def perf_analyzer(content: str) -> list[dict[str, Tensor]]:
             {str(name): _tensor(value, f"{place}.{name}") for name, value in entry.items()}
         )
     if not result:
-        raise TextsError('"data" holds no request')
+        raise TextsError('"data" contains no request')
     for number, row in enumerate(result):
         if row.keys() != result[0].keys():
             raise TextsError(
-                f"{flat[number][0]}: gives {', '.join(sorted(row))}, the first {', '.join(sorted(result[0]))}"
+                f"{flat[number][0]}: contains {', '.join(sorted(row))}, the first entry"
+                f" {', '.join(sorted(result[0]))}"
             )
     return result
 
 
-def _tensor(value: Any, place: str) -> Tensor:
+def _tensor(value: Any, place: str) -> InputValue:
     shape: tuple[int, ...] | None = None
     if isinstance(value, Mapping):
         given = value.get("shape")
@@ -193,14 +211,16 @@ def _tensor(value: Any, place: str) -> Tensor:
             shape = tuple(given)
         if "b64" in value:
             try:
-                return Tensor(raw=base64.b64decode(str(value["b64"]), validate=True), shape=shape)
+                return InputValue(
+                    raw=base64.b64decode(str(value["b64"]), validate=True), shape=shape
+                )
             except binascii.Error as error:
                 raise TextsError(f"{place}.b64: {error}") from None
         if "content" not in value:
-            raise TextsError(f'{place}: must hold "content" or "b64"')
+            raise TextsError(f'{place}: must contain "content" or "b64"')
         value = value["content"]
     if not isinstance(value, list):
         value = [value]
     if not value or any(isinstance(item, list | dict) or item is None for item in value):
         raise TextsError(f"{place}: must be a list of numbers or texts in row-major order")
-    return Tensor(elements=tuple(value), shape=shape)
+    return InputValue(elements=tuple(value), shape=shape)

@@ -1,4 +1,7 @@
-"""Where the time goes: Triton's own statistics of each model, as the difference of two looks. Pure but for :class:`Reader`."""
+"""Where the time goes: Triton's statistics of each model, between two samples.
+
+Pure except for :class:`StatisticsReader`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,14 @@ import httpx
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from triton_pipelines.tools.loadgen.http_client import authorities
-from triton_pipelines.tools.loadgen.load_spec import LoadError, Protocol, Target
+from triton_pipelines.tools.loadgen.http_client import trusted_authorities
+from triton_pipelines.tools.loadgen.load_spec import (
+    InferenceProtocol,
+    LoadGeneratorError,
+    LoadTarget,
+)
 
-Look = Mapping[str, "Counters"]
+StatisticsSample = Mapping[str, "ModelCounters"]
 """Counters by model at one time."""
 
 _DURATIONS: Final = (
@@ -34,14 +41,16 @@ _PARTS: Final = ("compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(frozen=True)
-class Counters:
+class ModelCounters:
     """A model's counters since it was loaded, over its versions.
 
     Attributes:
         rows: inferences (rows) done, without those answered from the cache.
         executions: runs of the model, each over a batch.
-        counts, seconds: by duration (``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``, ``compute_output``, …).
-        batches: rows of an execution → executions, and seconds of all of these (input, compute and output together).
+        counts, seconds: by duration (``success``, ``fail``, ``queue``, ``compute_input``,
+            ``compute_infer``, ``compute_output``, …).
+        batches: rows of an execution → executions, and seconds of all of these (input, compute and
+            output together).
     """
 
     rows: int = 0
@@ -52,19 +61,23 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class StepFigures:
-    """What one model (a step, or the ensemble itself) did between two looks. Times are means in seconds per request unless said otherwise.
+class StepStatistics:
+    """What one model (a step, or the ensemble itself) did between two looks.
+
+    Times are means in seconds per request unless said otherwise.
 
     Attributes:
         requests, failures: requests answered and failed.
         rows: rows computed.
         executions: runs of the model.
         queue_s: waiting for an instance (and for the batch to fill).
-        input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each request is told the time of its whole batch.
+        input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each
+            request is charged the time of its whole batch.
         request_s: from arrival to answer within Triton.
         rows_per_execution: mean batch.
         execution_s: seconds of one execution (input, compute, output).
-        busy: instances busy on average: seconds of executions per second between the looks; against the instance count it is the utilisation.
+        busy: instances busy on average: seconds of executions per second between the looks; against
+            the instance count it is the utilization.
         batches: rows of an execution → executions.
         batch_seconds: rows of an execution → mean seconds of these (input, compute, output).
     """
@@ -91,9 +104,9 @@ class StepFigures:
         return self.input_s + self.infer_s + self.output_s
 
 
-def parse(models: Sequence[Mapping[str, Any]]) -> dict[str, Counters]:
-    """Counters by model from the ``model_stats`` of Triton's statistics, as JSON has them."""
-    result: dict[str, Counters] = {}
+def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelCounters]:
+    """Return the counters by model from the ``model_stats`` of Triton's statistics (JSON)."""
+    result: dict[str, ModelCounters] = {}
     for item in models:
         durations = item.get("inference_stats") or {}
         counts = {name: int((durations.get(name) or {}).get("count", 0)) for name in _DURATIONS}
@@ -105,7 +118,7 @@ def parse(models: Sequence[Mapping[str, Any]]) -> dict[str, Counters]:
             )
             for batch in item.get("batch_stats") or ()
         }
-        one = Counters(
+        one = ModelCounters(
             int(item.get("inference_count", 0)),
             int(item.get("execution_count", 0)),
             counts,
@@ -113,55 +126,64 @@ def parse(models: Sequence[Mapping[str, Any]]) -> dict[str, Counters]:
             batches,
         )
         name = str(item["name"])
-        result[name] = _sum(result[name], one) if name in result else one
+        result[name] = _add(result[name], one) if name in result else one
     return result
 
 
-def steps(before: Look, after: Look, elapsed_s: float) -> dict[str, StepFigures]:
-    """What each model did between two looks; a model whose counters went back (it was loaded anew) is counted from its load.
+def step_statistics(
+    before: StatisticsSample, after: StatisticsSample, elapsed_s: float
+) -> dict[str, StepStatistics]:
+    """Return what each model did between two samples.
+
+    If the counters of a model went back, it was reloaded: it counts from its load.
 
     Args:
-        before, after: the looks, of :func:`parse` or :func:`read`.
-        elapsed_s: seconds between them.
+        before: The first sample, of :func:`parse_statistics` or :func:`read_statistics`.
+        after: The second sample.
+        elapsed_s: Seconds between them.
     """
     return {
-        name: _figures(name, _difference(before.get(name, Counters()), now), elapsed_s)
+        name: _statistics_between(
+            name, _subtract(before.get(name, ModelCounters()), now), elapsed_s
+        )
         for name, now in after.items()
     }
 
 
-async def read(target: Target, timeout_s: float = 10.0) -> dict[str, Counters]:
-    """The server's counters now.
+async def read_statistics(target: LoadTarget, timeout_s: float = 10.0) -> dict[str, ModelCounters]:
+    """Return the server's counters now.
 
     Raises:
-        LoadError: it does not tell them.
+        LoadGeneratorError: It does not report them.
     """
-    async with Reader(target, timeout_s) as reader:
-        return parse((await reader.look())())
+    async with StatisticsReader(target, timeout_s) as reader:
+        return parse_statistics((await reader.sample())())
 
 
-class Reader:
-    """Reads a server's statistics beside a load: its connection is kept, and answers are unpacked when the load is over.
+class StatisticsReader:
+    """Reads a server's statistics during a load.
+
+    Its connection is kept, and responses are parsed when the load is over.
 
     Args:
-        target: whose server.
-        timeout_s: of one look.
+        target: The target of the load.
+        timeout_s: Timeout of one sample.
     """
 
-    def __init__(self, target: Target, timeout_s: float) -> None:
+    def __init__(self, target: LoadTarget, timeout_s: float) -> None:
         self._target, self._timeout_s = target, timeout_s
         self._stack = contextlib.ExitStack()
 
     async def __aenter__(self) -> Self:
         target = self._target
-        if target.protocol is Protocol.GRPC:
+        if target.protocol is InferenceProtocol.GRPC:
             self._channel = grpc.aio.insecure_channel(
                 target.url, options=(("grpc.enable_http_proxy", 0),)
             )
         else:
-            # Reading the CA certificates takes longer than many a request; without TLS they are not needed.
-            # The same authorities as of the load itself.
-            verify = authorities() if target.url.startswith("https") else False
+            # Reading the CA certificates takes longer than many a request; without TLS they are not
+            # needed. The same authorities as of the load itself.
+            verify = trusted_authorities() if target.url.startswith("https") else False
             client = httpx.Client(
                 verify=verify,
                 timeout=self._timeout_s,
@@ -178,17 +200,17 @@ class Reader:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
-        if self._target.protocol is Protocol.GRPC:
+        if self._target.protocol is InferenceProtocol.GRPC:
             await self._channel.close()
 
-    async def look(self) -> Callable[[], list[Any]]:
+    async def sample(self) -> Callable[[], list[Any]]:
         """The counters now; call the result for the models.
 
         Raises:
             LoadError: the server does not tell them.
         """
         target = self._target
-        if target.protocol is Protocol.GRPC:
+        if target.protocol is InferenceProtocol.GRPC:
             call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStatistics
             metadata = tuple((name.lower(), value) for name, value in target.headers.items())
             try:
@@ -196,75 +218,75 @@ class Reader:
                     service_pb2.ModelStatisticsRequest(), timeout=self._timeout_s, metadata=metadata
                 )
             except grpc.aio.AioRpcError as error:
-                raise LoadError(
-                    f"{target.url}: tells no statistics: {error.code().name} {error.details()}"
+                raise LoadGeneratorError(
+                    f"{target.url}: returns no statistics: {error.code().name} {error.details()}"
                 ) from None
             return lambda: list(
                 MessageToDict(message, preserving_proto_field_name=True).get("model_stats", [])
             )
         url = f"{target.url.rstrip('/')}/v2/models/stats"
         try:
-            # In a thread: the loop goes on sending meanwhile.
+            # In a thread: the loop continues to send meanwhile.
             answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
         except httpx.HTTPError as error:
-            raise LoadError(f"{url}: tells no statistics: {error}") from error
+            raise LoadGeneratorError(f"{url}: returns no statistics: {error}") from error
 
         def models() -> list[Any]:
             try:
                 return list(answer.json()["model_stats"])
             except (ValueError, KeyError, TypeError) as error:
-                raise LoadError(f"{url}: tells no statistics: {error!r}") from error
+                raise LoadGeneratorError(f"{url}: returns no statistics: {error!r}") from error
 
         return models
 
 
-def _figures(model: str, gone: Counters, elapsed_s: float) -> StepFigures:
-    requests = gone.counts.get("success", 0)
+def _statistics_between(model: str, delta: ModelCounters, elapsed_s: float) -> StepStatistics:
+    requests = delta.counts.get("success", 0)
 
     def mean(name: str) -> float:
-        return gone.seconds.get(name, 0.0) / requests if requests else 0.0
+        return delta.seconds.get(name, 0.0) / requests if requests else 0.0
 
-    batched = sum(count for count, _ in gone.batches.values())
-    computing = sum(seconds for _, seconds in gone.batches.values())
-    return StepFigures(
+    batched = sum(count for count, _ in delta.batches.values())
+    computing = sum(seconds for _, seconds in delta.batches.values())
+    return StepStatistics(
         model=model,
         requests=requests,
-        failures=gone.counts.get("fail", 0),
-        rows=gone.rows,
-        executions=gone.executions,
+        failures=delta.counts.get("fail", 0),
+        rows=delta.rows,
+        executions=delta.executions,
         queue_s=mean("queue"),
         input_s=mean("compute_input"),
         infer_s=mean("compute_infer"),
         output_s=mean("compute_output"),
         request_s=mean("success"),
-        rows_per_execution=gone.rows / gone.executions if gone.executions else 0.0,
+        rows_per_execution=delta.rows / delta.executions if delta.executions else 0.0,
         execution_s=computing / batched if batched else 0.0,
         busy=computing / elapsed_s if elapsed_s > 0 else 0.0,
-        batches={rows: count for rows, (count, _) in sorted(gone.batches.items()) if count},
+        batches={rows: count for rows, (count, _) in sorted(delta.batches.items()) if count},
         batch_seconds={
             rows: seconds / count
-            for rows, (count, seconds) in sorted(gone.batches.items())
+            for rows, (count, seconds) in sorted(delta.batches.items())
             if count
         },
     )
 
 
-def _sum(one: Counters, other: Counters) -> Counters:
-    return _combined(one, other, 1)
+def _add(one: ModelCounters, other: ModelCounters) -> ModelCounters:
+    return _combine(one, other, 1)
 
 
-def _difference(before: Counters, now: Counters) -> Counters:
-    return _combined(
+def _subtract(before: ModelCounters, now: ModelCounters) -> ModelCounters:
+    return _combine(
         now,
-        Counters() if now.executions < before.executions or now.rows < before.rows else before,
+        ModelCounters() if now.executions < before.executions or now.rows < before.rows else before,
         -1,
     )
 
 
-def _combined(one: Counters, other: Counters, sign: int) -> Counters:
+def _combine(one: ModelCounters, other: ModelCounters, sign: int) -> ModelCounters:
     sizes = one.batches.keys() | other.batches.keys()
     none = (0, 0.0)
-    return Counters(
+    return ModelCounters(
         rows=one.rows + sign * other.rows,
         executions=one.executions + sign * other.executions,
         counts={

@@ -1,107 +1,131 @@
-"""Whether a setting is proven to be better: do no harm. Pure.
+"""Decide whether a setting is verified as better than the current one. Pure.
 
-A setting is accepted when it kept the wall at its rate, and at every lower one that was tried, without a failed request, and the current
-one, measured at a rate of which that is at least 5 % more, broke it. Noise: a measurement only counts as kept, or as broken, where the bootstrap's 95 %
-interval of its p99 says so.
+A setting is accepted if it met the latency budget at its rate, and at every lower one that was
+tried, without a failed request, and if the current setting exceeded the budget at a rate at least
+5 % lower. A measurement only counts as met or exceeded if the bootstrap's 95 % interval of its p99
+says so; everything else is noise.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from .contract import Array, Knobs, Load
+from triton_pipelines.tools.loadgen import Array
+
+from .load_measurement import CARRIED_SHARE, LoadMeasurement
+from .settings import BatchingSetting
 
 # Gain below which nothing is changed.
-LEAST_GAIN = 0.05
-# Share of the offered rate that has to be answered, so that a rate counts as carried: Poisson arrivals of some seconds differ by so much.
-CARRIED_SHARE = 0.93
-# Of fewer answers the slowest itself is within the real p99 more often than 1 time in 20 (0.99 ** 300 < 0.05): nothing is proven to be kept.
-ENOUGH = 300
-# A setting that breaks the wall at its rate is tried again at what the corrected prediction gives; where that hardly goes back, once at this
-# share of it: at the rate that is predicted to be the last within the wall, half of all measurements are beyond.
+MIN_GAIN = 0.05
+# With fewer answers the slowest one is below the real p99 more often than 1 time in 20
+# (0.99 ** 300 < 0.05): nothing is verified.
+MIN_ANSWERS = 300
+# A setting that exceeds the budget at its rate is tried again at what the corrected prediction
+# gives; if that is hardly lower, once at this share of it: at the predicted maximum rate, half of
+# all measurements exceed the budget.
 STEP_BACK = 0.9
-# One that was never within the wall is tried at this share of the least rate that broke it.
+# A setting that never met the budget is tried at this share of the lowest rate that exceeded it.
 STEP_DOWN = 0.5
 _BLOCKS = 20
 _DRAWS = 100
 
 
-class Kept(StrEnum):
-    """What a measurement says of the wall."""
+class BudgetCheck(StrEnum):
+    """Comparison of a measured p99 with the latency budget."""
 
-    YES = "kept"
-    NO = "broken"
-    UNSURE = "within noise"
+    MET = "met"
+    EXCEEDED = "exceeded"
+    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One measurement: a setting under ``rate`` requests/s."""
+class SettingMeasurement:
+    """One measurement of a setting."""
 
-    knobs: Knobs
+    setting: BatchingSetting
+    """The setting."""
     rate: float
-    load: Load
+    """Requests/s offered, nominally."""
+    load: LoadMeasurement
+    """Figures of the load."""
     predicted_p99: float = 0.0
+    """Predicted p99 in seconds for the same arrivals."""
 
-    def kept(self, wall: float) -> Kept:
-        """Whether p99 stayed within ``wall`` seconds.
+    def check_budget(self, latency_budget: float) -> BudgetCheck:
+        """Compare p99 with the budget (seconds).
 
-        Requests that failed, or were fewer than asked for by chance, keep nothing proven; broken it is where that cannot be all.
+        Failed requests, or fewer arrivals than asked for by chance, make a result inconclusive;
+        it is exceeded if they cannot be the whole reason.
         """
         low, high = self._interval
-        if self.load.p99 == float("inf") or low > wall or not (self.carried or self._late <= wall):
-            return Kept.NO
-        enough = len(self.load.latencies) >= ENOUGH and self.load.rate >= CARRIED_SHARE * self.rate
-        return Kept.YES if high <= wall and enough and not self.load.failed else Kept.UNSURE
+        keeps_up = self.carried or self._backlog_seconds <= latency_budget
+        if self.load.p99 == float("inf") or low > latency_budget or not keeps_up:
+            return BudgetCheck.EXCEEDED
+        enough = (
+            len(self.load.latencies) >= MIN_ANSWERS and self.load.rate >= CARRIED_SHARE * self.rate
+        )
+        if high <= latency_budget and enough and not self.load.failed:
+            return BudgetCheck.MET
+        return BudgetCheck.INCONCLUSIVE
 
-    def within(self, wall: float) -> bool:
-        """Whether p99 was within ``wall`` seconds, though noise could have it beyond."""
-        return self.load.p99 <= wall and self.kept(wall) is not Kept.NO
+    def is_within(self, latency_budget: float) -> bool:
+        """Return whether p99 was within the budget, even if noise could have it beyond."""
+        is_exceeded = self.check_budget(latency_budget) is BudgetCheck.EXCEEDED
+        return self.load.p99 <= latency_budget and not is_exceeded
 
     @property
     def carried(self) -> bool:
-        """Whether the server kept up with what came."""
+        """Whether the server kept up with the arrivals."""
         return self.load.rate >= CARRIED_SHARE * (self.load.offered or self.rate)
 
     @property
-    def _late(self) -> float:
-        """Seconds that its answers took longer than its requests came: what is no more than the wall is no backlog."""
-        return (
-            self.load.seconds - self.load.sent / self.load.offered
-            if self.load.offered
-            else float("inf")
-        )
+    def _backlog_seconds(self) -> float:
+        """By how much the answers took longer than the arrivals; up to the budget is no backlog."""
+        if not self.load.offered:
+            return float("inf")
+        return self.load.seconds - self.load.sent / self.load.offered
 
     @functools.cached_property
     def _interval(self) -> tuple[float, float]:
         return interval(self.load.latencies)
 
 
-def lower_rate(own: Sequence[Measured], wall: float, expected: float, least: float) -> float | None:
-    """Requests/s at which a setting that was never within ``wall`` seconds is tried next; ``None`` where it was, and where there is nothing lower.
+def next_lower_rate(
+    own: Sequence[SettingMeasurement], latency_budget: float, expected: float, least: float
+) -> float | None:
+    """Return the rate at which to try a setting that never met the budget.
 
     Args:
-        own: the measurements of the setting.
-        wall: seconds.
-        expected: requests/s that it is predicted to carry; taken where that is less than what it broke at, by more than noise.
-        least: requests/s below which a point has too few answers.
+        own: The measurements of the setting.
+        latency_budget: Seconds.
+        expected: Predicted maximum requests/s; used if it is lower than the rate that exceeded the
+            budget, by more than noise.
+        least: Requests/s below which a point has too few answers.
+
+    Returns:
+        Requests/s; ``None`` if the setting met the budget once, or there is no lower rate.
     """
-    if not own or any(one.within(wall) for one in own):
+    if not own or any(one.is_within(latency_budget) for one in own):
         return None
-    # What a server answers that is behind is what it carries, whatever was offered.
-    broke = min(min(one.rate, one.load.rate or one.rate) for one in own)
-    if broke <= least:
+    # A server with a backlog answers at its capacity, whatever was offered.
+    exceeded = min(min(one.rate, one.load.rate or one.rate) for one in own)
+    if exceeded <= least:
         return None
-    return max(least, expected if 0 < expected <= STEP_BACK * broke else STEP_DOWN * broke)
+    is_lower = 0 < expected <= STEP_BACK * exceeded
+    return max(least, expected if is_lower else STEP_DOWN * exceeded)
 
 
 def interval(latencies: Array, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the p99 (seconds), by a bootstrap over 20 stretches of time: neighbours in one queue are not independent."""
+    """Return the 95 % interval of the p99 in seconds.
+
+    It is a bootstrap over 20 stretches of time: neighbors in one queue are not independent.
+    """
     if len(latencies) < 2 * _BLOCKS:
         most = float(np.max(latencies)) if len(latencies) else float("inf")
         return (0.0 if len(latencies) else most), most
@@ -121,84 +145,135 @@ def interval(latencies: Array, seed: int = 0) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The setting to recommend and the requests/s proven for it, the gain over the current one (share), and why in words."""
+class SettingDecision:
+    """The setting to recommend."""
 
-    knobs: Knobs
+    setting: BatchingSetting
+    """The verified best setting, or the current one."""
     rate: float
+    """Requests/s verified for it."""
     gain: float
+    """Share of requests/s gained over the current setting."""
     reason: str
+    """Why, for people."""
 
     @property
-    def better(self) -> bool:
-        """Whether something is to be changed."""
+    def is_better(self) -> bool:
+        """Whether to change the setting."""
         return self.gain > 0
 
 
-def judge(
-    current: Knobs,
-    measured: Sequence[Measured],
-    wall: float,
-    order: Sequence[Knobs],
-    rival: Knobs | None = None,
-) -> Verdict:
-    """The best setting that is proven; else the current one.
+@dataclass(frozen=True, slots=True)
+class _Baseline:
+    """What the current setting is verified to serve."""
+
+    met: float
+    """Highest rate that met the budget."""
+    exceeded: float
+    """Lowest rate above it that exceeded the budget."""
+    within: float
+    """Highest rate within the budget, though noise could have it beyond: no rate to rely on, but a
+    gain is counted from it.
+    """
+
+    @classmethod
+    def of(cls, own: Sequence[SettingMeasurement], latency_budget: float) -> _Baseline:
+        checks = [(one, one.check_budget(latency_budget)) for one in own]
+        met = max((one.rate for one, check in checks if check is BudgetCheck.MET), default=0.0)
+        exceeded = min(
+            (one.rate for one, check in checks if check is BudgetCheck.EXCEEDED and one.rate > met),
+            default=float("inf"),
+        )
+        within = max(
+            (one.rate for one in own if one.rate < exceeded and one.is_within(latency_budget)),
+            default=0.0,
+        )
+        return cls(met, exceeded, within)
+
+
+def decide(
+    current: BatchingSetting,
+    measured: Sequence[SettingMeasurement],
+    latency_budget: float,
+    order: Sequence[BatchingSetting],
+    challenger: BatchingSetting | None = None,
+) -> SettingDecision:
+    """Return the best verified setting, else the current one.
 
     Args:
-        current: the setting in force.
-        measured: all measurements.
-        wall: seconds.
-        order: settings by preference where they carry the same.
-        rival: one that was tried beside another that had kept the wall already: what is proven is not given up for a single measurement.
+        current: The setting in force.
+        measured: All measurements.
+        latency_budget: Seconds.
+        order: Settings by preference at equal rates.
+        challenger: One that was tried after another had already met the budget: a verified setting
+            is not given up for a single measurement.
     """
-    own = [one for one in measured if one.knobs == current]
-    held = max((one.rate for one in own if one.kept(wall) is Kept.YES), default=0.0)
-    broken = min(
-        (one.rate for one in own if one.kept(wall) is Kept.NO and one.rate > held),
-        default=float("inf"),
-    )
-    # What was within the wall, though noise could have it beyond, is nothing to promise; a gain is counted from it all the same.
-    within = max((one.rate for one in own if one.rate < broken and one.within(wall)), default=0.0)
-    best: tuple[float, int, Knobs] | None = None
-    refusals: list[str] = []
-    for place, knobs in enumerate(order):
-        mine = [one for one in measured if one.knobs == knobs]
-        if knobs == current or not mine:
+    baseline = _Baseline.of([one for one in measured if one.setting == current], latency_budget)
+    best: tuple[float, int, BatchingSetting] | None = None
+    rejections: list[str] = []
+    for place, setting in enumerate(order):
+        own = [one for one in measured if one.setting == setting]
+        if setting == current or not own:
             continue
-        # Beyond some rate every setting breaks the wall: that says nothing of lower ones. A request that failed for another reason does.
-        unkept = [one for one in mine if one.kept(wall) is not Kept.YES]
-        least = min((one.rate for one in unkept), default=float("inf"))
-        rate = max((one.rate for one in mine if one.rate < least), default=0.0)
-        if not rate or any(one.load.faults for one in mine):
-            worst = max(unkept, key=lambda one: one.load.p99)
-            noise = all(one.kept(wall) is Kept.UNSURE for one in unkept)
-            lost = sum(one.load.faults for one in mine)
-            failed = f"; {lost} requests failed" if lost else ""
-            late = f"{worst.load.p99 * 1e3:.1f} ms" if np.isfinite(worst.load.p99) else "never"
-            refusals.append(
-                f"{knobs}: p99 {late} at {worst.rate:.0f} requests/s, {'within noise of' if noise else 'beyond'} the wall{failed}"
-            )
-        elif broken * (1 + LEAST_GAIN) > rate * 1.0001:
-            refusals.append(
-                f"{knobs}: kept the wall at {rate:.0f} requests/s, and the current setting is not proven to break it at 5 % less"
-            )
-        elif knobs == rival and len(mine) == 1:
-            refusals.append(
-                f"{knobs}: kept the wall at {rate:.0f} requests/s, and was not measured again"
-            )
-        elif best is None or (rate, -place) > (best[0], -best[1]):
-            best = (rate, place, knobs)
-    if best is None:
-        return Verdict(
-            current, held, 0.0, "; ".join(refusals) or "no other setting is expected to carry more"
+        rate, rejection = _verified_rate(
+            own, latency_budget, baseline, is_unrepeated=setting == challenger and len(own) == 1
         )
-    rate, _, knobs = best
-    base = within or broken
-    # What the current one really carries lies between the two: the gain is counted from the most that was measured within the wall.
-    own_share = (
-        f"was within it at {within:.0f} and broke it at {broken:.0f}"
-        if within
-        else f"broke it at {broken:.0f} already, so that the gain is more"
+        if rejection:
+            rejections.append(f"{setting}: {rejection}")
+        elif best is None or (rate, -place) > (best[0], -best[1]):
+            best = (rate, place, setting)
+    if best is None:
+        reason = "; ".join(rejections) or "no other setting is predicted to serve more"
+        return SettingDecision(current, baseline.met, 0.0, reason)
+    rate, _, setting = best
+    # The current setting's maximum is between the two: the gain counts from the highest rate that
+    # was measured within the budget.
+    compared = (
+        f"met it at {baseline.within:.0f} and exceeded it at {baseline.exceeded:.0f}"
+        if baseline.within
+        else f"already exceeded it at {baseline.exceeded:.0f}, so the gain is larger"
     )
-    reason = f"kept the wall in every measurement up to {rate:.0f} requests/s; the current setting {own_share}"
-    return Verdict(knobs, rate, rate / base - 1, reason)
+    reason = (
+        f"met the latency budget in every measurement up to {rate:.0f} requests/s;"
+        f" the current setting {compared}"
+    )
+    return SettingDecision(setting, rate, rate / (baseline.within or baseline.exceeded) - 1, reason)
+
+
+def _verified_rate(
+    own: Sequence[SettingMeasurement],
+    latency_budget: float,
+    baseline: _Baseline,
+    *,
+    is_unrepeated: bool,
+) -> tuple[float, str]:
+    """Return the requests/s verified for a setting, and why it is rejected nevertheless.
+
+    Every setting exceeds the budget beyond some rate; that says nothing about lower rates. A
+    request that failed for a reason other than the load does.
+    """
+    not_met = [one for one in own if one.check_budget(latency_budget) is not BudgetCheck.MET]
+    least = min((one.rate for one in not_met), default=float("inf"))
+    rate = max((one.rate for one in own if one.rate < least), default=0.0)
+    if not rate or any(one.load.faults for one in own):
+        return rate, _failure(own, not_met, latency_budget)
+    met = f"met the latency budget at {rate:.0f} requests/s"
+    if baseline.exceeded * (1 + MIN_GAIN) > rate * 1.0001:
+        return rate, f"{met}, but the current setting was not shown to exceed it at 5 % less"
+    if is_unrepeated:
+        return rate, f"{met}, but was not measured again"
+    return rate, ""
+
+
+def _failure(
+    own: Sequence[SettingMeasurement],
+    not_met: Sequence[SettingMeasurement],
+    latency_budget: float,
+) -> str:
+    worst = max(not_met, key=lambda one: one.load.p99)
+    is_noise = all(one.check_budget(latency_budget) is BudgetCheck.INCONCLUSIVE for one in not_met)
+    p99 = f"p99 {worst.load.p99 * 1e3:.1f} ms" if math.isfinite(worst.load.p99) else "no p99"
+    comparison = "within noise of" if is_noise else "beyond"
+    failed = sum(one.load.faults for one in own)
+    failures = f"; {failed} requests failed" if failed else ""
+    return f"{p99} at {worst.rate:.0f} requests/s, {comparison} the latency budget{failures}"

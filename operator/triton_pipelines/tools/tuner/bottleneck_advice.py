@@ -1,4 +1,4 @@
-"""What limits a pipeline, in words, and what would move it. Pure."""
+"""Name the bottleneck of a pipeline and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .calibration import Executed, mean_longest
-from .prediction import Pipe, Stage
+from .calibration import StepExecutions, mean_longest
+from .prediction import PipelineModel, StepModel
 
-# Share of time from which a step's instances count as what limits; between it and planning's 0.8 lies the noise of a measurement.
-BUSY = 0.65
+# Utilization from which a step's instances count as the bottleneck; between it and the 0.8 of the
+# prediction is the noise of a measurement.
+BUSY_SHARE = 0.65
 PADDED = 1.3
 STRETCHED = 1.3
 FIXED_SHARE = 0.5
-# Mean requests of a batch below which batching is not at work though requests wait.
+# Mean requests of a batch below which batching is ineffective although requests wait.
 ALONE = 1.2
 
 
-class Bound(StrEnum):
-    """What limits."""
+class Bottleneck(StrEnum):
+    """What limits a pipeline."""
 
     COMPUTE = "Compute"
     QUEUE = "Queue"
@@ -29,95 +30,144 @@ class Bound(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """The verdict, and a sentence or two for people."""
+class BottleneckAdvice:
+    """The bottleneck and what to do about it."""
 
-    bound: Bound
-    words: str
+    bound: Bottleneck
+    """The bottleneck."""
+    text: str
+    """A sentence or two for people."""
 
 
-def advise(
-    pipe: Pipe, seen: Mapping[str, Executed], at_limit: bool, cores: float, cpu_model: bool
-) -> Advice:
-    """From a pipe with the recommended setting and what its steps did at the highest rate that was measured.
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How busy the steps are."""
 
-    ``at_limit``: that rate is where utilisation, not latency, ends; ``cpu_model``: the model step computes on CPU.
-    """
+    slowest: StepModel
+    """The step with the highest utilization."""
+    share: float
+    """Its utilization."""
+    slowdown: float
+    """Greatest slowdown of a step under load."""
+    cpu: float
+    """CPU cores that the steps keep busy."""
+
+    @property
+    def text(self) -> str:
+        """The utilization of the slowest step, for people."""
+        return f"{self.slowest.name} computes {self.share:.0%} of the time"
+
+
+def _load(pipe: PipelineModel, seen: Mapping[str, StepExecutions], cpu_model: bool) -> _Load:
     busy = {
         stage.name: seen[stage.name].busy / stage.instances if stage.name in seen else 0.0
         for stage in pipe.stages
     }
     slowest = max(pipe.stages, key=lambda stage: busy[stage.name])
-    share = busy[slowest.name]
-    told = f"{slowest.name} computes {share:.0%} of the time"
-    stretch = max((stage.cost.scale for stage in pipe.stages), default=1.0)
     cpu = sum(
         seen[stage.name].busy
         for stage in pipe.stages
         if stage.name in seen and (stage.name != pipe.model or cpu_model)
     )
-    if share < BUSY and stretch < STRETCHED and not at_limit:
-        return Advice(
-            Bound.QUEUE,
-            f"Queue-bound: p99 reaches the wall while {told}: what takes time is waiting for a batch that is under way. A higher SLO, more instances"
-            " (shorter waits at the same batch size) or a shorter batch (smaller maxBatchSize) would move it; more compute would not.",
-        )
-    if slowest.name != pipe.model and share >= BUSY:
-        return Advice(
-            Bound.CPU,
-            f"CPU-bound: {told}, before the model does. More instances of it (a core each; {cores:g} here) would move it;"
-            " larger batches of the model would not.",
-        )
-    if stretch >= STRETCHED or (cpu_model and cpu >= 0.8 * cores):
-        return Advice(
-            Bound.CPU,
-            f"CPU-bound: under load steps take {stretch:.2g} times as long as alone and keep {cpu:.1f} of {cores:g} cores busy."
-            " More cores, or the model on a GPU, would move it; batching settings hardly do.",
-        )
-    if slowest.name != pipe.model:
-        return Advice(
-            Bound.QUEUE,
-            f"Queue-bound: {told} at the highest rate that counts, and no other step does more: what takes time lies before and between the steps, as"
-            " waiting, a CPU limit of the pod, or another load on the machine. A higher SLO, a higher limit or a quiet machine would move it; more instances would not.",
-        )
-    return _of_model(pipe, slowest, seen.get(slowest.name), told)
+    slowdown = max((stage.cost.scale for stage in pipe.stages), default=1.0)
+    return _Load(slowest, busy[slowest.name], slowdown, cpu)
 
 
-def _of_model(pipe: Pipe, stage: Stage, executed: Executed | None, told: str) -> Advice:
-    """The model limits: by padding, by batches that do not form, by what each execution costs, or by computing."""
+def advise(
+    pipe: PipelineModel,
+    seen: Mapping[str, StepExecutions],
+    at_limit: bool,
+    cores: float,
+    cpu_model: bool,
+) -> BottleneckAdvice:
+    """Return the bottleneck.
+
+    Args:
+        pipe: The model of the pipeline with the recommended setting.
+        seen: Executions of its steps at the highest measured rate.
+        at_limit: Whether utilization, not latency, limits that rate.
+        cores: CPU cores that the pod may use.
+        cpu_model: Whether the model step computes on CPU.
+    """
+    load = _load(pipe, seen, cpu_model)
+    is_model = load.slowest.name == pipe.model
+    if load.share < BUSY_SHARE and load.slowdown < STRETCHED and not at_limit:
+        return BottleneckAdvice(
+            Bottleneck.QUEUE,
+            f"Queue-bound: p99 reaches the latency budget while {load.text}: requests wait for the"
+            " batch that is being computed. A higher SLO, more instances (shorter waits at the"
+            " same batch size) or shorter batches (smaller maxBatchSize) help; more compute does"
+            " not.",
+        )
+    if not is_model and load.share >= BUSY_SHARE:
+        return BottleneckAdvice(
+            Bottleneck.CPU,
+            f"CPU-bound: {load.text}, before the model is busy. More instances of it help (one core"
+            f" each; {cores:g} available); larger batches of the model do not.",
+        )
+    if load.slowdown >= STRETCHED or (cpu_model and load.cpu >= 0.8 * cores):
+        return BottleneckAdvice(
+            Bottleneck.CPU,
+            f"CPU-bound: under load, steps take {load.slowdown:.2g} times as long as alone and keep"
+            f" {load.cpu:.1f} of {cores:g} cores busy. More cores, or the model on a GPU, help;"
+            " batching settings hardly do.",
+        )
+    if not is_model:
+        return BottleneckAdvice(
+            Bottleneck.QUEUE,
+            f"Queue-bound: {load.text} at the highest rate that counts, and no other step is"
+            " busier: the time is spent before and between the steps, by waiting, a CPU"
+            " limit of the pod, or other load on the machine. A higher SLO, a higher limit or an idle machine helps;"
+            " more instances do not.",
+        )
+    return _model_advice(pipe, load, seen.get(load.slowest.name))
+
+
+def _model_advice(
+    pipe: PipelineModel, load: _Load, executed: StepExecutions | None
+) -> BottleneckAdvice:
+    """Return why the model is the bottleneck.
+
+    It is padding, batches that do not form, the fixed cost of executions, or computing.
+    """
+    stage = load.slowest
     rows = executed.rows if executed is not None else 1.0
-    if stage.equal and rows < ALONE * pipe.rows:
-        return Advice(
-            Bound.BATCHING,
-            f"Batching is defeated: {told} with {rows / pipe.rows:.1f} requests a batch, because only requests of equal length share one."
-            " Ragged inputs, or padding Bucketed or Fixed, would move it.",
+    if stage.equal_lengths and rows < ALONE * pipe.rows:
+        return BottleneckAdvice(
+            Bottleneck.BATCHING,
+            f"Batching is ineffective: {load.text} with {rows / pipe.rows:.1f} requests per batch,"
+            " because only requests of equal length share one. Ragged inputs, or padding Bucketed"
+            " or Fixed, help.",
         )
     factor = padding_factor(pipe, stage, rows)
     cost = stage.cost
-    length = mean_longest(pipe.lengths, 1)
-    tokens = cost.per_token * rows * length * factor
+    tokens = cost.per_token * rows * mean_longest(pipe.lengths, 1) * factor
     total = cost.fixed + cost.per_request * rows / pipe.rows + cost.per_row * rows + tokens
     if factor >= PADDED and tokens > 0.4 * total:
-        return Advice(
-            Bound.PADDING,
-            f"Padding-bound: {told}, and computes {factor:.1f} tokens for each real one. Padding Ragged (or more buckets) and micro-batches sorted by"
-            " length would move it; larger batches make it worse.",
+        return BottleneckAdvice(
+            Bottleneck.PADDING,
+            f"Padding-bound: {load.text}, and computes {factor:.1f} tokens for each real one."
+            " Padding Ragged (or more buckets) and micro-batches sorted by length help; larger"
+            " batches make it worse.",
         )
     if cost.fixed > FIXED_SHARE * total:
-        return Advice(
-            Bound.COMPUTE,
-            f"Compute-bound by what every execution costs: {told}, {cost.fixed / total:.0%} of it regardless of the rows ({rows:.0f} a batch)."
-            " Fuller batches (a longer delay, clients that send more rows) or a compiled engine would move it.",
+        return BottleneckAdvice(
+            Bottleneck.COMPUTE,
+            f"Compute-bound by the fixed cost of executions: {load.text},"
+            f" {cost.fixed / total:.0%} of it independent of the rows ({rows:.0f} per batch)."
+            " Fuller batches (a longer delay, clients that send more rows) or a compiled engine"
+            " help.",
         )
-    return Advice(
-        Bound.COMPUTE,
-        f"Compute-bound: {told}, most of it per row, at {rows:.0f} rows a batch. Larger batches gain little; a faster or smaller model, lower precision,"
-        " another GPU or replica would move it.",
+    return BottleneckAdvice(
+        Bottleneck.COMPUTE,
+        f"Compute-bound: {load.text}, most of it per row, at {rows:.0f} rows per batch. Larger"
+        " batches gain little; a faster or smaller model, lower precision, another GPU or another"
+        " replica helps.",
     )
 
 
-def padding_factor(pipe: Pipe, stage: Stage, rows: float) -> float:
-    """Tokens computed for each real one, in batches of so many rows."""
+def padding_factor(pipe: PipelineModel, stage: StepModel, rows: float) -> float:
+    """Return the tokens computed for each real one, in batches of so many rows."""
     mean = mean_longest(pipe.lengths, 1)
     if pipe.padding is not None and pipe.padding.value == "Fixed" and pipe.buckets:
         return pipe.buckets[-1] / mean
@@ -127,7 +177,7 @@ def padding_factor(pipe: Pipe, stage: Stage, rows: float) -> float:
 
 
 def gains_from_batching(
-    stage: Stage, length: float, sizes: Sequence[int]
+    stage: StepModel, length: float, sizes: Sequence[int]
 ) -> list[tuple[int, float]]:
-    """Rows per second of a step at each batch size."""
+    """Return the rows per second of a step at each batch size."""
     return [(size, size / stage.cost.seconds(size, size, length)) for size in sizes]

@@ -1,4 +1,8 @@
-"""What load on the whole pipeline adds to the profile of its steps: padding inside batches, stretched times, time outside the steps. Pure."""
+"""Correct the model of a pipeline by what a load on the whole pipeline shows. Pure.
+
+A load adds to the profile of the steps: padding inside batches, slower executions, and time
+outside the steps.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,38 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.tools.loadgen import Array
 
-from .contract import Array
-from .prediction import Pipe, Stage, simulate
-from .step_time_fit import Cost
+from .prediction import PipelineModel, StepModel, simulate
+from .step_time_fit import StepCost
 
-# A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded anew), not of the law.
+# A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded
+# anew), not of the law.
 STRETCH = (0.7, 3.0)
 # Executions, or requests, below which nothing is concluded.
-FEWEST = 20
-# How many times the requests of the smallest batch the largest must have, for a request's own cost to be told from a load.
-WIDE = 4
+MIN_EXECUTIONS = 20
+# How many times the requests of the smallest batch the largest must have, for a request's own cost
+# to be told from a load.
+MIN_BATCH_RANGE = 4
 QUANTILES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
-    """What a step did: ``batches``: rows of an execution → executions; ``seconds``: mean of an execution; ``busy``: instances busy;
-    ``times``: rows of an execution → mean seconds of these (empty: not told)."""
+class StepExecutions:
+    """The executions of a step during a load."""
 
     batches: Mapping[int, int]
+    """Rows of an execution → executions."""
     seconds: float
+    """Mean seconds of an execution."""
     busy: float = 0.0
+    """Mean number of busy instances."""
     times: Mapping[int, float] = field(default_factory=dict)
+    """Rows of an execution → mean seconds; empty: unknown."""
 
     @property
     def executions(self) -> int:
-        """All of them."""
+        """Number of executions."""
         return sum(self.batches.values())
 
     @property
@@ -44,21 +53,24 @@ class Executed:
 
 
 def mean_longest(lengths: Sequence[int], count: int) -> float:
-    """Expected longest of so many rows drawn at random."""
+    """Return the expected longest of so many rows drawn at random."""
     ordered = np.sort(np.asarray(lengths, dtype=float))
     upper: Array = (np.arange(1, len(ordered) + 1) / len(ordered)) ** count
     return float(np.sum(ordered * np.diff(upper, prepend=0.0)))
 
 
-def expected(
-    cost: Cost,
-    executed: Executed,
+def expected_seconds(
+    cost: StepCost,
+    executed: StepExecutions,
     lengths: Sequence[int],
     rows: int,
     spread: float,
     instances: int = 1,
 ) -> float:
-    """Mean seconds of an execution by the law, for the batches that were executed; lengths drawn from the mix."""
+    """Return the mean seconds of an execution by the cost model, for the executed batches.
+
+    Lengths are drawn from the mix.
+    """
     mean = mean_longest(lengths, rows)  # a request is padded to its own longest row
     total = 0.0
     for size, count in executed.batches.items():
@@ -68,61 +80,74 @@ def expected(
     return total / max(1, executed.executions)
 
 
-def spread_of(cost: Cost, executed: Executed, lengths: Sequence[int], rows: int) -> float:
-    """Share of the way from own lengths (0) to the batch's longest (1) that a step computes, from a run of mixed lengths; 1 where
-    the mix cannot tell. Lone requests of the same run, which no company pads, tell by what all its times are stretched."""
-    stretch, company = 1.0, executed
+def estimate_spread(
+    cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int
+) -> float:
+    """Return how far rows are padded within a batch, from a load of mixed lengths.
+
+    0: each row is computed at its own length; 1: all are padded to the longest of the batch, also
+    if the mix cannot tell. Lone requests of the same load, which nothing pads, tell by what all its
+    times are stretched.
+    """
+    stretch, batched = 1.0, executed
     together = {
         size: count
         for size, count in executed.batches.items()
         if size > rows and size in executed.times
     }
     if together and executed.times.get(rows):
-        stretch = executed.times[rows] / expected(
-            cost, Executed({rows: 1}, 0.0), lengths, rows, 0.0
+        stretch = executed.times[rows] / expected_seconds(
+            cost, StepExecutions({rows: 1}, 0.0), lengths, rows, 0.0
         )
         seconds = sum(count * executed.times[size] for size, count in together.items()) / sum(
             together.values()
         )
-        company = Executed(together, seconds)
+        batched = StepExecutions(together, seconds)
     own, padded = (
-        stretch * expected(cost, company, lengths, rows, spread) for spread in (0.0, 1.0)
+        stretch * expected_seconds(cost, batched, lengths, rows, spread) for spread in (0.0, 1.0)
     )
     if padded < 1.1 * own:
         return 1.0
-    return float(np.clip((company.seconds - own) / (padded - own), 0.0, 1.0))
+    return float(np.clip((batched.seconds - own) / (padded - own), 0.0, 1.0))
 
 
-def calibrated(
-    pipe: Pipe,
-    executed: Mapping[str, Executed],
+def calibrate(
+    pipe: PipelineModel,
+    executed: Mapping[str, StepExecutions],
     arrivals: Array,
     latencies: Array | None = None,
     seed: int = 0,
-) -> Pipe:
-    """The pipe with times as they are under a real load.
+) -> PipelineModel:
+    """Return the pipeline with times as they are under a real load.
 
-    ``executed``: what its steps did then; ``arrivals``: seconds at which its requests came, since those of a few seconds are more or less
-    crowded by chance, which is no time outside; ``latencies``: seconds of these, ``None`` where it could not keep up (what they waited
-    says nothing then). Time outside the steps is what latencies have beyond the prediction, quantile by quantile: it carries the tail that
-    the machine itself makes (scheduling, the client).
+    Time outside the steps is what latencies exceed the prediction by, quantile by quantile: it
+    carries the tail that the machine itself causes (scheduling, the client).
+
+    Args:
+        pipe: The pipeline.
+        executed: Executions of its steps during the load.
+        arrivals: Seconds at which its requests came: those of a few seconds are more or less
+            crowded by chance, which is no time outside.
+        latencies: Their seconds; ``None`` if the server did not keep up (what requests waited says
+            nothing then).
+        seed: Of the simulation.
     """
     stages = []
     for stage in pipe.stages:
         seen = executed.get(stage.name)
-        if seen is None or seen.executions < FEWEST:
+        if seen is None or seen.executions < MIN_EXECUTIONS:
             stages.append(stage)
             continue
         stages.append(
             replace(
                 stage,
-                cost=under_load(
+                cost=cost_under_load(
                     stage.cost, seen, _lengths(pipe, stage), pipe.rows, stage.instances
                 ),
             )
         )
     stretched = replace(pipe, stages=tuple(stages))
-    if latencies is None or len(latencies) < FEWEST:
+    if latencies is None or len(latencies) < MIN_EXECUTIONS:
         return stretched
     inside = simulate(replace(stretched, overhead=(0.0,)), arrivals, seed).latencies
     shares = (np.arange(QUANTILES) + 0.5) / QUANTILES
@@ -130,21 +155,24 @@ def calibrated(
     return replace(stretched, overhead=tuple(float(value) for value in np.maximum(beyond, 0.0)))
 
 
-def under_load(
-    cost: Cost, executed: Executed, lengths: Sequence[int], rows: int, instances: int = 1
-) -> Cost:
-    """The law with times as executions under a real load had them.
+def cost_under_load(
+    cost: StepCost, executed: StepExecutions, lengths: Sequence[int], rows: int, instances: int = 1
+) -> StepCost:
+    """Return the cost model with times as executions under a real load had them.
 
-    All times are stretched alike; where batches of one up to many requests were executed, what a request costs beside its rows is found
-    anew too: the profile knows it least, and it decides what full batches carry.
+    All times are stretched alike. If batches of one up to many requests were executed, the cost of
+    a request besides its rows is fitted again too: the profile knows it least, and it decides what
+    full batches cost.
     """
     busy = min(instances, max(1, round(executed.busy)))
-    wide = _wide(executed, rows)
+    wide = _batch_sizes_that_separate_requests(executed, rows)
     if wide:
         free = replace(cost, per_request=0.0, scale=1.0)
         law = np.array(
             [
-                expected(free, Executed({size: 1}, 0.0), lengths, rows, cost.spread, busy)
+                expected_seconds(
+                    free, StepExecutions({size: 1}, 0.0), lengths, rows, cost.spread, busy
+                )
                 for size in wide
             ]
         )
@@ -162,33 +190,38 @@ def under_load(
             return replace(cost, scale=float(stretch), per_request=float(each / stretch / factor))
         if each < 0:  # dearer rows, not cheaper requests
             cost = replace(cost, per_request=0.0)
-    law_mean = expected(cost, executed, lengths, rows, cost.spread, busy)
+    law_mean = expected_seconds(cost, executed, lengths, rows, cost.spread, busy)
     return cost.stretched(float(np.clip(executed.seconds / law_mean, *STRETCH)))
 
 
-def _wide(executed: Executed, rows: int) -> list[int]:
-    """Rows of the executions that tell requests from rows: several sizes, each often, the largest of many times the requests of the smallest."""
+def _batch_sizes_that_separate_requests(executed: StepExecutions, rows: int) -> list[int]:
+    """Return the rows of executions that separate the cost of requests from that of rows.
+
+    They are several sizes, each executed often, the largest with many times the requests of the
+    smallest; else none.
+    """
     often = sorted(
         size
         for size, count in executed.batches.items()
-        if count >= FEWEST and executed.times.get(size, 0.0) > 0
+        if count >= MIN_EXECUTIONS and executed.times.get(size, 0.0) > 0
     )
     return (
         often
-        if len(often) > 2 and max(1.0, often[-1] / rows) >= WIDE * max(1.0, often[0] / rows)
+        if len(often) > 2
+        and max(1.0, often[-1] / rows) >= MIN_BATCH_RANGE * max(1.0, often[0] / rows)
         else []
     )
 
 
-def _lengths(pipe: Pipe, stage: Stage) -> Sequence[int]:
-    """Lengths as a step sees them: padded after the tokenizer, unless that depends on the company."""
+def _lengths(pipe: PipelineModel, stage: StepModel) -> Sequence[int]:
+    """Return the lengths that a step sees: padded after the tokenizer, unless batches decide."""
     if stage.name == pipe.tokenizer or not pipe.buckets:
         return pipe.lengths
     return padded_lengths(pipe)
 
 
-def padded_lengths(pipe: Pipe) -> tuple[int, ...]:
-    """The mix's lengths after the tokenizer's padding of single requests."""
+def padded_lengths(pipe: PipelineModel) -> tuple[int, ...]:
+    """Return the mix's lengths after the tokenizer padded single requests."""
     if pipe.padding is Padding.FIXED and pipe.buckets:
         return (pipe.buckets[-1],)
     if pipe.padding is Padding.BUCKETED and pipe.buckets:

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 
 from triton_pipelines.api.v1alpha1 import TuningMode
 
-from .contract import Settings
+from .options import TuningOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured. Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what counts; seconds
-    in which the measuring is done: no point is begun that would take longer."""
+class TuningEffort:
+    """How much is measured.
+
+    Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what
+    counts; seconds in which the measuring is done: no point is begun that would take longer.
+    """
 
     calibration: float
     seconds: float
@@ -22,26 +25,27 @@ class Effort:
     limit: float
 
 
-# Quick: five points behind the calibration, six in all, with warm-up within 20 s each, and three minutes with the report and the way back.
+# Quick: five points behind the calibration, six in all, with warm-up within 20 s each, and three
+# minutes with the report and the way back.
 EFFORTS = {
-    TuningMode.QUICK: Effort(
+    TuningMode.QUICK: TuningEffort(
         calibration=8.0, seconds=16.0, warmup=1.5, points=5, repeats=2, limit=170.0
     ),
-    TuningMode.THOROUGH: Effort(
+    TuningMode.THOROUGH: TuningEffort(
         calibration=20.0, seconds=60.0, warmup=5.0, points=16, repeats=4, limit=3600.0
     ),
 }
 
 
-def effort(settings: Settings) -> Effort:
+def effort(options: TuningOptions) -> TuningEffort:
     """How much is measured for these settings."""
-    usual = EFFORTS[settings.mode]
-    if settings.seconds is None:
+    usual = EFFORTS[options.mode]
+    if options.seconds is None:
         return usual
-    limit = usual.limit + usual.points * max(0.0, settings.seconds - usual.seconds)
+    limit = usual.limit + usual.points * max(0.0, options.seconds - usual.seconds)
     return replace(
         usual,
-        seconds=settings.seconds,
-        calibration=min(usual.calibration, settings.seconds),
+        seconds=options.seconds,
+        calibration=min(usual.calibration, options.seconds),
         limit=limit,
     )

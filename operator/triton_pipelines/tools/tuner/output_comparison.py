@@ -1,4 +1,4 @@
-"""Whether a setting on the server answers as the current one does: some requests of the mix are asked under both."""
+"""Compare the outputs of a setting with those of the current one, for some requests of the mix."""
 
 from __future__ import annotations
 
@@ -6,96 +6,108 @@ from collections.abc import Sequence
 
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 
-from .contract import Knobs
-from .measured_server import Server, SettingRefusedError, UnansweredError
-from .output_equality import Answer, difference
-from .workload import Request
+from .errors import OutputMismatchError, RequestShedError, SettingRefusedError
+from .measured_server import MeasuredServer
+from .output_equality import OutputTensors, output_difference
+from .settings import BatchingSetting
+from .workload import RequestTensors
 
-# Requests of the mix whose answers another setting has to leave as they are: as many as are answered one by one in so many seconds. The first
-# of few goes off alone on each of two instances; the rest waits, and shares a batch.
-COMPARED = 24
-FEWEST_COMPARED = 4
+# Requests of the mix that are compared: as many as are answered one by one in COMPARE_SECONDS.
+# The first of few is computed alone on each of two instances; the rest waits, and shares a batch.
+MAX_COMPARED = 24
+MIN_COMPARED = 4
 COMPARE_SECONDS = 2.0
 
 
-class OtherAnswersError(SettingRefusedError):
-    """A setting changes answers."""
-
-
-def compared(latency: float) -> int:
-    """How many requests are compared where one takes ``latency`` seconds (0: not known)."""
+def requests_to_compare(latency: float) -> int:
+    """Return how many requests to compare if one takes ``latency`` seconds (0: unknown)."""
     if latency <= 0:
-        return COMPARED
-    return max(FEWEST_COMPARED, min(COMPARED, int(COMPARE_SECONDS / latency)))
+        return MAX_COMPARED
+    return max(MIN_COMPARED, min(MAX_COMPARED, int(COMPARE_SECONDS / latency)))
 
 
-class Comparison:
-    """What the current setting answers. Without :meth:`remember`, or where that failed, nothing is compared."""
+class OutputComparison:
+    """The outputs of the current setting.
 
-    def __init__(self, server: Server) -> None:
+    Without :meth:`record_reference`, or if that failed, nothing is compared.
+    """
+
+    def __init__(self, server: MeasuredServer) -> None:
         self._server = server
-        self._requests: Sequence[Request] = ()
-        self._answers: list[Answer] = []
-        self._why_not = ""
+        self._requests: Sequence[RequestTensors] = ()
+        self._reference: list[OutputTensors] = []
+        self._problem = ""
 
-    async def remember(self, requests: Sequence[Request], latency: float = 0.0) -> str:
-        """Keep what the current setting, which is on the server, answers: no other may answer anything else.
+    async def record_reference(
+        self, requests: Sequence[RequestTensors], latency: float = 0.0
+    ) -> str:
+        """Record the outputs of the current setting, which is applied.
 
         Args:
-            requests: of the mix.
-            latency: usual seconds of a request (0: not known): of a slow model few are asked.
+            requests: Requests of the mix.
+            latency: Usual seconds of a request (0: unknown); of a slow model few are compared.
 
         Returns:
-            Why answers are not compared, in words; empty: they are.
+            Why outputs are not compared; empty: they are.
         """
-        self._requests = requests[: compared(latency)]
+        self._requests = requests[: requests_to_compare(latency)]
         try:
-            first = await self._server.answers(self._requests)
-            self._why_not = difference(first, await self._server.answers(self._requests))
-        except UnansweredError as error:
-            self._why_not = str(error)
-            return f"the current setting leaves requests unanswered that are asked one by one ({error}): answers are not compared"
-        if self._why_not:
-            return f"the current setting answers the same requests differently from one time to the next ({self._why_not}): answers are not compared"
-        self._answers = first
+            first = await self._server.infer_each(self._requests)
+            self._problem = output_difference(first, await self._server.infer_each(self._requests))
+        except RequestShedError as error:
+            self._problem = str(error)
+            return (
+                "outputs are not compared: the current setting rejects single requests or times"
+                f" out ({error})"
+            )
+        if self._problem:
+            return (
+                "outputs are not compared: the current setting returns different outputs for the"
+                f" same requests ({self._problem})"
+            )
+        self._reference = first
         return ""
 
-    async def check(self, knobs: Knobs) -> None:
-        """Refuse a setting, which is on the server, that answers otherwise than the current one.
+    async def check(self, setting: BatchingSetting) -> None:
+        """Compare the outputs of a setting, which is applied, with the reference.
 
         Raises:
-            OtherAnswersError: it does, or nothing shows of another padding that it does not.
-            SettingRefusedError: it leaves requests unanswered.
+            OutputMismatchError: They differ, or cannot be compared for another padding.
+            SettingRefusedError: It leaves requests unanswered.
         """
-        if knobs == self._server.current:
+        if setting == self._server.current:
             return
-        said = ""
-        if self._answers:
+        mismatch = ""
+        if self._reference:
             try:
-                said = difference(self._answers, await self._server.answers(self._requests))
-            except UnansweredError as error:
+                mismatch = output_difference(
+                    self._reference, await self._server.infer_each(self._requests)
+                )
+            except RequestShedError as error:
                 raise SettingRefusedError(
-                    f"requests that are asked one by one stay unanswered: {error}"
+                    f"it rejects single requests or times out: {error}"
                 ) from error
-        elif knobs.padding != PaddingSetting():
-            said = f"nothing shows that it leaves answers as they are: {self._why_not}"
-        if said:
-            raise OtherAnswersError(said)
+        elif setting.padding != PaddingSetting():
+            mismatch = f"its outputs cannot be compared: {self._problem}"
+        if mismatch:
+            raise OutputMismatchError(mismatch)
 
 
-def alike(knobs: Knobs, refused: Knobs, current: Knobs) -> bool:
-    """Whether a setting cannot leave answers as they are where another one did not: it has the same padding or, where that is the current one,
-    batches that are as unlike the current ones."""
-    if knobs.padding != refused.padding or refused.padding != current.padding:
-        return knobs.padding == refused.padding
+def shares_mismatch_cause(
+    setting: BatchingSetting, refused: BatchingSetting, current: BatchingSetting
+) -> bool:
+    """Return whether a setting must change the outputs because a refused one did.
+
+    It has the same padding as the refused one or, if that is the current padding, batches that
+    differ as much from the current ones.
+    """
+    if setting.padding != refused.padding or refused.padding != current.padding:
+        return setting.padding == refused.padding
     if refused.max_batch_size == current.max_batch_size:
         return (
-            knobs.max_batch_size == refused.max_batch_size
-            and knobs.model_instances == refused.model_instances
+            setting.max_batch_size == refused.max_batch_size
+            and setting.model_instances == refused.model_instances
         )
-    larger = refused.max_batch_size > current.max_batch_size
-    return (
-        knobs.max_batch_size >= refused.max_batch_size
-        if larger
-        else knobs.max_batch_size <= refused.max_batch_size
-    )
+    if refused.max_batch_size > current.max_batch_size:
+        return setting.max_batch_size >= refused.max_batch_size
+    return setting.max_batch_size <= refused.max_batch_size

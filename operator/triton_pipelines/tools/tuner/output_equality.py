@@ -1,4 +1,4 @@
-"""Whether answers stay what they were under another setting. Pure."""
+"""Compare the outputs of two settings. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .contract import Array
+from triton_pipelines.tools.loadgen import Array
 
-Answer = Mapping[str, Array]
+OutputTensors = Mapping[str, Array]
 
-# By how much a number may differ, absolutely and relative to it: kernels for other shapes add in another order. Half precision keeps 11 bits.
+# Tolerated difference, absolute and relative: kernels for other shapes add in another order. Half
+# precision keeps 11 bits.
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 1e-2
 
 
-def difference(before: Sequence[Answer], after: Sequence[Answer]) -> str:
-    """How answers to the same requests differ, in words; empty: they are equal."""
+def output_difference(before: Sequence[OutputTensors], after: Sequence[OutputTensors]) -> str:
+    """Return how the outputs for the same requests differ, as text; empty: they are equal."""
     for one, other in zip(before, after, strict=True):
         if one.keys() != other.keys():
-            return f"answers hold {', '.join(sorted(other))} instead of {', '.join(sorted(one))}"
+            return f"the outputs are {', '.join(sorted(other))} instead of {', '.join(sorted(one))}"
         for name in sorted(one):
-            if said := _differs(np.asarray(one[name]), np.asarray(other[name])):
-                return f"answers in {name} are not the same: {said}"
+            if mismatch := _mismatch(np.asarray(one[name]), np.asarray(other[name])):
+                return f"output {name} differs: {mismatch}"
     return ""
 
 
-def _differs(one: Array, other: Array) -> str:
+def _mismatch(one: Array, other: Array) -> str:
     if one.shape != other.shape:
         return f"shape {list(other.shape)} instead of {list(one.shape)}"
     if one.dtype.kind in "OSUbiu":
-        return "" if np.array_equal(one, other) else "other values"
+        return "" if np.array_equal(one, other) else "different values"
     allowed = TOLERANCE if one.dtype.itemsize >= np.dtype(np.float32).itemsize else HALF_TOLERANCE
     first, second = one.astype(np.float64), other.astype(np.float64)
     if np.allclose(first, second, rtol=allowed, atol=allowed, equal_nan=True):
         return ""
-    return f"they differ by up to {float(np.nanmax(np.abs(first - second))):.2g}"
+    return f"values differ by up to {float(np.nanmax(np.abs(first - second))):.2g}"

@@ -1,8 +1,10 @@
-"""What each way of padding costs the model step, by its measured law and the lengths of the mix: which is cheapest, and why. Pure.
+"""Predict the cost of each padding mode, and which is cheapest. Pure.
 
-All figures are of a step that always finds enough to fill a batch. Triton's batcher takes requests in their order and ends a batch at
-the first one of another shape (dynamic_batch_scheduler.cc), unless the step takes ragged batches. So padding buys fuller batches with
-computed tokens: it pays where an execution costs much whatever is in it, and loses where tokens do.
+Costs follow from the cost model of the model step and the lengths of the mix. All figures are of a
+step that always finds enough requests to fill a batch. Triton's batcher takes requests in their
+order and ends a batch at the first one of another shape (dynamic_batch_scheduler.cc), unless the
+step takes ragged batches. So padding buys fuller batches with computed tokens: it pays if an
+execution has a high fixed cost, and loses if tokens are expensive.
 """
 
 from __future__ import annotations
@@ -17,33 +19,36 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 
 from .calibration import mean_longest
-from .step_time_fit import Cost
+from .step_time_fit import StepCost
 
-MOST_BUCKETS = 8
-# Lengths that are considered as buckets: multiples of 8, which tensor cores like best, and no more than so many of them.
+MAX_BUCKETS = 8
+# Lengths that are considered as buckets: multiples of 8, which tensor cores like best, and no more
+# than so many of them.
 BUCKET_STEP = 8
 _MOST_LENGTHS = 64
 # Groups of one shape in a row that are counted one by one.
 _LONGEST_RUN = 4096
 _NO_WEIGHT = 1e-18
-# A further bucket has to save so much of the time, a different padding so much: less is noise of the fit.
-WORTH_A_BUCKET = 0.01
-WORTH = 0.05
+# A further bucket has to save so much of the time, a different padding so much: less is noise of
+# the fit.
+MIN_BUCKET_SAVING = 0.01
+MIN_SAVING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
-    """What arrives, and how it is batched.
-
-    ``lengths``: tokens of a row, equally likely; ``rows``: of a request; ``longest``: tokens to which Fixed pads; ``batch``: most rows in
-    a batch of the model; ``tokenized``: rows in one batch of the tokenizer, to whose longest Longest pads.
-    """
+class RequestMix:
+    """What arrives, and how it is batched."""
 
     lengths: tuple[int, ...]
+    """Tokens of a row, equally likely."""
     rows: int
+    """Rows of a request."""
     longest: int
+    """Tokens to which Fixed pads."""
     batch: int
+    """Most rows of a batch of the model."""
     tokenized: float = 1.0
+    """Rows in one batch of the tokenizer, to whose longest Longest pads."""
 
     @property
     def requests(self) -> int:
@@ -52,55 +57,66 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A padding that the pipeline could have. ``equal``: only requests of one length share a batch then; ``hindrance``: why it cannot be
-    tried on the server that is measured ("": it can)."""
+class PaddingCandidate:
+    """A padding mode that the pipeline could have."""
 
-    padded: PaddingSetting
-    equal: bool
-    hindrance: str = ""
+    padding: PaddingSetting
+    """The padding."""
+    equal_lengths: bool
+    """Whether only requests of one length share a batch."""
+    blocker: str = ""
+    """Why it cannot be tried on the server that is measured; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """A way of padding and what it costs: ``seconds`` of the model step for the rows of one full batch, in how many ``executions``, and
-    ``tokens`` computed for each real one. ``batch``: most rows of a batch with which that is so."""
+class PaddingCost:
+    """The cost of a padding mode for the rows of one full batch."""
 
-    way: Way
+    candidate: PaddingCandidate
+    """The padding mode."""
     seconds: float
+    """Seconds of the model step."""
     executions: float
+    """Executions of the model step."""
     tokens: float
+    """Tokens computed for each real one."""
     batch: int = 0
+    """Most rows of a batch at this cost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The ways, cheapest first; ``current``: the one in force; ``cost``: the law by which they were judged; ``rows`` of a full batch."""
+class PaddingRanking:
+    """The padding modes by cost."""
 
-    priced: tuple[Priced, ...]
-    current: Priced
-    cost: Cost
+    costs: tuple[PaddingCost, ...]
+    """All modes, cheapest first."""
+    current: PaddingCost
+    """The mode in force."""
+    cost: StepCost
+    """The cost model of the model step."""
     rows: int
+    """Rows of a full batch."""
 
     @property
-    def best(self) -> Priced:
+    def best(self) -> PaddingCost:
         """The cheapest, or the current one where nothing is cheaper beyond the noise."""
-        first = self.priced[0]
-        return first if first.seconds <= (1 - WORTH) * self.current.seconds else self.current
+        first = self.costs[0]
+        return first if first.seconds <= (1 - MIN_SAVING) * self.current.seconds else self.current
 
     @property
-    def better(self) -> bool:
+    def is_better(self) -> bool:
         """Whether another padding is expected to be cheaper beyond the noise."""
         return self.best is not self.current
 
     @property
-    def trial(self) -> Priced | None:
+    def trial(self) -> PaddingCost | None:
         """The cheapest that is expected to be better and can be tried; ``None``: there is none."""
         return next(
             (
                 one
-                for one in self.priced
-                if not one.way.hindrance and one.seconds <= (1 - WORTH) * self.current.seconds
+                for one in self.costs
+                if not one.candidate.blocker
+                and one.seconds <= (1 - MIN_SAVING) * self.current.seconds
             ),
             None,
         )
@@ -108,64 +124,81 @@ class Verdict:
     @property
     def figures(self) -> str:
         """Each way with its milliseconds, cheapest first."""
-        return ", ".join(
-            f"{one.way.padded} {one.seconds * 1e3:.1f} ms"
-            f"{f' in batches of {one.batch}' if one.batch < self.rows else ''}{' (in force)' if one is self.current else ''}"
-            for one in self.priced
-        )  # fmt: skip
+        return ", ".join(map(self._figure, self.costs))
+
+    def _figure(self, one: PaddingCost) -> str:
+        batch = f" in batches of {one.batch}" if one.batch < self.rows else ""
+        in_force = " (in force)" if one is self.current else ""
+        return f"{one.candidate.padding} {one.seconds * 1e3:.1f} ms{batch}{in_force}"
 
 
-def price(cost: Cost, mix: Mix, way: Way) -> Priced:
+def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
     """What a way of padding costs.
 
-    Where lengths must be equal, runs of requests of one length are cut into batches: a length that a request has with probability p begins
-    p·(1-p)/(1-p^m) batches per request, for at most m requests a batch (runs are geometric). Else m requests share every batch, computed
-    between their own length and the longest (``cost.spread``).
+    Where lengths must be equal, runs of requests of one length are cut into batches: a length that
+    a request has with probability p begins p·(1-p)/(1-p^m) batches per request, for at most m
+    requests a batch (runs are geometric). Else m requests share every batch, computed between their
+    own length and the longest (``cost.spread``).
     """
     most = mix.requests
     real = mean_longest(mix.lengths, 1)
-    if way.padded.mode == Padding.LONGEST:
-        return _longest(cost, mix, way, real)
-    shares = _shares(mix, way.padded)
+    if candidate.padding.mode == Padding.LONGEST:
+        return _longest(cost, mix, candidate, real)
+    shares = _shares(mix, candidate.padding)
     mean = sum(length * share for length, share in shares.items())
-    if way.equal:
-        begun = {length: begins(share, most) for length, share in shares.items()}
+    if candidate.equal_lengths:
+        begun = {length: batches_begun(share, most) for length, share in shares.items()}
         each = sum(
-            begun[length] * cost.seconds(share / begun[length], mix.rows * share / begun[length], length) for length, share in shares.items()
-        )  # fmt: skip
-        return Priced(way, most * each, most * sum(begun.values()), mean / real)
+            begun[length]
+            * cost.seconds(share / begun[length], mix.rows * share / begun[length], length)
+            for length, share in shares.items()
+        )
+        return PaddingCost(candidate, most * each, most * sum(begun.values()), mean / real)
     longest = _mean_longest_of(shares, most)
     computed = mean + cost.spread * (longest - mean)
-    return Priced(way, cost.seconds(most, most * mix.rows, computed), 1.0, computed / real)
+    return PaddingCost(
+        candidate, cost.seconds(most, most * mix.rows, computed), 1.0, computed / real
+    )
 
 
-def begins(share: float, most: int) -> float:
-    """Batches that a length begins, per request of the mix: ``share`` of the requests have it, at most ``most`` share a batch."""
+def batches_begun(share: float, most: int) -> float:
+    """Return the batches that a length begins, per request of the mix.
+
+    Args:
+        share: Share of the requests that have this length.
+        most: Requests of a full batch.
+    """
     if share >= 1.0 - 1e-12:
         return 1.0 / most
     return share * (1.0 - share) / (1.0 - share**most)
 
 
-def _longest(cost: Cost, mix: Mix, way: Way, real: float) -> Priced:
-    """PaddingSetting to the longest of the tokenizer's batch, whose requests then have one length."""
+def _longest(
+    cost: StepCost, mix: RequestMix, candidate: PaddingCandidate, real: float
+) -> PaddingCost:
+    """Return the cost of padding to the longest row of the tokenizer's batch."""
     most = mix.requests
     together = max(1, round(mix.tokenized / mix.rows))
     own = mean_longest(mix.lengths, together * mix.rows)
-    if not way.equal:
-        # A batch takes requests of 1 + (most - 1) / together batches of the tokenizer on average, and is as long as all of these.
+    if not candidate.equal_lengths:
+        # A batch takes requests of 1 + (most - 1) / together batches of the tokenizer on average,
+        # and is as long as all of these.
         longest = mean_longest(mix.lengths, (together + most - 1) * mix.rows)
         computed = own + cost.spread * (longest - own)
-        return Priced(way, cost.seconds(most, most * mix.rows, computed), 1.0, computed / real)
-    # Batches of the tokenizer with the same longest row follow each other in geometric runs, as lengths do, and are one shape to the model.
+        return PaddingCost(
+            candidate, cost.seconds(most, most * mix.rows, computed), 1.0, computed / real
+        )
+    # Batches of the tokenizer with the same longest row follow each other in geometric runs, as
+    # lengths do, and are one shape to the model.
     each = executions = 0.0
     for length, share in _longest_shares(mix, together).items():
-        requests, batches = share, _begun(share, together, most)
+        requests, batches = share, _group_batches_begun(share, together, most)
         each += batches * cost.seconds(requests / batches, mix.rows * requests / batches, length)
         executions += batches
-    return Priced(way, most * each, most * executions, own / real)
+    return PaddingCost(candidate, most * each, most * executions, own / real)
 
 
-def _longest_shares(mix: Mix, together: int) -> dict[int, float]:
+def _longest_shares(mix: RequestMix, together: int) -> dict[int, float]:
     """Longest row of so many requests → share of such groups, ascending."""
     requests = _requests(mix)
     upper = np.minimum(np.cumsum(list(requests.values())), 1.0) ** together
@@ -173,11 +206,14 @@ def _longest_shares(mix: Mix, together: int) -> dict[int, float]:
     return {length: float(share) for length, share in shares if share > 1e-12}
 
 
-def _begun(share: float, together: int, most: int) -> float:
-    """Batches of at most ``most`` requests that a longest row begins, per request, where groups of ``together`` requests have it with
-    probability ``share``: as :func:`begins`, whose requests come one by one."""
+def _group_batches_begun(share: float, together: int, most: int) -> float:
+    """Return the batches of at most ``most`` requests that a longest row begins, per request.
+
+    As :func:`batches_begun`, but requests come in groups of ``together``, and each group has this
+    longest row with probability ``share``.
+    """
     if most % together == 0:
-        return begins(share, most // together) / together
+        return batches_begun(share, most // together) / together
     longest = _LONGEST_RUN
     if share < 1.0:  # longer ones weigh less than a float can tell
         longest = min(longest, math.ceil(math.log(_NO_WEIGHT) / math.log(share)))
@@ -189,20 +225,20 @@ def _begun(share: float, together: int, most: int) -> float:
     return float(chance @ begun + beyond * together / most) / together
 
 
-def _shares(mix: Mix, padded: PaddingSetting) -> dict[int, float]:
+def _shares(mix: RequestMix, padding: PaddingSetting) -> dict[int, float]:
     """Length of a request after padding → share of requests, ascending."""
     shares: dict[int, float] = {}
     for length, share in _requests(mix).items():
         to = length
-        if padded.mode == Padding.FIXED:
+        if padding.mode == Padding.FIXED:
             to = mix.longest
-        elif padded.mode == Padding.BUCKETED:
-            to = next((bucket for bucket in padded.buckets if bucket >= length), mix.longest)
+        elif padding.mode == Padding.BUCKETED:
+            to = next((bucket for bucket in padding.buckets if bucket >= length), mix.longest)
         shares[to] = shares.get(to, 0.0) + share
     return shares
 
 
-def _requests(mix: Mix) -> dict[int, float]:
+def _requests(mix: RequestMix) -> dict[int, float]:
     """Longest row of a request → share of requests, ascending."""
     values, counts = np.unique(np.minimum(mix.lengths, mix.longest), return_counts=True)
     upper = np.cumsum(counts) / counts.sum()
@@ -217,12 +253,18 @@ def _mean_longest_of(shares: Mapping[int, float], count: int) -> float:
 
 
 def best_buckets(
-    cost: Cost, mix: Mix, fits: Callable[[int], bool] = lambda _: True
+    cost: StepCost, mix: RequestMix, fits: Callable[[int], bool] = lambda _: True
 ) -> tuple[int, ...]:
-    """The buckets with which padding Bucketed costs least where lengths must be equal, ascending, the longest row last.
+    """Return the buckets with which padding Bucketed costs least if lengths must be equal.
 
-    Exact over multiples of 8 (of more, for rows beyond 512), by dynamic programming: a bucket's cost hangs on what falls into it alone.
-    Fewer buckets are preferred within 1 %. ``fits``: whether the model takes rows of a length.
+    They are ascending, the longest row last. The result is exact over multiples of 8 (of more, for
+    rows beyond 512), by dynamic programming: a bucket's cost depends only on what falls into it.
+    Fewer buckets are preferred within 1 %.
+
+    Args:
+        cost: The cost model of the model step.
+        mix: The requests.
+        fits: Whether the model accepts rows of a length.
     """
     step = BUCKET_STEP * -(-mix.longest // (BUCKET_STEP * _MOST_LENGTHS))
     lengths = [length for length in range(step, mix.longest, step) if fits(length)] + [mix.longest]
@@ -233,7 +275,7 @@ def best_buckets(
         share = held[index] - low
         if share <= 1e-12:
             return 0.0
-        begun = begins(share, mix.requests)
+        begun = batches_begun(share, mix.requests)
         return begun * cost.seconds(share / begun, mix.rows * share / begun, lengths[index])
 
     last = len(lengths) - 1
@@ -242,7 +284,7 @@ def best_buckets(
         (one(0.0, index), (length,)) for index, length in enumerate(lengths)
     ]
     found = [least[last]]
-    for _ in range(MOST_BUCKETS - 1):
+    for _ in range(MAX_BUCKETS - 1):
         least = [
             min(
                 (least[below][0] + one(held[below], index), (*least[below][1], lengths[index]))
@@ -254,19 +296,25 @@ def best_buckets(
         ]
         found.append(least[last])
     cheapest = min(seconds for seconds, _ in found)
-    return next(buckets for seconds, buckets in found if seconds <= (1 + WORTH_A_BUCKET) * cheapest)
+    return next(
+        buckets for seconds, buckets in found if seconds <= (1 + MIN_BUCKET_SAVING) * cheapest
+    )
 
 
-def cheapest(cost: Cost, mix: Mix, way: Way) -> Priced:
-    """The price at the best batch size up to the mix's: a step whose tokens are dear wants small batches of rows that pad each other little,
-    and batch sizes are tuned as well. ``seconds`` and ``executions`` stay those of ``mix.batch`` rows."""
+def cheapest(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
+    """Return the cost at the best batch size up to that of the mix.
+
+    Batch sizes are tuned as well: a step whose tokens are expensive prefers small batches of rows
+    that pad each other little. ``seconds`` and ``executions`` are still those of ``mix.batch``
+    rows.
+    """
     sizes = {
         mix.rows * mix.requests,
         *(mix.rows * 2**power for power in range(mix.requests.bit_length())),
     }
     found = []
     for size in sorted(sizes, reverse=True):
-        one = price(cost, replace(mix, batch=size), way)
+        one = price(cost, replace(mix, batch=size), candidate)
         share = mix.requests * mix.rows / size
         found.append(
             replace(one, seconds=share * one.seconds, executions=share * one.executions, batch=size)
@@ -274,11 +322,23 @@ def cheapest(cost: Cost, mix: Mix, way: Way) -> Priced:
     return min(found, key=lambda one: one.seconds)
 
 
-def judge(cost: Cost, mix: Mix, ways: Sequence[Way], current: Way) -> Verdict:
-    """All ways priced at the batch size that is best for each, cheapest first; of equals the current one, then the order given."""
+def rank_paddings(
+    cost: StepCost,
+    mix: RequestMix,
+    candidates: Sequence[PaddingCandidate],
+    current: PaddingCandidate,
+) -> PaddingRanking:
+    """Return all candidates at the batch size that is best for each, cheapest first.
+
+    Among equals the current one is first, then the given order counts.
+    """
     own = cheapest(cost, mix, current)
-    others = [cheapest(cost, mix, way) for way in ways if way.padded != current.padded]
-    return Verdict(
+    others = [
+        cheapest(cost, mix, candidate)
+        for candidate in candidates
+        if candidate.padding != current.padding
+    ]
+    return PaddingRanking(
         tuple(sorted((own, *others), key=lambda one: one.seconds)),
         own,
         cost,
@@ -286,33 +346,42 @@ def judge(cost: Cost, mix: Mix, ways: Sequence[Way], current: Way) -> Verdict:
     )
 
 
-def words(verdict: Verdict, proven: PaddingSetting | None = None, refused: str = "") -> str:
-    """The verdict for people. ``proven``: the padding that measurements of the whole pipeline proved to be better; ``refused``: why the
-    one that was to be tried was not."""
-    cost, best = verdict.cost, verdict.best
+def describe(
+    ranking: PaddingRanking, verified: PaddingSetting | None = None, refused: str = ""
+) -> str:
+    """Return the ranking as text.
+
+    Args:
+        ranking: The ranking.
+        verified: The padding that measurements of the whole pipeline verified as better.
+        refused: Why the padding that was to be tried was refused.
+    """
+    cost, best = ranking.cost, ranking.best
+    padding = best.candidate.padding
     law = (
-        f"an execution of the model costs {cost.fixed * cost.scale * 1e3:.2f} ms whatever is in it and {cost.per_token * cost.scale * 1e6:.2f} us for each token"
+        f"a model execution costs {cost.fixed * cost.scale * 1e3:.2f} ms plus"
+        f" {cost.per_token * cost.scale * 1e6:.2f} us per token"
         if cost.fitted
-        else "the model's measured times are no line, and taken as they are"
+        else "the model's timings do not fit a linear model, and the measured values are used"
     )
-    said = f"Padding: {law}; {verdict.rows} rows of this mix then take {verdict.figures}."
-    if not verdict.better:
-        return f"{said} {best.way.padded} stays: no other is expected to be {WORTH:.0%} cheaper."
-    if proven == best.way.padded:
-        return f"{said} {best.way.padded} is cheapest, and proven on the server."
-    if best.way.hindrance:
-        hint = f" {best.way.padded} is cheapest, but only predicted: {best.way.hindrance}."
+    text = f"Padding: {law}; {ranking.rows} rows of this mix take {ranking.figures}."
+    if not ranking.is_better:
+        return f"{text} Keep {padding}: no other is predicted to be {MIN_SAVING:.0%} cheaper."
+    if verified == padding:
+        return f"{text} {padding} is cheapest, and verified on the server."
+    if best.candidate.blocker:
+        text += f" {padding} is cheapest, but only predicted: {best.candidate.blocker}."
     elif refused:
-        hint = f" {best.way.padded} was expected to be cheapest and is not recommended: {refused}."
+        text += f" {padding} was predicted to be cheapest and is not recommended: {refused}."
     else:
-        hint = f" {best.way.padded} is expected to be cheapest; no gain of the whole pipeline is proven."
-    return (
-        said
-        + hint
-        + (f" {proven} is proven on the server." if proven is not None and proven.mode else "")
-    )
+        text += (
+            f" {padding} is predicted to be cheapest; no gain of the whole pipeline is verified."
+        )
+    if verified is not None and verified.mode:
+        text += f" {verified} is verified on the server."
+    return text
 
 
-def told(lengths: Sequence[int]) -> bool:
-    """Whether times of rows of these lengths (as the model got them) tell what a token costs."""
+def can_tell_token_cost(lengths: Sequence[int]) -> bool:
+    """Return whether times of rows of these lengths (as the model got them) tell a token's cost."""
     return len(set(lengths)) > 1

@@ -1,4 +1,4 @@
-"""Throughput against latency with the latency budget drawn in: as a chart, and in characters for a terminal. Pure."""
+"""Throughput against latency, with the latency budget: a chart, and text for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -7,37 +7,43 @@ from collections.abc import Sequence
 
 from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
 
-from .contract import Curve, Report
+from .report import LatencyCurve, TuningReport
 
 _SLOS_SHOWN = 20
-"""Latencies above this many times the SLO are clipped, so that one slow point does not flatten the rest."""
+"""Latencies above this many times the SLO are clipped, so that one slow point does not flatten the
+rest.
+"""
 _GLYPHS = {"recommended": "R", "current": "C", "candidate": "o"}
 
 
-def _axes(curves: Sequence[Curve], wall: float, slo: float) -> tuple[float, float, float]:
+def _axes(
+    curves: Sequence[LatencyCurve], latency_budget: float, slo: float
+) -> tuple[float, float, float]:
     """Highest rate, lowest and highest latency (seconds) to show."""
     rates = [rate for curve in curves for rate, _ in curve.points]
     times = [p99 for curve in curves for _, p99 in curve.points if 0 < p99 < math.inf]
-    low = min([wall / 4, *times])
+    low = min([latency_budget / 4, *times])
     high = max(slo * 1.5, min(max([slo, *times]), slo * _SLOS_SHOWN))
     return max([1.0, *rates]) * 1.05, low * 0.8, high
 
 
-def chart(report: Report) -> Chart:
+def chart(report: TuningReport) -> Chart:
     """Return the report as a chart: lines are predicted, marks are measured."""
-    budget = report.wall * 1e3
+    budget = report.latency_budget * 1e3
     series = []
     for one in report.curves:
         points = [
-            Point(rate, p99 * 1e3, hollow=one.measured and p99 > report.wall)
+            Point(rate, p99 * 1e3, hollow=one.measured and p99 > report.latency_budget)
             for rate, p99 in one.points
         ]
-        setting = f"{one.name} ({one.knobs})"
+        setting = f"{one.name} ({one.setting})"
         name = f"{setting}, {'measured' if one.measured else 'predicted'}"
         series.append(
             Series(name, points, marks_only=one.measured, line_only=not one.measured, group=setting)
         )
-    simulated = f"; simulated: {', '.join(report.stand_ins)}" if report.stand_ins else ""
+    simulated = (
+        f"; simulated: {', '.join(report.simulated_steps)}" if report.simulated_steps else ""
+    )
     return Chart(
         f"{report.pipeline}: p99 latency over throughput, {report.mode.value.lower()} tuning run",
         series,
@@ -48,9 +54,12 @@ def chart(report: Report) -> Chart:
     )
 
 
-def terminal(report: Report, width: int = 72, height: int = 16) -> str:
-    """The same in characters: R recommended, C current, o candidates (measured), dots for what is predicted."""
-    most, low, high = _axes(report.curves, report.wall, report.slo)
+def terminal(report: TuningReport, width: int = 72, height: int = 16) -> str:
+    """The same in characters.
+
+    R recommended, C current, o candidates (measured), dots for what is predicted.
+    """
+    most, low, high = _axes(report.curves, report.latency_budget, report.slo)
     cells = [[" "] * width for _ in range(height)]
 
     def place(rate: float, seconds: float) -> tuple[int, int]:
@@ -58,8 +67,8 @@ def terminal(report: Report, width: int = 72, height: int = 16) -> str:
         row = round((height - 1) * (1 - math.log(clipped / low) / math.log(high / low)))
         return min(row, height - 1), min(width - 1, round((width - 1) * rate / most))
 
-    wall = place(0.0, report.wall)[0]
-    cells[wall] = ["-"] * width
+    latency_budget = place(0.0, report.latency_budget)[0]
+    cells[latency_budget] = ["-"] * width
     for curve in sorted(report.curves, key=lambda one: one.measured):
         for rate, p99 in curve.points:
             row, column = place(rate, p99)
@@ -67,10 +76,10 @@ def terminal(report: Report, width: int = 72, height: int = 16) -> str:
     labels = {
         0: f"{high * 1e3:.0f} ms",
         height - 1: f"{low * 1e3:.0f} ms",
-        wall: f"wall {report.wall * 1e3:.0f} ms",
+        latency_budget: f"budget {report.latency_budget * 1e3:.0f} ms",
     }
     lines = [
-        f"{labels.get(number, ''):>12} |{''.join(row).rstrip()}" for number, row in enumerate(cells)
+        f"{labels.get(number, ''):>14} |{''.join(row).rstrip()}" for number, row in enumerate(cells)
     ]
     marks = {"recommended": "R", "current": "C", "candidate": "o"}
     shown = [
@@ -79,8 +88,8 @@ def terminal(report: Report, width: int = 72, height: int = 16) -> str:
         if any(curve.name == name and curve.measured for curve in report.curves)
     ]
     lines += [
-        f"{'':>12} +{'-' * width}",
-        f"{'':>12}  0{f'{most:.0f} requests/s':>{width - 1}}",
-        f"{'':>14}{', '.join(shown)} (measured)   . predicted",
+        f"{'':>14} +{'-' * width}",
+        f"{'':>14}  0{f'{most:.0f} requests/s':>{width - 1}}",
+        f"{'':>16}{', '.join(shown)} (measured)   . predicted",
     ]
     return "\n".join(lines)

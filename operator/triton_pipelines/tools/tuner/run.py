@@ -1,482 +1,613 @@
-"""One tuning run: profile, calibrate, predict, choose, verify, report."""
+"""One tuning run: profile the steps, calibrate, predict, choose, verify, report."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 from triton_pipelines.tools.loadgen import LoadSpec
 
-from .acceptance import LEAST_GAIN, STEP_BACK, Kept, Measured, Verdict, judge, lower_rate
-from .calibration import FEWEST, Executed, calibrated
-from .contract import Knobs, Progress, Report, Settings, TuneError, TuneTarget, silent, wall_of
+from .acceptance import (
+    MIN_GAIN,
+    STEP_BACK,
+    BudgetCheck,
+    SettingDecision,
+    SettingMeasurement,
+    decide,
+    next_lower_rate,
+)
+from .calibration import MIN_EXECUTIONS, StepExecutions, calibrate
 from .effort import effort
-from .knobs import grid
-from .measured_server import TIMEOUT_SECONDS, Server, SettingRefusedError, load_of
-from .output_comparison import Comparison, OtherAnswersError, alike
-from .padding_cost import Verdict as PaddingVerdict
-from .padding_options import Paddings
-from .prediction import MOST_BUSY, Pipe, simulate
-from .profiling import Profile, executed, profile
-from .report import DOUBTFUL, Findings, report
-from .selection import Planned, candidates, plan, planned, rival
+from .errors import OutputMismatchError, SettingRefusedError, TuneError
+from .load_measurement import measurement_of
+from .measured_server import TIMEOUT_SECONDS, MeasuredServer
+from .options import (
+    ProgressCallback,
+    TuningOptions,
+    TuningTarget,
+    silent,
+    slo_and_latency_budget,
+)
+from .output_comparison import OutputComparison, shares_mismatch_cause
+from .padding_cost import PaddingRanking
+from .padding_options import PaddingOptions
+from .prediction import MAX_UTILIZATION, PipelineModel, simulate
+from .profiling import PipelineProfile, executions_by_step, profile
+from .report import TuningReport
+from .report_builder import build_report
+from .report_findings import TuningFindings
+from .report_notes import MAX_PREDICTION_ERROR
+from .selection import PredictedSetting, candidates, challenger, predict_setting, predict_settings
+from .settings import BatchingSetting, setting_grid
 from .workload import Workload, workload
 
-# Share of what the current setting is expected to carry at which the pipeline is calibrated: loaded, and safely stable.
+# Share of the current setting's predicted rate at which the pipeline is calibrated: loaded, and
+# safely stable.
 CALIBRATION_SHARE = 0.6
-# No load asks for more than so many times what the server is known to carry: predictions do not see all that limits it (connections, the
-# ensemble, a busy machine), and a server far beyond its limit answers nobody for as long as its backlog takes. A setting that is new is
-# led to its rate by loads of so many seconds, each at most twice the one before; beyond so much overload it is given less.
-MOST_STEP = 2.0
+# No load offers more than this multiple of what the server is known to serve: predictions do not
+# see everything that limits it (connections, the ensemble, a busy machine), and a server far beyond
+# its limit answers nobody for as long as its backlog takes. A new setting is led to its rate by
+# short loads of STEP_SECONDS, each at most twice the one before; beyond MAX_OVERLOAD it gets less.
+MAX_RATE_STEP = 2.0
 STEP_SECONDS = 1.0
-MOST_OVERLOAD = 1.5
-# Points that a second try and the proof behind it take.
-LEAST_PROOF = 2
-LEAST_POINTS = 4
-# An overload is ended when the server is so many walls behind, and never before so many seconds: a machine's hiccup is none.
-WALLS_BEHIND = 4.0
-LEAST_BEHIND = 2.0
-# Settings that a corrected prediction looks at again.
-AGAIN = 10
+MAX_OVERLOAD = 1.5
+# Points that a second try and its verification take.
+MIN_VERIFICATION_POINTS = 2
+MIN_POINTS = 4
+# An overload is ended when the backlog is this many latency budgets, but never below
+# MIN_BEHIND_SECONDS: a short pause of the machine is no overload.
+BUDGETS_BEHIND = 4.0
+MIN_BEHIND_SECONDS = 2.0
+# Settings that are predicted again after a correction.
+REPREDICTED_SETTINGS = 10
 
 
 async def tune(
-    target: TuneTarget,
+    target: TuningTarget,
     pipeline: InferencePipeline,
     graph: Graph,
-    settings: Settings,
-    progress: Progress = silent,
-    left: Callable[[str], None] | None = None,
-) -> Report:
-    """Tune a pipeline on a server that runs it and serves nobody else; the server is left with the setting it had.
+    options: TuningOptions,
+    progress: ProgressCallback = silent,
+    on_not_restored: Callable[[str], None] | None = None,
+) -> TuningReport:
+    """Tune a pipeline on a server without other clients; the server's own setting is restored.
 
     Args:
-        target, pipeline, graph: the server and what it runs.
-        settings: what to tune for.
-        progress: told of what goes on.
-        left: told in words where the run is stopped and the server could not be left so.
+        target: The server.
+        pipeline: The resource that it runs.
+        graph: The compiled graph of the resource.
+        options: What to tune for.
+        progress: Called with the progress.
+        on_not_restored: Called with a message if the run is stopped and the setting of the server
+            could not be restored.
 
     Raises:
-        TuneError: the pipeline cannot be tuned, or the server failed before there was anything to compare; the message says what to do. One
-            that fails later leaves a report of what was measured, with ``ended``.
+        TuneError: The pipeline cannot be tuned, or the server failed before there was anything to
+            compare; the message says what to do. A later failure leaves a report of what was
+            measured, with ``ended``.
     """
-    began, walls = time.monotonic(), wall_of(pipeline, settings)
-    made: Report | None = None
+    began, budget = time.monotonic(), slo_and_latency_budget(pipeline, options)
+    made: TuningReport | None = None
     try:
-        async with Server(target, pipeline, graph, left) as server:
-            made = await _tuned(server, pipeline, graph, settings, walls, progress)
+        async with MeasuredServer(target, pipeline, graph, on_not_restored) as server:
+            made = await _measured_report(server, pipeline, graph, options, budget, progress)
     except TuneError as error:
         if made is None or not made.ended:
             raise
-        made = replace(
-            made, ended=str(error) if made.ended in str(error) else f"{made.ended}; {error}"
-        )
+        ended = str(error) if made.ended in str(error) else f"{made.ended}; {error}"
+        made = replace(made, ended=ended)
     progress(1.0, "done")
     return replace(made, seconds=time.monotonic() - began)
 
 
-async def _tuned(
-    server: Server,
+async def _measured_report(
+    server: MeasuredServer,
     pipeline: InferencePipeline,
     graph: Graph,
-    settings: Settings,
-    walls: tuple[float, float],
-    progress: Progress,
-) -> Report:
-    slo, wall = walls
-    progress(0.0, "looking at the server")
-    work = await workload(server.client, pipeline, graph, settings)
-    run = _Run(server, pipeline, graph, settings, progress, work, wall)
+    options: TuningOptions,
+    slo_and_budget: tuple[float, float],
+    progress: ProgressCallback,
+) -> TuningReport:
+    slo, latency_budget = slo_and_budget
+    progress(0.0, "checking the server")
+    work = await workload(server.client, pipeline, graph, options)
+    run = TuningRun(server, pipeline, graph, options, progress, work, latency_budget)
     ended = ""
     try:
-        await run.all()
+        await run.measure_all()
     except TuneError as error:
-        if not run.comparable:
+        if not run.can_report:
             raise
         ended = str(error)
-    found = Findings(
+    found = TuningFindings(
         pipeline=pipeline,
         graph=graph,
-        settings=settings,
+        options=options,
         slo=slo,
-        wall=wall,
+        latency_budget=latency_budget,
         work=work,
         profile=run.profile,
         pipe=run.pipe,
-        planned=run.planned,
+        predictions=run.predictions,
         grid=run.grid,
         measured=run.measured,
         executed=run.executed,
-        verdict=run.verdict,
+        decision=run.decision,
         current=server.current,
         notes=(*server.notes, *run.notes),
         padding=run.padding,
         padding_refused=run.padding_refused,
     )
-    made = await asyncio.to_thread(report, found)
+    made = await asyncio.to_thread(build_report, found)
     return replace(made, failed_requests=server.failed, late_requests=server.late, ended=ended)
 
 
-class _Run:
-    """State of one run."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A setting that met the latency budget."""
 
-    profile: Profile
-    pipe: Pipe
+    setting: BatchingSetting
+    rate: float
+    """Requests/s at which it did."""
+
+
+class TuningRun:
+    """The state of one run."""
+
+    profile: PipelineProfile
+    pipe: PipelineModel
 
     def __init__(
         self,
-        server: Server,
+        server: MeasuredServer,
         pipeline: InferencePipeline,
         graph: Graph,
-        settings: Settings,
-        progress: Progress,
+        options: TuningOptions,
+        progress: ProgressCallback,
         work: Workload,
-        wall: float,
+        latency_budget: float,
     ) -> None:
-        self.server, self.graph, self.settings, self.work, self.wall = (
-            server,
-            graph,
-            settings,
-            work,
-            wall,
-        )
-        self.effort = effort(settings)
-        self.grid = list(grid(pipeline, graph, settings.rows, settings.cores))
-        self.paddings = Paddings(pipeline, graph, server.rebuild, work)
-        self.padding: PaddingVerdict | None = None
+        self.server = server
+        self.graph = graph
+        self.options = options
+        self.work = work
+        self.latency_budget = latency_budget
+        self.effort = effort(options)
+        self.grid = list(setting_grid(pipeline, graph, options.rows, options.cores))
+        self.paddings = PaddingOptions(pipeline, graph, server.rebuild, work)
+        self.padding: PaddingRanking | None = None
         self.padding_refused = ""
-        self._comparison = Comparison(server)
-        self.measured: list[Measured] = []
-        self.executed: list[Mapping[str, Executed]] = []
-        self.planned: list[Planned] = []
+        self._comparison = OutputComparison(server)
+        self.measured: list[SettingMeasurement] = []
+        self.executed: list[Mapping[str, StepExecutions]] = []
+        self.predictions: list[PredictedSetting] = []
         self.notes: list[str] = []
-        self.refused: set[Knobs] = set()
-        self._beside = 0.0  # most seconds that a point took beside its own
-        self._rival: Knobs | None = None  # what challenged a setting that kept the wall
+        self.refused: set[BatchingSetting] = set()
+        self._points_left = self.effort.points
+        # Most seconds that a point took in addition to its load.
+        self._overhead_seconds = 0.0
+        # The setting that was tried after another one had met the budget.
+        self._challenger: BatchingSetting | None = None
         self._progress = progress
         self._clock = time.monotonic
         self._began = self._clock()
-        self._at = 0.2  # share of the run that is done
+        # Share of the run that is done.
+        self._progress_share = 0.2
 
     @property
-    def verdict(self) -> Verdict:
-        """What is proven."""
-        # What was measured counts, also where a corrected prediction left it out.
+    def decision(self) -> SettingDecision:
+        """The verified setting."""
+        # A measured setting counts even if a corrected prediction dropped it.
         order = list(
             dict.fromkeys(
-                [*(one.knobs for one in self.planned), *(one.knobs for one in self.measured)]
+                [
+                    *(one.setting for one in self.predictions),
+                    *(one.setting for one in self.measured),
+                ]
             )
         )
-        found = judge(self.server.current, self.measured, self.wall, order, self._rival)
-        tried = any(one.knobs != self.server.current for one in self.measured)
-        if self.refused and not found.better and not tried:
+        found = decide(
+            self.server.current, self.measured, self.latency_budget, order, self._challenger
+        )
+        tried = any(one.setting != self.server.current for one in self.measured)
+        if self.refused and not found.is_better and not tried:
             return replace(
-                found, reason="what is expected to carry more is refused, as the notes say"
+                found, reason="all settings predicted to serve more were refused, see the notes"
             )
         return found
 
     @property
-    def comparable(self) -> bool:
-        """Whether a report can be made: beside the calibration, something was measured."""
-        return bool(self.planned) and len(self.measured) > 1
+    def can_report(self) -> bool:
+        """Whether anything was measured besides the calibration."""
+        return bool(self.predictions) and len(self.measured) > 1
 
-    def tell(self, low: float, high: float, text: str, share: float = 0.0) -> None:
-        """Progress within a part of the run."""
+    def report_progress(self, low: float, high: float, text: str, share: float = 0.0) -> None:
+        """Report progress within the part of the run from ``low`` to ``high``."""
         self._progress(low + (high - low) * share, text)
 
-    async def all(self) -> None:
-        """Everything that is measured."""
+    async def measure_all(self) -> None:
+        """Run all measurements."""
         self.profile = await profile(
             self.server,
             self.graph,
             self.work,
             self.grid,
-            self.wall,
-            lambda share: self.tell(0.02, 0.12, "timing the steps", share),
+            self.latency_budget,
+            lambda share: self.report_progress(0.02, 0.12, "timing the steps", share),
             timing=self.paddings.timing(),
         )
         self.notes += self.profile.notes
         self.grid = [
-            knobs
-            for knobs in self.grid
-            if knobs == self.server.current
+            setting
+            for setting in self.grid
+            if setting == self.server.current
             or (
-                knobs.max_batch_size <= self.profile.largest
-                and knobs.model_instances <= self.profile.model_instances
+                setting.max_batch_size <= self.profile.largest
+                and setting.model_instances <= self.profile.model_instances
             )
         ]
         self.pipe = self.profile.pipe
         await self._calibrate()
-        await self._remember_answers()
-        await self._judge_padding()
-        await self._plan()
+        await self._record_reference_outputs()
+        await self._rank_paddings()
+        await self._predict()
         await self._verify()
 
-    async def _plan(self) -> None:
-        self.tell(
-            self._at, self._at, f"predicting {AGAIN if self.planned else len(self.grid)} settings"
+    async def _predict(self) -> None:
+        count = REPREDICTED_SETTINGS if self.predictions else len(self.grid)
+        self.report_progress(
+            self._progress_share, self._progress_share, f"predicting {count} settings"
         )
-        able = [knobs for knobs in self.grid if knobs not in self.refused]
-        if self.planned:
-            # A correction moves rates more than it moves the order: the best are looked at again.
+        able = [setting for setting in self.grid if setting not in self.refused]
+        if self.predictions:
+            # A correction moves rates more than it moves the order: only the best are predicted
+            # again.
             able = [
-                one.knobs for one in self.planned if one.rate > 0 and one.knobs not in self.refused
-            ][:AGAIN]
-        self.planned = await asyncio.to_thread(
-            plan, self.pipe, able, self.server.current, self.wall, self.settings.seed
+                one.setting
+                for one in self.predictions
+                if one.rate > 0 and one.setting not in self.refused
+            ][:REPREDICTED_SETTINGS]
+        self.predictions = await asyncio.to_thread(
+            predict_settings,
+            self.pipe,
+            able,
+            self.server.current,
+            self.latency_budget,
+            self.options.seed,
         )
 
     async def _calibrate(self) -> None:
-        """The current setting under a real load; what that shows goes into every prediction."""
+        """Correct the model of the pipeline by a real load on the current setting."""
         current = await asyncio.to_thread(
-            planned, self.pipe, self.server.current, self.wall, None, self.settings.seed
+            predict_setting,
+            self.pipe,
+            self.server.current,
+            self.latency_budget,
+            None,
+            self.options.seed,
         )
         rate = max(
-            CALIBRATION_SHARE * (current.rate or current.capacity), FEWEST / self.effort.calibration
+            CALIBRATION_SHARE * (current.rate or current.capacity),
+            MIN_EXECUTIONS / self.effort.calibration,
         )
         one, seen = await self._measure(
             self.server.current, rate, self.effort.calibration, 0.14, 0.2, "the current setting"
         )
         if one.load.faults:
             raise TuneError(
-                f"requests fail at {one.rate:.0f} requests/s, where there is no overload: {one.load.first_error}"
+                f"requests fail at {one.rate:.0f} requests/s, without overload:"
+                f" {one.load.first_error}"
             )
-        self._learn(one, seen)
+        self._recalibrate(one, seen)
 
-    async def _remember_answers(self) -> None:
-        """What the current setting, which is on the server, answers: no other may answer anything else."""
+    async def _record_reference_outputs(self) -> None:
+        """Record the outputs of the current setting, which no other setting may change."""
         latency = self.measured[-1].load.p50 if self.measured else 0.0
-        if said := await self._comparison.remember(self.work.requests, latency):
-            self.notes.append(said)
+        if problem := await self._comparison.record_reference(self.work.requests, latency):
+            self.notes.append(problem)
 
-    async def _judge_padding(self) -> None:
-        """What each padding costs the model; settings with the cheapest join the others, where it can be tried."""
+    async def _rank_paddings(self) -> None:
+        """Rank the padding modes by cost; add settings with the cheapest one that can be tried."""
         tokenized = self.executed[-1].get(self.pipe.tokenizer)
         self.padding = await asyncio.to_thread(
-            self.paddings.judge, self.pipe, self.profile, tokenized, self.server.current
+            self.paddings.rank_paddings,
+            self.pipe,
+            self.profile,
+            tokenized,
+            self.server.current,
         )
         trial = self.padding.trial if self.padding is not None else None
         if trial is None:
             return
-        self.pipe = replace(
-            self.pipe,
-            shapes={**self.pipe.shapes, trial.way.padded: self.paddings.shape(trial.way.padded)},
-        )
-        self.grid += [replace(knobs, padding=trial.way.padded) for knobs in self.grid]
+        padding = trial.candidate.padding
+        effects = {**self.pipe.padding_effects, padding: self.paddings.effect(padding)}
+        self.pipe = replace(self.pipe, padding_effects=effects)
+        self.grid += [replace(setting, padding=padding) for setting in self.grid]
 
-    def _learn(self, one: Measured, seen: Mapping[str, Executed]) -> None:
-        """What a measurement shows goes into every further prediction."""
+    def _recalibrate(self, one: SettingMeasurement, seen: Mapping[str, StepExecutions]) -> None:
+        """Correct the model of the pipeline by a measurement."""
         latencies = one.load.latencies if one.carried else None
-        self.pipe = calibrated(
-            self.pipe.with_knobs(one.knobs), seen, one.load.arrivals, latencies, self.settings.seed
+        self.pipe = calibrate(
+            self.pipe.with_setting(one.setting),
+            seen,
+            one.load.arrivals,
+            latencies,
+            self.options.seed,
         )
 
+    # --- verification ---------------------------------------------------------------------------
     async def _verify(self) -> None:
-        """Points in turn, the current setting between the others; what they show decides what is measured next."""
-        current, left = self.server.current, self.effort.points
-        step = 0.78 / left
-
-        async def point(knobs: Knobs, rate: float, name: str) -> Measured | None:
-            nonlocal left
-            low = 0.2 + step * (self.effort.points - left)
-            if not self._time_for(1):
-                self.notes.append(
-                    f"time was over after {len(self.measured)} points (another takes {self._point_seconds():.0f} s here): this machine is slow or busy; --thorough takes more"
-                )
-                left = 0
-                return None
-            try:
-                one, seen = await self._measure(
-                    knobs, rate, self.effort.seconds, low, low + step, name
-                )
-            except SettingRefusedError as error:
-                self.refused.add(knobs)
-                if isinstance(error, OtherAnswersError):
-                    self.refused.update(
-                        other for other in self.grid if alike(other, knobs, current)
-                    )
-                if knobs.padding != PaddingSetting():
-                    self.padding_refused = str(error)
-                self.notes.append(f"{knobs} is refused: {error}")
-                return None
-            left -= 1
-            self._at = low + step
-            if abs(one.predicted_p99 / one.load.p99 - 1) > DOUBTFUL and left > 1:
-                self._learn(one, seen)
-                await self._plan()
-            return one
-
+        """Measure settings in turn with the current one; each result decides what comes next."""
+        self._points_left = self.effort.points
+        current = self.server.current
         # A prediction after which the server fell behind does not see what limits it.
-        behind = any(not one.carried or one.load.ended for one in self.measured)
-        first = await point(
-            current,
-            (self._lower(current) if behind else None) or self._carries(current),
-            "the current setting",
+        is_behind = any(not one.carried or one.load.ended for one in self.measured)
+        lower = self._next_lower_rate(current) if is_behind else None
+        first = await self._point(
+            current, lower or self._expected_rate(current), "the current setting"
         )
-        winner: tuple[Knobs, float] | None = None
-        tried: set[Knobs] = set()
-        while left > 1 and winner is None:
-            rate = self._carries(current)
+        winner, tried = await self._search_better()
+        if winner is not None:
+            await self._confirm(winner, tried)
+        else:
+            await self._measure_remaining(first, tried)
+
+    async def _search_better(self) -> tuple[_Candidate | None, set[BatchingSetting]]:
+        """Measure candidates until one meets the budget at a higher rate than the current setting.
+
+        Returns:
+            The candidate, and the settings that were tried in vain.
+        """
+        current = self.server.current
+        tried: set[BatchingSetting] = set()
+        while self._points_left > 1:
+            base = self._expected_rate(current)
             better = [
                 one
-                for one in candidates(self.planned, current)
-                if one.rate >= (1 + LEAST_GAIN) * rate and one.knobs not in tried | self.refused
+                for one in candidates(self.predictions, current)
+                if one.rate >= (1 + MIN_GAIN) * base and one.setting not in tried | self.refused
             ]
             if not better:
                 break
-            one = better[0]
-            got = await point(one.knobs, one.rate, "a candidate")
-            if got is None or got.load.faults or got.rate < (1 + LEAST_GAIN) * rate:
-                tried.add(one.knobs)
-            elif got.kept(self.wall) is Kept.YES:
-                winner = (one.knobs, got.rate)
-            elif self._carries(one.knobs) > STEP_BACK * got.rate:
-                # Measured worse than predicted, and the prediction does not see why: once more at a lower rate, where that is a gain still.
-                tried.add(one.knobs)
-                lower = STEP_BACK * got.rate
-                if left >= LEAST_PROOF and lower >= (1 + LEAST_GAIN) * rate:
-                    got = await point(one.knobs, lower, "the candidate, at a lower rate")
-                    winner = (
-                        (one.knobs, got.rate)
-                        if got is not None and got.kept(self.wall) is Kept.YES
-                        else None
-                    )
-        if winner is not None:
-            # A/B/A: the current one at a rate at which it has to break for the gain to be proven, then the candidate again. Between the two
-            # the challenge: what it takes longer than expected, as to load, is a repeat at most.
-            (knobs, rate), own, proof = (
-                winner,
-                winner[1] / (1 + LEAST_GAIN),
-                2 * (self.effort.repeats - 1),
-            )
-            for number in range(proof):
-                if left > 0 and number % 2 == 0:
-                    # Where that is far beyond all that it carries, twice that breaks it as well.
-                    await point(current, own, "the current setting, at the candidate's rate")
-                elif left > 0:
-                    await point(knobs, rate, "the candidate again")
-                if number == 0 and left >= proof and self._time_for(proof):
-                    knobs, rate = await self._challenged(*winner, tried, point)
-            return
-        # Nothing better is expected, or proven: the curve of the current setting and the best other one say so.
-        while left > 0 and (less := self._lower(current)) is not None:
-            if await point(current, less, "the current setting, at a lower rate") is None:
+            setting = better[0].setting
+            got = await self._point(setting, better[0].rate, "a candidate")
+            if got is None or got.load.faults or got.rate < (1 + MIN_GAIN) * base:
+                tried.add(setting)
+            elif got.check_budget(self.latency_budget) is BudgetCheck.MET:
+                return _Candidate(setting, got.rate), tried
+            elif self._expected_rate(setting) > STEP_BACK * got.rate:
+                tried.add(setting)
+                winner = await self._retry_lower(setting, STEP_BACK * got.rate, base)
+                if winner is not None:
+                    return winner, tried
+        return None, tried
+
+    async def _retry_lower(
+        self, setting: BatchingSetting, rate: float, base: float
+    ) -> _Candidate | None:
+        """Measure once more at a lower rate, if that is still a gain over ``base``.
+
+        For a setting that measured worse than predicted while the prediction does not see why.
+        """
+        if self._points_left < MIN_VERIFICATION_POINTS or rate < (1 + MIN_GAIN) * base:
+            return None
+        got = await self._point(setting, rate, "the candidate, at a lower rate")
+        if got is None or got.check_budget(self.latency_budget) is not BudgetCheck.MET:
+            return None
+        return _Candidate(setting, got.rate)
+
+    async def _confirm(self, winner: _Candidate, tried: set[BatchingSetting]) -> None:
+        """Verify a gain A/B/A.
+
+        First the current setting at a rate that it has to miss, then the candidate. The challenger
+        is measured between the two: if it takes longer than expected, that costs a repeat at most.
+        """
+        current_rate = winner.rate / (1 + MIN_GAIN)
+        best, points = winner, 2 * (self.effort.repeats - 1)
+        for number in range(points):
+            if self._points_left > 0 and number % 2 == 0:
+                # If that is far beyond its capacity, twice the capacity exceeds the budget as well.
+                await self._point(
+                    self.server.current,
+                    current_rate,
+                    "the current setting, at the candidate's rate",
+                )
+            elif self._points_left > 0:
+                await self._point(best.setting, best.rate, "the candidate again")
+            if number == 0 and self._points_left >= points and self._has_time_for(points):
+                best = await self._measure_challenger(winner, tried)
+
+    async def _measure_challenger(
+        self, winner: _Candidate, tried: set[BatchingSetting]
+    ) -> _Candidate:
+        """Return the winner, or a setting with other instances that does better.
+
+        How instances share a device is what a prediction knows least. The challenger gets more
+        requests/s; if its p99 is lower nevertheless, it serves more.
+        """
+        excluded = {*tried, *self.refused, self.server.current}
+        other = challenger(self.predictions, winner.setting, excluded)
+        self._challenger = other.setting if other is not None else None
+        if other is None:
+            return winner
+        higher = winner.rate * (1 + MIN_GAIN)
+        got = await self._point(other.setting, higher, "a candidate with other instances")
+        is_met = (
+            got is not None
+            and got.rate >= higher
+            and got.check_budget(self.latency_budget) is BudgetCheck.MET
+        )
+        if got is None or not is_met:
+            return winner
+        p99 = max(
+            one.load.p99
+            for one in self.measured
+            if one.setting == winner.setting and one.rate == winner.rate
+        )
+        return _Candidate(got.setting, higher) if got.load.p99 < p99 else winner
+
+    async def _measure_remaining(
+        self, first: SettingMeasurement | None, tried: set[BatchingSetting]
+    ) -> None:
+        """Measure the curves of the current setting and the best other one.
+
+        For runs in which no better setting is predicted, or none met the budget.
+        """
+        current = self.server.current
+        while self._points_left > 0 and (lower := self._next_lower_rate(current)) is not None:
+            if await self._point(current, lower, "the current setting, at a lower rate") is None:
                 break
-        base = first.rate if first is not None else self._carries(current)
+        base = first.rate if first is not None else self._expected_rate(current)
         others = [
             one
-            for one in candidates(self.planned, current, 1)
-            if one.knobs not in tried | self.refused and one.rate
+            for one in candidates(self.predictions, current, 1)
+            if one.setting not in tried | self.refused and one.rate
         ]
-        for one in others[: left > 1]:
-            await point(one.knobs, one.rate, "the best other setting")
+        for one in others[: self._points_left > 1]:
+            await self._point(one.setting, one.rate, "the best other setting")
         for share in (0.5, STEP_BACK):
-            if left > 0 and len(self.measured) < LEAST_POINTS:
-                await point(current, share * base, "the current setting")
+            if self._points_left > 0 and len(self.measured) < MIN_POINTS:
+                await self._point(current, share * base, "the current setting")
+
+    async def _point(
+        self, setting: BatchingSetting, rate: float, name: str
+    ) -> SettingMeasurement | None:
+        """Measure a point; ``None`` if there is no time left or the setting is refused."""
+        step = 0.78 / self.effort.points
+        low = 0.2 + step * (self.effort.points - self._points_left)
+        if not self._has_time_for(1):
+            self.notes.append(
+                f"the run reached its time limit after {len(self.measured)} points (another takes"
+                f" {self._point_seconds():.0f} s here): this machine is slow or busy;"
+                " --thorough allows more time"
+            )
+            self._points_left = 0
+            return None
+        try:
+            one, seen = await self._measure(
+                setting, rate, self.effort.seconds, low, low + step, name
+            )
+        except SettingRefusedError as error:
+            self._refuse(setting, error)
+            return None
+        self._points_left -= 1
+        self._progress_share = low + step
+        error_share = abs(one.predicted_p99 / one.load.p99 - 1)
+        if error_share > MAX_PREDICTION_ERROR and self._points_left > 1:
+            self._recalibrate(one, seen)
+            await self._predict()
+        return one
+
+    def _refuse(self, setting: BatchingSetting, error: SettingRefusedError) -> None:
+        """Exclude a setting, and those that would change the outputs for the same reason."""
+        self.refused.add(setting)
+        if isinstance(error, OutputMismatchError):
+            self.refused.update(
+                other
+                for other in self.grid
+                if shares_mismatch_cause(other, setting, self.server.current)
+            )
+        if setting.padding != PaddingSetting():
+            self.padding_refused = str(error)
+        self.notes.append(f"{setting} is refused: {error}")
 
     def _point_seconds(self) -> float:
-        """Seconds that another point takes."""
-        return self.effort.warmup + self.effort.seconds + self._beside
+        """Return the seconds that another point takes."""
+        return self.effort.warmup + self.effort.seconds + self._overhead_seconds
 
-    def _time_for(self, points: int) -> bool:
-        """Whether so many points more end within the limit: what is left goes to the proof of a gain first."""
-        return self._clock() - self._began + points * self._point_seconds() <= self.effort.limit
+    def _has_time_for(self, points: int) -> bool:
+        """Return whether so many points more end within the time limit.
 
-    async def _challenged(
-        self,
-        knobs: Knobs,
-        rate: float,
-        tried: set[Knobs],
-        point: Callable[..., Awaitable[Measured | None]],
-    ) -> tuple[Knobs, float]:
-        """A setting that kept the wall at a rate, or one with other instances that does better: what instances share is what a prediction
-        knows least. It gets more requests/s; where its p99 is lower even so, it carries more."""
-        other, more = (
-            rival(self.planned, knobs, {*tried, *self.refused, self.server.current}),
-            rate * (1 + LEAST_GAIN),
-        )
-        self._rival = other.knobs if other is not None else None
-        got = (
-            await point(other.knobs, more, "a candidate with other instances")
-            if other is not None
-            else None
-        )
-        if got is None or got.rate < more or got.kept(self.wall) is not Kept.YES:
-            return knobs, rate
-        held = max(one.load.p99 for one in self.measured if one.knobs == knobs and one.rate == rate)
-        return (got.knobs, more) if got.load.p99 < held else (knobs, rate)
+        The remaining time goes to the verification of a gain first.
+        """
+        elapsed = self._clock() - self._began
+        return elapsed + points * self._point_seconds() <= self.effort.limit
 
-    def _carries(self, knobs: Knobs) -> float:
-        """Requests/s to try a setting with: what it is expected to carry within the wall, or at all where that is nothing."""
-        one = next((one for one in self.planned if one.knobs == knobs), None)
+    # --- rates ----------------------------------------------------------------------------------
+    def _expected_rate(self, setting: BatchingSetting) -> float:
+        """Return the predicted maximum requests/s within the latency budget.
+
+        For a setting that is predicted to miss the budget at every rate: half of its capacity.
+        """
+        one = next((one for one in self.predictions if one.setting == setting), None)
         if one is None:
             return 0.0
-        return max(one.rate or 0.5 * one.capacity, FEWEST / self.effort.seconds)
+        return max(one.rate or 0.5 * one.capacity, MIN_EXECUTIONS / self.effort.seconds)
 
-    def _lower(self, knobs: Knobs) -> float | None:
-        """Requests/s to try a setting with that was never within the wall; ``None``: it was, or there is nothing lower."""
-        own = [one for one in self.measured if one.knobs == knobs]
-        return lower_rate(own, self.wall, self._carries(knobs), FEWEST / self.effort.seconds)
+    def _next_lower_rate(self, setting: BatchingSetting) -> float | None:
+        """Return the rate for a setting that never met the budget; ``None`` if there is none."""
+        own = [one for one in self.measured if one.setting == setting]
+        least = MIN_EXECUTIONS / self.effort.seconds
+        return next_lower_rate(own, self.latency_budget, self._expected_rate(setting), least)
 
-    async def _reach(self, knobs: Knobs, rate: float) -> float:
-        """Requests/s to load a setting with, which is on the server: ``rate``, or what it carries safely by short loads on the way there."""
-        known = max((one.load.rate for one in self.measured if one.knobs == knobs), default=0.0)
+    async def _ramp_up(self, setting: BatchingSetting, rate: float) -> float:
+        """Return ``rate``, or the lower rate that the applied setting can safely be loaded with.
+
+        A setting that was not loaded yet is led there by short loads.
+        """
+        known = max((one.load.rate for one in self.measured if one.setting == setting), default=0.0)
         if known:
-            return min(rate, MOST_STEP * known)
+            return min(rate, MAX_RATE_STEP * known)
         known = self.server.carried
         while True:
-            known = min(rate, MOST_STEP * known) or rate
-            # Twice the wall: what waits at the end may wait so long, and is no backlog.
-            seconds = max(STEP_SECONDS, min(2 * self.wall, self.effort.seconds))
-            spec = self._spec(
-                known, seconds, STEP_SECONDS / 2, self.settings.seed + len(self.measured)
-            )
-            got = load_of(
+            known = min(rate, MAX_RATE_STEP * known) or rate
+            # Twice the latency budget: requests may wait as long at the end without a backlog.
+            seconds = max(STEP_SECONDS, min(2 * self.latency_budget, self.effort.seconds))
+            seed = self.options.seed + len(self.measured)
+            spec = self._load_spec(known, seconds, STEP_SECONDS / 2, seed)
+            got = measurement_of(
                 await self.server.run(self.work.requests, replace(spec, statistics=False))
             )
-            if got.failed or got.ended or got.rate < got.offered / MOST_OVERLOAD:
-                return MOST_BUSY * (got.rate or known / MOST_STEP)
+            if got.failed or got.ended or got.rate < got.offered / MAX_OVERLOAD:
+                return MAX_UTILIZATION * (got.rate or known / MAX_RATE_STEP)
             if known >= rate:
                 return rate
 
     async def _measure(
-        self, knobs: Knobs, rate: float, seconds: float, low: float, high: float, name: str
-    ) -> tuple[Measured, Mapping[str, Executed]]:
+        self,
+        setting: BatchingSetting,
+        rate: float,
+        seconds: float,
+        low: float,
+        high: float,
+        name: str,
+    ) -> tuple[SettingMeasurement, Mapping[str, StepExecutions]]:
         begun = self._clock()
-        self.tell(low, high, f"{name}: {knobs}, {rate:.0f} requests/s")
-        await self.server.put(knobs, self.work.requests)
-        await self._comparison.check(knobs)
-        rate = await self._reach(knobs, rate)
-        text = f"{name}: {knobs}, {rate:.0f} requests/s"
-        seed = self.settings.seed + 101 * (len(self.measured) + 1)
-        spec = self._spec(rate, seconds, self.effort.warmup, seed)
+        self.report_progress(low, high, f"{name}: {setting}, {rate:.0f} requests/s")
+        await self.server.apply(setting, self.work.requests)
+        await self._comparison.check(setting)
+        rate = await self._ramp_up(setting, rate)
+        text = f"{name}: {setting}, {rate:.0f} requests/s"
+        seed = self.options.seed + 101 * (len(self.measured) + 1)
         result = await self.server.run(
-            self.work.requests, spec, lambda share: self.tell(low, high, text, share)
+            self.work.requests,
+            self._load_spec(rate, seconds, self.effort.warmup, seed),
+            lambda share: self.report_progress(low, high, text, share),
         )
-        self._beside = max(self._beside, self._clock() - begun - result.end_s)
-        load = load_of(result)
-        # For the very arrivals that were sent: what differs is the prediction, not the draw.
+        self._overhead_seconds = max(self._overhead_seconds, self._clock() - begun - result.end_s)
+        load = measurement_of(result)
+        # For the same arrivals: the difference is the prediction's error, not chance.
         predicted = await asyncio.to_thread(
-            simulate, self.pipe.with_knobs(knobs), load.arrivals, seed
+            simulate, self.pipe.with_setting(setting), load.arrivals, seed
         )
-        one, seen = Measured(knobs, rate, load, predicted.p99), executed(result, self.graph)
+        one = SettingMeasurement(setting, rate, load, predicted.p99)
+        seen = executions_by_step(result, self.graph)
         self.measured.append(one)
         self.executed.append(seen)
         return one, seen
 
-    def _spec(self, rate: float, seconds: float, warmup: float, seed: int) -> LoadSpec:
-        """A load that ends early where the server is far beyond the wall: more of it would prove nothing more."""
-        behind = max(LEAST_BEHIND, WALLS_BEHIND * self.wall)
+    def _load_spec(self, rate: float, seconds: float, warmup: float, seed: int) -> LoadSpec:
+        """Return a load that ends early in a large overload: more of it would show nothing new."""
         return LoadSpec(
             rate=rate,
             duration_s=seconds,
             warmup_s=warmup,
             seed=seed,
             timeout_s=TIMEOUT_SECONDS,
-            behind_s=behind,
+            behind_s=max(MIN_BEHIND_SECONDS, BUDGETS_BEHIND * self.latency_budget),
         )

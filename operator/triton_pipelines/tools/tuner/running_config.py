@@ -1,6 +1,9 @@
-"""What a server really runs, beside what the resource says: which differences are a setting, and which are another pipeline. Pure.
+"""Compare the running model config with that of the resource. Pure.
 
-Arguments are Triton's ``ModelConfig`` messages: the running one as the server tells it, and the one that the resource makes.
+Some differences are a setting; others mean that the server runs another pipeline.
+
+Arguments are Triton's ``ModelConfig`` messages: the running one as the server tells it, and the one
+that the resource makes.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Any], int]], ...]] = (
 )
 
 
-def other_interface(running: Any, wanted: Any) -> str:
-    """How the running model is of another pipeline than the wanted one, in words; empty: it is of the same."""
+def interface_difference(running: Any, wanted: Any) -> str:
+    """Return how the running model belongs to another pipeline, as text; empty: it does not."""
     for name in ("input", "output"):
         here, there = _tensors(getattr(running, name)), _tensors(getattr(wanted, name))
         if there and here != there:
-            return f"{name}s {', '.join(sorted(map(_said, here)))} instead of {', '.join(sorted(map(_said, there)))}"
+            return f"{name}s {_describe(here)} instead of {_describe(there)}"
     for name in ("platform", "backend"):
         one, other = getattr(running, name), getattr(wanted, name)
         if one and other and one != other:
@@ -32,35 +35,41 @@ def other_interface(running: Any, wanted: Any) -> str:
         wanted.HasField("ensemble_scheduling")
         and running.ensemble_scheduling != wanted.ensemble_scheduling
     ):
-        return "other steps, or steps joined in another way"
+        return "different steps, or steps connected differently"
     return ""
 
 
-def agree(running: Any, wanted: Any) -> bool:
-    """Whether the running config is what the server makes of the wanted one. A false no does no harm: both can be put on the server."""
+def is_same_config(running: Any, wanted: Any) -> bool:
+    """Return whether the running config is what the server makes of the wanted one.
+
+    A wrong no is harmless: both can be loaded.
+    """
     return bool(_bare(running, wanted) == _bare(wanted, wanted))
 
 
-def setting(running: Any, wanted: Any) -> str:
-    """The batching and instances of the running config that are not the wanted ones, in words; empty: they are."""
-    told = [
-        f"{words.format(value(running))} ({value(wanted)})"
-        for words, value in _SETTINGS
+def setting_difference(running: Any, wanted: Any) -> str:
+    """Return the batching and instances that differ from the wanted ones, as text."""
+    reported = [
+        f"{text.format(value(running))} ({value(wanted)})"
+        for text, value in _SETTINGS
         if value(running) != value(wanted)
     ]
-    return ", ".join(told)
+    return ", ".join(reported)
 
 
 def _tensors(tensors: Any) -> set[tuple[str, int, tuple[int, ...]]]:
     return {(one.name, one.data_type, tuple(one.dims)) for one in tensors}
 
 
-def _said(tensor: tuple[str, int, tuple[int, ...]]) -> str:
-    return f"{tensor[0]} {list(tensor[2])}"
+def _describe(tensors: set[tuple[str, int, tuple[int, ...]]]) -> str:
+    return ", ".join(sorted(f"{name} {list(dims)}" for name, _, dims in tensors))
 
 
 def _bare(config: Any, wanted: Any) -> Any:
-    """A copy without what the server fills in by itself (model_config_utils.cc) where the wanted one says nothing of it."""
+    """Return a copy without the defaults that the server fills in (model_config_utils.cc).
+
+    Fields that the wanted config sets stay.
+    """
     bare = type(config)()
     bare.CopyFrom(config)
     for group in bare.instance_group:

@@ -1,4 +1,7 @@
-"""A report in the shape of ``status.tuning``, small enough for a container's termination message. Pure."""
+"""A report in the shape of ``status.tuning``. Pure.
+
+It is small enough for a container's termination message.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,28 @@ import yaml
 
 from triton_pipelines.api.status import TuningPoint, TuningStatus
 
-from .contract import Point, Report
+from .report import ReportPoint, TuningReport
 
 # A termination message holds 4096 bytes; what is around this one needs the rest.
-MOST_BYTES = 3500
-_MOST_WORDS = 600
-_MOST_PADDING = 200
-_LONGEST = 2**31 - 1
-_MOST_POINTS = 32
+MAX_BYTES = 3500
+_MAX_MESSAGE = 600
+_MAX_PADDING = 200
+_MAX_MICROSECONDS = 2**31 - 1
+_MAX_POINTS = 32
 
 
-def status_of(report: Report) -> dict[str, Any]:
-    """The fields of ``status.tuning`` that a report fills (the run's request, state and times are its owner's): at most 3.5 kB as JSON."""
-    points = [_point(point) for point in (*report.points, *report.ends)][:_MOST_POINTS]
-    words = _MOST_WORDS
+def status_of(report: TuningReport) -> dict[str, Any]:
+    """Return the fields of ``status.tuning`` that a report fills: at most 3.5 kB as JSON.
+
+    The request, state and times of the run are filled by the controller.
+    """
+    points = [_point(point) for point in (*report.points, *report.ends)][:_MAX_POINTS]
+    message_length = _MAX_MESSAGE
     while True:
         status = TuningStatus(
-            message=_cut(report.message, words),
-            advice=_cut(report.advice, 2 * words),
-            padding=_cut(report.padding, _MOST_PADDING),
+            message=_cut(report.message, message_length),
+            advice=_cut(report.advice, 2 * message_length),
+            padding=_cut(report.padding, _MAX_PADDING),
             patch=patch_yaml(report),
             gain_percent=max(0, round(100 * report.gain)),
             points=tuple(points),
@@ -36,28 +42,28 @@ def status_of(report: Report) -> dict[str, Any]:
         document: dict[str, Any] = status.model_dump(
             mode="json", by_alias=True, exclude_defaults=True
         )
-        if len(json.dumps(document, separators=(",", ":")).encode()) <= MOST_BYTES:
+        if len(json.dumps(document, separators=(",", ":")).encode()) <= MAX_BYTES:
             return document
-        # What is proven stands first: the ends and later candidates go before words do.
+        # Verified points are first: predictions and later candidates are dropped before text.
         if len(points) > 3:
             points.pop()
         else:
-            words //= 2
+            message_length //= 2
 
 
-def patch_yaml(report: Report) -> str:
-    """The merge patch as YAML; empty where nothing is proven to be better."""
+def patch_yaml(report: TuningReport) -> str:
+    """Return the merge patch as YAML; empty if no setting is verified as better."""
     return yaml.safe_dump(report.patch, sort_keys=False) if report.patch else ""
 
 
-def _point(point: Point) -> TuningPoint:
+def _point(point: ReportPoint) -> TuningPoint:
     return TuningPoint(
         name=point.name,
-        max_batch_size=point.knobs.max_batch_size,
-        queue_delay_microseconds=point.knobs.queue_delay,
-        model_instances=point.knobs.model_instances,
-        tokenizer_instances=point.knobs.tokenizer_instances,
-        padding=str(point.knobs.padding),
+        max_batch_size=point.setting.max_batch_size,
+        queue_delay_microseconds=point.setting.queue_delay,
+        model_instances=point.setting.model_instances,
+        tokenizer_instances=point.setting.tokenizer_instances,
+        padding=str(point.setting.padding),
         requests_per_second=round(point.carried if point.measured else point.rate),
         p99_microseconds=_microseconds(point.p99) if point.measured else 0,
         predicted_p99_microseconds=_microseconds(point.predicted_p99),
@@ -66,8 +72,11 @@ def _point(point: Point) -> TuningPoint:
 
 
 def _microseconds(seconds: float) -> int:
-    """Whole microseconds, at most those that the status holds (36 minutes); 0, which leaves the field out, where too few were answered for there to be any."""
-    return min(round(seconds * 1e6), _LONGEST) if math.isfinite(seconds) else 0
+    """Return whole microseconds, at most the maximum of the status field (36 minutes).
+
+    0, which leaves the field out, if too few requests were answered for a p99.
+    """
+    return min(round(seconds * 1e6), _MAX_MICROSECONDS) if math.isfinite(seconds) else 0
 
 
 def _cut(text: str, most: int) -> str:

@@ -1,8 +1,9 @@
-"""Time of an execution as a function of what is in it: a linear law where it fits, else the measured table. Pure.
+"""Fit the time of an execution to what is in it: a linear model, else the measured table. Pure.
 
-The law is ``t = fixed + per_request·k + per_row·b + per_token·b·L`` (seconds) for k requests of together b rows, each padded to L
-tokens: tau0, alpha (in its two parts: what a request costs to hand over, what a row costs to compute) and gamma of the queueing model.
-Requests and rows are told apart by profiling single requests of many rows beside many requests of few.
+The model is ``t = fixed + per_request·k + per_row·b + per_token·b·L`` (seconds) for k requests of
+together b rows, each padded to L tokens: tau0, alpha (in its two parts: the cost of handing over a
+request and of computing a row) and gamma of the queueing model. Requests and rows are told apart by
+profiling single requests of many rows as well as many requests of few.
 """
 
 from __future__ import annotations
@@ -15,46 +16,59 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .contract import Array
+from triton_pipelines.tools.loadgen import Array
 
-# Beyond this relative residual (root mean square over the points) steps such as those of tensor cores are not a line: the table is used.
-MOST_RESIDUAL = 0.10
+# Beyond this relative residual (root mean square over the points) steps such as those of tensor
+# cores are not a line: the table is used.
+MAX_RESIDUAL = 0.10
 _FEATURES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A mean of ``executions`` of one step, each of ``requests`` with together ``rows`` of ``tokens`` each: ``seconds`` of compute."""
+class TimingSample:
+    """A mean over executions of one step."""
 
     requests: float
+    """Requests of an execution."""
     rows: float
+    """Rows of all requests together."""
     tokens: float
+    """Tokens of each row."""
     seconds: float
+    """Seconds of compute."""
     executions: int = 1
+    """Number of executions."""
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds of one execution.
-
-    ``spread``: 0 where rows of different length are computed at their own length (packed, ragged), 1 where all are padded to the longest.
-    ``scale``: by what every time is stretched under real load. ``contention``: the same for each number of instances that compute at once.
-    ``table``: rows, tokens, seconds, ascending; used where ``fitted`` is false.
-    """
+class StepCost:
+    """The cost model of a step: seconds of one execution."""
 
     fixed: float
+    """Seconds of an execution, whatever its size."""
     per_request: float
+    """Seconds of a request besides its rows."""
     per_row: float
+    """Seconds of a row."""
     per_token: float
+    """Seconds of a token."""
     residual: float = 0.0
+    """Relative error of the fit."""
     fitted: bool = True
+    """Whether the linear model is used; otherwise ``table`` is."""
     table: tuple[tuple[float, float, float], ...] = ()
+    """Rows, tokens, seconds, ascending."""
     spread: float = 1.0
+    """0 if rows of different length are computed at their own length (packed, ragged); 1 if all are
+    padded to the longest.
+    """
     scale: float = 1.0
+    """Factor by which every time is stretched under real load."""
     contention: tuple[float, ...] = field(default=(1.0,))
+    """The same for each number of instances that compute at once."""
 
     def seconds(self, requests: float, rows: float, tokens: float, instances: int = 1) -> float:
-        """Of an execution of ``rows`` rows at ``tokens`` tokens each, while so many instances compute."""
+        """Return the seconds of an execution while so many instances compute."""
         stretch = self.scale * self.contention[min(instances, len(self.contention)) - 1]
         if self.fitted:
             return stretch * (
@@ -65,7 +79,10 @@ class Cost:
         return stretch * (self._looked_up(rows, tokens) + self.per_request * max(0.0, requests - 1))
 
     def _looked_up(self, rows: float, tokens: float) -> float:
-        """Bilinear in the table; beyond its last row or length the last slope goes on, but never down: that is noise."""
+        """Return the bilinear interpolation in the table.
+
+        Beyond its last row or length the last slope continues, but never falls: that is noise.
+        """
         lengths, curves = self._grid
         times = self._times.get(rows)
         if times is None:  # a search asks for the same few numbers of rows all the time
@@ -83,7 +100,7 @@ class Cost:
 
     @functools.cached_property
     def _times(self) -> dict[float, list[float]]:
-        """By rows that were asked for: seconds at each of the table's lengths."""
+        """By rows that were looked up: seconds at each length of the table."""
         return {}
 
     @functools.cached_property
@@ -98,8 +115,8 @@ class Cost:
             for length in lengths
         ]
 
-    def stretched(self, factor: float) -> Cost:
-        """The same, every time multiplied."""
+    def stretched(self, factor: float) -> StepCost:
+        """Return the same cost with every time multiplied."""
         return replace(self, scale=self.scale * factor)
 
 
@@ -111,11 +128,13 @@ def _interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return max(float(y0 + (y1 - y0) * (x - x0) / (x1 - x0)), float(y1) if x > x1 else 1e-6)
 
 
-def fit(samples: Sequence[Sample]) -> Cost:
-    """The law with coefficients not below 0 that has the smallest relative error; refused (``fitted`` false) beyond 10 %.
+def fit(samples: Sequence[TimingSample]) -> StepCost:
+    """Return the model with coefficients not below 0 that has the smallest relative error.
+
+    If the error is more than 10 %, the table is used instead (``fitted`` is false).
 
     Raises:
-        ValueError: no samples.
+        ValueError: There are no samples.
     """
     usable = [sample for sample in samples if sample.executions > 0 and sample.seconds > 0]
     if not usable:
@@ -139,13 +158,13 @@ def fit(samples: Sequence[Sample]) -> Cost:
         for (rows, tokens), (total, count) in sorted(single.items(), key=lambda item: item[0])
     )
     fixed, per_request, per_row, per_token = (float(value) for value in coefficients)
-    law = Cost(
+    law = StepCost(
         fixed,
         per_request,
         per_row,
         per_token,
         residual,
-        fitted=residual <= MOST_RESIDUAL or not table,
+        fitted=residual <= MAX_RESIDUAL or not table,
         table=table,
     )
     return (
@@ -158,9 +177,11 @@ def fit(samples: Sequence[Sample]) -> Cost:
     )
 
 
-def _beyond_table(law: Cost, batches: Sequence[Sample]) -> float:
-    """Seconds of each request beyond the first, by what batches of several took more than one request with as many rows: a law that is no
-    line says nothing of it."""
+def _beyond_table(law: StepCost, batches: Sequence[TimingSample]) -> float:
+    """Return the seconds of each request beyond the first, for a cost that uses the table.
+
+    It is by how much batches of several requests took longer than one request with as many rows.
+    """
     further = np.array([sample.requests - 1 for sample in batches])
     more = np.array([sample.seconds for sample in batches]) - np.array(
         [law._looked_up(sample.rows, sample.tokens) for sample in batches]
@@ -174,7 +195,10 @@ def _beyond_table(law: Cost, batches: Sequence[Sample]) -> float:
 
 
 def _least_squares(features: Array, wanted: Array) -> Array:
-    """Non-negative least squares by trying every subset of the four features: exact, and needs no optimizer."""
+    """Return the non-negative least squares solution.
+
+    Every subset of the four features is tried: that is exact and needs no optimizer.
+    """
     best, least = np.zeros(_FEATURES), float("inf")
     for size in range(1, _FEATURES + 1):
         for chosen in itertools.combinations(range(_FEATURES), size):

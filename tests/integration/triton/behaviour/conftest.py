@@ -13,8 +13,10 @@ from tests.support.triton import triton_server, write_model
 CORE = min(os.sched_getaffinity(0))
 FLAGS = ("--cache-config=local,size=1048576", f"--host-policy=behaviour,cpu-cores={CORE}-{CORE}")
 IDLE = (
-    'name: "idle" backend: "python" max_batch_size: 0 input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } '
-    'output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { kind: KIND_CPU count: 1 }'
+    'name: "idle" backend: "python" max_batch_size: 0 input { name: "X" data_type: TYPE_INT32 '
+    "dims: [ 1 ] } "
+    'output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } instance_group { kind: KIND_CPU '
+    "count: 1 }"
 )
 NOTHING = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 

@@ -42,12 +42,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 async def test_the_limit_shows_in_the_batches(
     triton: Workbench, client: Asker, library: bytes, name: str, place: str | None, named: bool
 ) -> None:
-    """A batch waits for its eighth request; the library lets three in, and the fourth sends them off."""
+    """A batch waits for its eighth request.
+
+    The library lets three in, and the fourth sends them off.
+    """
     model_name = f"strategy_{name}"
     parameters = {PARAMETER: str(triton.repository / model_name / str(place))} if named else {}
     files = {} if place is None else {place: library}
     scheduling = f"dynamic_batching {{ max_queue_delay_microseconds: {NEVER_US} }}"
-    # Only where shapes may differ does every request wake the batcher; else it sleeps until a whole batch is there.
+    # Only where shapes may differ does every request wake the batcher; else it sleeps until a whole
+    # batch is there.
     tensors = {"inputs": tensor("X", dims="-1"), "outputs": tensor("Y", dims="-1")}
     model = await triton.deploy(
         model_name, scheduling, files=files, parameters=parameters, **tensors
@@ -72,7 +76,11 @@ async def test_the_limit_shows_in_the_batches(
 async def test_without_a_delay_a_library_cannot_limit_a_batch(
     triton: Workbench, client: Asker, library: bytes
 ) -> None:
-    """Of Triton 24.10: what joins a batch that only waits for its instance gets an account of its own, so that every request is the first."""
+    """Of Triton 24.10.
+
+    What joins a batch that only waits for its instance gets an account of its own, so that every
+    request is the first.
+    """
     model = await triton.deploy(
         "strategy_undelayed", "dynamic_batching { }", files={"batchstrategy.so": library}
     )

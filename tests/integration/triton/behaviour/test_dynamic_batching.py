@@ -17,7 +17,8 @@ NEVER_US = 3_600_000_000
 async def test_requests_that_wait_share_a_batch(triton: Workbench, client: Asker) -> None:
     model = await triton.deploy("together", "dynamic_batching { }", max_batch_size=4)
     model.hold(0)
-    # Triton counts a request as pending a moment before its queue has it: the last of them has the time of another execution to get there.
+    # Triton counts a request as pending a moment before its queue has it: the last of them has the
+    # time of another execution to get there.
     model.hold(1)
     first = client.ask(model, 0)
     await model.until_executing(0)
@@ -46,8 +47,13 @@ async def test_without_dynamic_batching_every_request_runs_alone(
 
 @pytest.mark.proves("spec.model.dynamicBatching.preferredBatchSizes", "behaviour")
 async def test_a_preferred_size_ends_the_wait(triton: Workbench, client: Asker) -> None:
-    """Three requests wait for ever, four run at once, and the fifth waits for three more, though a batch could hold eight."""
-    scheduling = f"dynamic_batching {{ preferred_batch_size: [ 4 ] max_queue_delay_microseconds: {NEVER_US} }}"
+    """Three requests wait for ever, four run at once, and the fifth waits for three more, though a
+    batch could hold eight.
+    """
+    scheduling = (
+        f"dynamic_batching {{ preferred_batch_size: [ 4 ] max_queue_delay_microseconds: "
+        f"{NEVER_US} }}"
+    )
     model = await triton.deploy("preferred", scheduling, max_batch_size=8)
     first = await client.line_up(model, 1, 2, 3)
     assert model.batches() == []

@@ -1,4 +1,8 @@
-"""Overload: a step whose queue is full sheds load at once, through the ensemble too, and what it has accepted is answered."""
+"""Overload.
+
+A step whose queue is full sheds load at once, through the ensemble too, and what it has accepted is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from tests.support.recorder import Asker, Model, Workbench
 pytestmark = pytest.mark.integration
 LIMIT, BATCH, FACTOR = 8, 4, 3
 SCHEDULING = (
-    'ensemble_scheduling {{ step {{ model_name: "{first}" model_version: -1 input_map {{ key: "X" value: "X" }} output_map {{ key: "Y" value: "B" }} }}'
-    ' step {{ model_name: "{second}" model_version: -1 input_map {{ key: "X" value: "B" }} output_map {{ key: "Y" value: "Y" }} }} }}'
+    'ensemble_scheduling {{ step {{ model_name: "{first}" model_version: -1 input_map {{ key: '
+    '"X" value: "X" }} output_map {{ key: "Y" value: "B" }} }}'
+    ' step {{ model_name: "{second}" model_version: -1 input_map {{ key: "X" value: "B" }} '
+    'output_map {{ key: "Y" value: "Y" }} }} }}'
 )
 
 
@@ -70,7 +76,10 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(
 
 
 async def test_who_has_waited_too_long_is_not_computed(triton: Workbench, client: Asker) -> None:
-    """A time in the queue instead of a length: right at every speed of the step, though it refuses late."""
+    """A time in the queue instead of a length.
+
+    Right at every speed of the step, though it refuses late.
+    """
     _, second = await deploy(
         triton, "expiring", "timeout_action: REJECT default_timeout_microseconds: 1000"
     )

@@ -76,7 +76,10 @@ async def test_a_full_queue_refuses_the_next(triton: Workbench, client: Asker) -
 async def test_a_full_queue_of_one_priority_refuses_that_one_alone(
     triton: Workbench, client: Asker
 ) -> None:
-    scheduling = "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 2 value { max_queue_size: 1 } } }"
+    scheduling = (
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy { "
+        "key: 2 value { max_queue_size: 1 } } }"
+    )
     model = await triton.deploy("bounded_second", scheduling, max_batch_size=1)
     accepted = [await busy(client, model), *await client.line_up(model, 10, priority=2)]
     refused = [client.ask(model, value, priority=2) for value in (11, 12)]
@@ -92,7 +95,8 @@ async def test_a_priority_has_a_policy_of_its_own_beside_the_default_one(
 ) -> None:
     """The default policy holds for the level that has none."""
     scheduling = (
-        "dynamic_batching { priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 1 }"
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 default_queue_policy "
+        "{ max_queue_size: 1 }"
         " priority_queue_policy { key: 2 value { max_queue_size: 3 } } }"
     )
     model = await triton.deploy("bounded_both", scheduling, max_batch_size=1)
@@ -147,7 +151,8 @@ async def after(microseconds: int) -> None:
         ("fixed", f"default_timeout_microseconds: {NEVER_US}", TIMEOUT_US, False, [0, 1, 2, 3]),
         (
             "override_delay",
-            f"timeout_action: DELAY default_timeout_microseconds: {NEVER_US} allow_timeout_override: true",
+            f"timeout_action: DELAY default_timeout_microseconds: {NEVER_US} "
+            "allow_timeout_override: true",
             TIMEOUT_US,
             False,
             [0, 3, 1, 2],
@@ -173,10 +178,13 @@ async def test_timeouts(
     refused: bool,
     order: list[int],
 ) -> None:
-    """1 and 2 carry the client's time, 3 comes after their time is up and carries none (unless its own default is short as well)."""
+    """1 and 2 carry the client's time, 3 comes after their time is up and carries none (unless its
+    own default is short as well).
+    """
     # The one that keeps the instance busy has a level of its own, without a time.
     scheduling = (
-        "dynamic_batching { priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 value { } }"
+        "dynamic_batching { priority_levels: 2 default_priority_level: 2 "
+        "priority_queue_policy { key: 1 value { } }"
         f" default_queue_policy {{ {policy} }} }}"
     )
     model = await triton.deploy(f"timeout_{name}", scheduling, max_batch_size=1)

@@ -31,7 +31,10 @@ def scheduling(
     inputs = ", ".join(
         f'{{ name: "{name}" control [ {{ {control} }} ] }}' for name, control in controls.items()
     )
-    return f"sequence_batching {{ {strategy} max_sequence_idle_microseconds: {idle_us} control_input [ {inputs} ] {state} }}"
+    return (
+        f"sequence_batching {{ {strategy} max_sequence_idle_microseconds: {idle_us} control_input "
+        f"[ {inputs} ] {state} }}"
+    )
 
 
 def ask(
@@ -131,8 +134,14 @@ async def test_a_sequence_stays_with_its_instance(
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "behaviour")
 @pytest.mark.proves("spec.model.sequenceBatching.maxCandidateSequences", "behaviour")
 async def test_oldest_batches_over_sequences(triton: Workbench, client: Asker) -> None:
-    """Requests of different sequences share a batch, those of one never; a candidate too many waits for an end."""
-    strategy = f"oldest {{ max_candidate_sequences: 2 preferred_batch_size: [ 2 ] max_queue_delay_microseconds: {LONG_US} }}"
+    """Requests of different sequences share a batch, those of one never.
+
+    A candidate too many waits for an end.
+    """
+    strategy = (
+        f"oldest {{ max_candidate_sequences: 2 preferred_batch_size: [ 2 ] "
+        f"max_queue_delay_microseconds: {LONG_US} }}"
+    )
     model = await triton.deploy("oldest", scheduling(strategy), max_batch_size=4)
     await asyncio.gather(
         ask(client, model, 1, 11, start=True), ask(client, model, 2, 22, start=True)
@@ -196,7 +205,10 @@ async def test_a_sequence_that_is_not_idle_keeps_its_slot(triton: Workbench, cli
 
 
 async def test_correlation_ids_may_be_texts(triton: Workbench, client: Asker) -> None:
-    """Two slots: both sequences go on where they began. As a tensor (CORRID) a text fails every request of a python model in Triton 24.10."""
+    """Two slots: both sequences go on where they began.
+
+    As a tensor (CORRID) a text fails every request of a python model in Triton 24.10.
+    """
     model = await triton.deploy(
         "named_sequence", scheduling("direct { }", corrid=None), max_batch_size=2
     )
@@ -222,7 +234,10 @@ async def test_correlation_ids_may_be_texts(triton: Workbench, client: Asker) ->
 
 @pytest.mark.proves("spec.model.sequenceBatching.states[].initial", "behaviour")
 async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: Asker) -> None:
-    """The python backend hands a state in, but never takes one back: what a step keeps, it keeps itself."""
+    """The python backend hands a state in, but never takes one back.
+
+    What a step keeps, it keeps itself.
+    """
     state = (
         'state [ { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [ 2 ]'
         ' initial_state { data_type: TYPE_INT32 dims: [ 2 ] data_file: "begin" name: "begin" } } ]'
@@ -247,7 +262,10 @@ async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: 
 async def test_a_state_lasts_as_long_as_its_sequence(
     triton: Workbench, client: Asker, tmp_path: Path
 ) -> None:
-    """With a backend that gives the state back: every sequence adds up its own numbers, from its initial value on."""
+    """With a backend that gives the state back.
+
+    Every sequence adds up its own numbers, from its initial value on.
+    """
     library = compiled(Path(__file__).with_name("accumulate.c"), tmp_path)
     state = (
         'state [ { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [ 1 ]'

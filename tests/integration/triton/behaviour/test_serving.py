@@ -1,4 +1,7 @@
-"""What a model's config says beside batching: versions, warm-up, host policies, the response cache, parameters, and steps that call models."""
+"""What a model's config says beside batching.
+
+Versions, warm-up, host policies, the response cache, parameters, and steps that call models.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ class TritonPythonModel:
         self.version = int(args["model_version"])
 
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[self.version]], np.int32))]) for _ in requests]
+        y = pb_utils.Tensor("Y", np.array([[self.version]], np.int32))
+        return [pb_utils.InferenceResponse([y]) for _ in requests]
 """
 
 
@@ -52,7 +56,10 @@ async def ready_versions(triton: Workbench, name: str) -> set[int]:
 async def test_version_policies(
     triton: Workbench, client: Asker, name: str, policy: str, served: set[int]
 ) -> None:
-    """Folders are versions by their number, not by their text; who asks for none gets the highest."""
+    """Folders are versions by their number, not by their text.
+
+    Who asks for none gets the highest.
+    """
     model = f"versions_{name}"
     await triton.deploy(model, policy, versions=(1, 2, 3, 10), code=VERSIONED)
     assert await ready_versions(triton, model) == served
@@ -86,8 +93,10 @@ async def test_an_ensemble_calls_the_version_it_is_pinned_to(
 async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client: Asker) -> None:
     warmup = """
     model_warmup [
-      { name: "one" batch_size: 1 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } },
-      { name: "four" batch_size: 4 count: 2 inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "rows" } } } ]
+      { name: "one" batch_size: 1
+        inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } },
+      { name: "four" batch_size: 4 count: 2
+        inputs { key: "X" value { data_type: TYPE_INT32 dims: [ 1 ] input_data_file: "rows" } } } ]
     """
     rows = np.array([5, 6, 7, 8], np.int32)
     model = await triton.deploy(
@@ -95,7 +104,8 @@ async def test_every_instance_is_warm_before_it_serves(triton: Workbench, client
     )
     lines = model.events("begin")
     for instance in {line["instance"] for line in model.events("load")}:
-        # The sample of four rows is one request of one row, four times: each holds the file's first row.
+        # The sample of four rows is one request of one row, four times: each holds the file's first
+        # row.
         seen = [
             [request["inputs"]["X"] for request in line["requests"]]
             for line in lines
@@ -136,7 +146,10 @@ async def test_instances(
 
 @pytest.mark.proves("spec.model.instances.hostPolicy", "behaviour")
 async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
-    """The server's policy ``behaviour`` is the first core; without one an instance takes them all."""
+    """The server's policy ``behaviour`` is the first core.
+
+    Without one an instance takes them all.
+    """
     bound = await triton.deploy(
         "bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"'
     )
@@ -165,7 +178,8 @@ async def test_the_response_cache_answers_what_it_knows(
 async def test_the_response_cache_of_an_ensemble(triton: Workbench, client: Asker) -> None:
     step = await triton.deploy("cached_step")
     scheduling = (
-        'response_cache { enable: true } ensemble_scheduling { step { model_name: "cached_step" model_version: -1'
+        "response_cache { enable: true } ensemble_scheduling { step { model_name: "
+        '"cached_step" model_version: -1'
         ' input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } } }'
     )
     await triton.deploy("cached_ensemble", scheduling, platform='platform: "ensemble"')
@@ -211,8 +225,10 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "X").as_numpy()[0, 0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([[number]], np.int32))]))
+            x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+            for number in range(int(x[0, 0])):
+                y = pb_utils.Tensor("Y", np.array([[number]], np.int32))
+                sender.send(pb_utils.InferenceResponse([y]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
@@ -252,13 +268,18 @@ class TritonPythonModel:
     async def answer(self, request):
         x = pb_utils.Tensor("X", pb_utils.get_input_tensor_by_name(request, "X").as_numpy())
         calls = [
-            pb_utils.InferenceRequest(model_name=name, requested_output_names=["Y"], inputs=[x]).async_exec() for name in ("left", "right")
+            pb_utils.InferenceRequest(
+                model_name=name, requested_output_names=["Y"], inputs=[x]
+            ).async_exec()
+            for name in ("left", "right")
         ]
         answers = await asyncio.gather(*calls)
         for answer in answers:
             if answer.has_error():
-                return pb_utils.InferenceResponse(error=pb_utils.TritonError(answer.error().message()))
-        total = sum(pb_utils.get_output_tensor_by_name(answer, "Y").as_numpy() for answer in answers)
+                error = pb_utils.TritonError(answer.error().message())
+                return pb_utils.InferenceResponse(error=error)
+        outputs = [pb_utils.get_output_tensor_by_name(answer, "Y") for answer in answers]
+        total = sum(output.as_numpy() for output in outputs)
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", total)])
 """
 

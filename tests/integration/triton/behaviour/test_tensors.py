@@ -47,9 +47,18 @@ async def test_a_step_of_an_ensemble_may_go_without_its_optional_input(
 @pytest.mark.proves("spec.model.inputs[].reshape", "behaviour")
 @pytest.mark.proves("spec.model.outputs[].reshape", "behaviour")
 async def test_the_model_sees_reshaped_tensors(triton: Workbench, client: Asker) -> None:
-    """The client's [rows, 1] and [rows, 4] are the model's [rows] and [rows, 2, 2]; its answers go back the other way."""
-    inputs = f"{tensor('X', more='reshape { shape: [ ] }')}, {tensor('Z', dims='4', more='reshape { shape: [ 2, 2 ] }')}"
-    outputs = f"{tensor('Y', more='reshape { shape: [ ] }')}, {tensor('W', dims='4', more='reshape { shape: [ 2, 2 ] }')}"
+    """The client's [rows, 1] and [rows, 4] are the model's [rows] and [rows, 2, 2].
+
+    Its answers go back the other way.
+    """
+    inputs = (
+        f"{tensor('X', more='reshape { shape: [ ] }')}, "
+        f"{tensor('Z', dims='4', more='reshape { shape: [ 2, 2 ] }')}"
+    )
+    outputs = (
+        f"{tensor('Y', more='reshape { shape: [ ] }')}, "
+        f"{tensor('W', dims='4', more='reshape { shape: [ 2, 2 ] }')}"
+    )
     model = await triton.deploy("reshaped", inputs=inputs, outputs=outputs)
     given = {"X": np.array([[1], [2]], np.int32), "Z": np.arange(8, dtype=np.int32).reshape(2, 4)}
     answer = await client.ask(model, inputs=given)
@@ -116,7 +125,9 @@ NAMES = (
 @pytest.mark.proves("spec.model.outputs[].name", "behaviour")
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 async def test_tensor_names_of_every_kind(triton: Workbench, client: Asker, number: int) -> None:
-    """As a model's input and output at once, alone and through an ensemble that calls it by the same name."""
+    """As a model's input and output at once, alone and through an ensemble that calls it by the
+    same name.
+    """
     name = NAMES[number]
     text = tensor(name)
     step = await triton.deploy(f"named_{number}", inputs=text, outputs=text)
@@ -125,7 +136,8 @@ async def test_tensor_names_of_every_kind(triton: Workbench, client: Asker, numb
     quoted = text.split("name: ", 1)[1].split(" data_type", 1)[0]
     scheduling = (
         f'ensemble_scheduling {{ step {{ model_name: "named_{number}" model_version: -1'
-        f' input_map {{ key: {quoted} value: {quoted} }} output_map {{ key: {quoted} value: "out" }} }} }}'
+        f" input_map {{ key: {quoted} value: {quoted} }} output_map {{ key: {quoted} value: "
+        f'"out" }} }} }}'
     )
     ensemble = f"named_ensemble_{number}"
     await triton.deploy(

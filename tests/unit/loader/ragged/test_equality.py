@@ -1,4 +1,7 @@
-"""Answers of an adapted graph in company are those of the stock graph for each row alone; on ONNX Runtime, fed as Triton's backend feeds it."""
+"""Answers of an adapted graph in company are those of the stock graph for each row alone.
+
+On ONNX Runtime, fed as Triton's backend feeds it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, examine
+from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
+from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.opset_upgrade import upgraded
 
 TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 2e-2}
@@ -19,7 +23,7 @@ TOLERANCE = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 2e-2}
 
 def adapted(encoder: Encoder, **plan: Any) -> StandInBackend:
     model = upgraded(make(encoder))
-    found = examine(model, encoder.plan(**plan))
+    found = check_eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
     return StandInBackend(adapt(model, found), config_of(*encoder.declared))
 
@@ -51,7 +55,9 @@ batches = st.lists(st.tuples(st.integers(1, 3), st.integers(1, POSITIONS)), min_
 
 
 def compare(encoder: Encoder, batch: list[tuple[int, int]]) -> None:
-    """Answers of the adapted graph to requests of so many rows and tokens against those of the stock graph to each row."""
+    """Answers of the adapted graph to requests of so many rows and tokens against those of the
+    stock graph to each row.
+    """
     random = np.random.default_rng(encoder.seed)
     alone = session(make(encoder))
     requests, expected = [], []
@@ -98,7 +104,7 @@ def test_padding_of_another_value_changes_nothing() -> None:
         update={"inputs": (plan.inputs[0].model_copy(update={"pad_value": 7}), *plan.inputs[1:])}
     )
     model = make(encoder)
-    found = examine(model, other)
+    found = check_eligibility(model, other)
     assert isinstance(found, Adaptable)
     answers = StandInBackend(adapt(model, found), config_of(*encoder.declared)).execute(rows)
     for answer, wanted in zip(answers, adapted(encoder).execute(rows), strict=True):

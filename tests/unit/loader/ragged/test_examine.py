@@ -23,16 +23,18 @@ from tests.support.raggedgraphs import (
     make,
 )
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
-from triton_pipelines.loader.ragged import Adaptable, Refusal, adapt, examine
-from triton_pipelines.loader.ragged.inline_functions import inlined
+from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
+from triton_pipelines.loader.ragged import AdaptationRefusal
+from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
+from triton_pipelines.loader.ragged.graph_adapter import adapt
 
 Change = Callable[[Any], None]
 
 
 def said(model: Any, plan: PlanAdapt) -> str:
-    found = examine(model, plan)
-    assert isinstance(found, Refusal)
-    assert all(reason.what and reason.do for reason in found.reasons)
+    found = check_eligibility(model, plan)
+    assert isinstance(found, AdaptationRefusal)
+    assert all(reason.problem and reason.advice for reason in found.reasons)
     return str(found)
 
 
@@ -87,21 +89,23 @@ def inside_a_function(model: Any) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "tokens fixed": (
         axis("input_ids", 1, 128),
-        "input input_ids has a fixed axis of tokens: set spec.tokenizer.padding to Fixed and spec.tokenizer.maxLength to 128",
+        "input input_ids has a fixed axis of tokens: set spec.tokenizer.padding to Fixed and "
+        "spec.tokenizer.maxLength to 128",
     ),
     "rows fixed": (axis("attention_mask", 0, 1), "input attention_mask has a fixed axis of rows"),
     "positions": (
         more_input("position_ids", "batch", "sequence"),
-        "input position_ids has positions, which no tokenizer gives: export the model without it",
+        "input position_ids has positions, which tokenizers do not provide: export the model "
+        "without it",
     ),
     "another axis": (
         more_input("pixels", "batch", 3, "width"),
-        "input pixels has an axis of variable length that is not made from the tokens",
+        "input pixels has an axis of variable length that does not come from the tokens",
     ),
     "no rows": (more_input("scale", 1), "input scale has no axis of rows"),
     "a taken name": (
         more_input("input_ids__shape", "batch", 1),
-        "the graph holds a tensor input_ids__shape",
+        "the graph has a tensor input_ids__shape",
     ),
     "a text": (
         more_output("text", TensorProto.STRING, "batch"),
@@ -109,7 +113,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "a switch": (more_output("yes", TensorProto.BOOL, "batch", "sequence"), "output yes is BOOL"),
     "one answer": (more_output("total", TensorProto.FLOAT, 1), "output total has no axis of rows"),
-    "any shape": (without_shape, "the file does not say the shape of output logits"),
+    "any shape": (without_shape, "the file does not state the shape of output logits"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),
         "operator DynamicQuantizeLinear: its scale is taken over the whole batch",
@@ -141,7 +145,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 def test_what_cannot_be_adapted_is_refused_in_words(change: Change, words: str) -> None:
     encoder = Encoder()
     model = make(encoder)
-    assert isinstance(examine(model, encoder.plan()), Adaptable)
+    assert isinstance(check_eligibility(model, encoder.plan()), Adaptable)
     change(model)
     assert words in said(model, encoder.plan())
 
@@ -155,8 +159,8 @@ def test_every_reason_is_told_at_once() -> None:
         more_node("DynamicQuantizeLinear", 3),
     ):
         change(model)
-    found = examine(model, encoder.plan())
-    assert isinstance(found, Refusal)
+    found = check_eligibility(model, encoder.plan())
+    assert isinstance(found, AdaptationRefusal)
     assert len(found.reasons) == 3
 
 
@@ -172,9 +176,9 @@ def test_a_model_needs_a_mask_that_does_something() -> None:
             if name == "attention_mask":
                 node.input[place] = "input_ids"
     model.graph.node.append(helper.make_node("Identity", ["attention_mask"], ["unread"]))
-    assert "no output hangs on attention_mask" in said(model, plan)
+    assert "no output depends on attention_mask" in said(model, plan)
     del model.graph.node[-1]
-    assert "input attention_mask is read by no operator" in said(model, plan)
+    assert "input attention_mask is not read by any operator" in said(model, plan)
 
 
 def test_a_mask_need_not_be_called_so() -> None:
@@ -187,13 +191,16 @@ def test_a_mask_need_not_be_called_so() -> None:
     for value in model.graph.input:
         value.name = names[value.name]
     inputs = tuple(PlanRaggedInput(name=names[name]) for name in encoder.inputs)
-    found = examine(model, encoder.plan().model_copy(update={"inputs": inputs}))
+    found = check_eligibility(model, encoder.plan().model_copy(update={"inputs": inputs}))
     assert isinstance(found, Adaptable)
     assert found.masks == ("attn",)
 
 
 def test_a_fused_embedding_shows_its_tables() -> None:
-    """What ONNX Runtime's optimizer makes of the three embeddings of BERT: one operator that reads ids, types and all tables."""
+    """What ONNX Runtime's optimizer makes of the three embeddings of BERT.
+
+    One operator that reads ids, types and all tables.
+    """
     tables = {
         "words": (VOCABULARY, WIDTH),
         "places": (POSITIONS, WIDTH),
@@ -225,7 +232,7 @@ def test_a_fused_embedding_shows_its_tables() -> None:
         graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     )
     inputs = tuple(PlanRaggedInput(name=name) for name in ("ids", "segments", "mask"))
-    found = examine(
+    found = check_eligibility(
         model, PlanAdapt(step="model", path="m/1/model.onnx", inputs=inputs, token_outputs=("x",))
     )
     assert isinstance(found, Adaptable), str(found)
@@ -242,8 +249,8 @@ def test_names_of_the_plan_that_the_file_does_not_have() -> None:
     )
     words = said(make(encoder), other)
     assert (
-        "the file has no input ids: spec.model.inputs names the file's inputs: attention_mask, input_ids"
-        in words
+        "the file has no input ids: spec.model.inputs names the file's inputs: "
+        "attention_mask, input_ids" in words
     )
     assert (
         "the file has no output states: spec.model.outputs names the file's outputs: hidden"
@@ -261,7 +268,7 @@ def test_an_output_per_token_has_tokens() -> None:
 @pytest.mark.parametrize("places", Places)
 def test_what_the_graph_says_of_itself(places: Places) -> None:
     encoder = Encoder(places=places, types=True)
-    found = examine(make(encoder), encoder.plan(max_length=12, vocabulary=9))
+    found = check_eligibility(make(encoder), encoder.plan(max_length=12, vocabulary=9))
     assert isinstance(found, Adaptable)
     # What counts positions must be 0 or 1.
     counted = {"attention_mask": 2} if places is Places.MASK else {}
@@ -279,11 +286,11 @@ def test_a_vocabulary_behind_other_operators_comes_from_the_plan() -> None:
     model.graph.node.insert(0, helper.make_node("Add", ["input_ids", "shift"], ["shifted"]))
     model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "shift"))
     node.input[1] = "shifted"
-    found = examine(model, encoder.plan(vocabulary=9))
+    found = check_eligibility(model, encoder.plan(vocabulary=9))
     assert isinstance(found, Adaptable)
     assert found.sizes == {"input_ids": 9}
     # Where nobody knows it, one id out of range would fail a whole batch.
-    assert "which values input input_ids may have does not show" in said(model, encoder.plan())
+    assert "the valid values of input input_ids are unknown" in said(model, encoder.plan())
 
 
 def in_a_body(model: Any) -> None:
@@ -318,7 +325,7 @@ def test_a_table_is_found_where_it_is_read(change: Change) -> None:
     model = make(encoder)
     change(model)
     onnx.checker.check_model(model)
-    found = examine(model, encoder.plan())
+    found = check_eligibility(model, encoder.plan())
     assert isinstance(found, Adaptable), str(found)
     assert found.sizes == {"input_ids": VOCABULARY}
 
@@ -332,11 +339,11 @@ def test_local_functions_are_written_out() -> None:
     assert "calls the local function Look, into which its inputs cannot be followed" in said(
         model, encoder.plan()
     )
-    inlined(model)
+    inline_local_functions(model)
     onnx.checker.check_model(model)
     assert not model.functions
     assert [tensor.SerializeToString() for tensor in model.graph.initializer] == weights
-    found = examine(model, encoder.plan())
+    found = check_eligibility(model, encoder.plan())
     assert isinstance(found, Adaptable), str(found)
     assert found.sizes == {"input_ids": VOCABULARY}
 
@@ -344,19 +351,19 @@ def test_local_functions_are_written_out() -> None:
 def test_a_graph_that_is_adapted_already_is_refused() -> None:
     encoder = Encoder()
     model = make(encoder)
-    found = examine(model, encoder.plan())
+    found = check_eligibility(model, encoder.plan())
     assert isinstance(found, Adaptable)
     once = adapt(model, found)
     onnx.checker.check_model(once, full_check=True)
     words = said(once, encoder.plan())
     assert "input input_ids is not [rows, tokens]" in words
-    assert "the graph holds a tensor input_ids__shape" in words
+    assert "the graph has a tensor input_ids__shape" in words
 
 
 def test_an_adapted_graph_keeps_its_contract() -> None:
     encoder = Encoder(small_ids=True, types=True, heads=(Head.LOGITS, Head.HIDDEN, Head.TAGS))
     model = make(encoder)
-    found = examine(model, encoder.plan())
+    found = check_eligibility(model, encoder.plan())
     assert isinstance(found, Adaptable)
     weights = len(model.graph.initializer)
     graph = adapt(model, found).graph

@@ -1,4 +1,7 @@
-"""Graphs as an exporter wrote them: company, padding and a broken row beside change no answer; a mask of ones over the padding does."""
+"""Graphs as an exporter wrote them: company, padding and a broken row beside change no answer.
+
+A mask of ones over the padding does.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from tests.support.raggedbackend import StandInBackend, config_of, session
 from triton_pipelines.api.loadplan import PlanAdapt, PlanRaggedInput
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.graph import Tensor
-from triton_pipelines.loader.ragged import Adapted, adapt_file, equivalence
-from triton_pipelines.loader.ragged.equivalence import Means
+from triton_pipelines.loader.onnx_graph.model_runner import Evaluator
+from triton_pipelines.loader.ragged import AdaptedFile, adapt_file, equivalence
 
 FILES = sorted((Path(__file__).parents[3] / "corpus" / "exported").glob("*.onnx.gz"))
 POSITIONS = 36
@@ -27,12 +30,12 @@ def request(names: list[str], ids: np.ndarray) -> dict[str, Any]:
     return {name: made[name] for name in names}
 
 
-@pytest.mark.parametrize("means", [Means.ONNX_RUNTIME, Means.REFERENCE])
+@pytest.mark.parametrize("means", [Evaluator.ONNX_RUNTIME, Evaluator.REFERENCE])
 @pytest.mark.parametrize("packed", FILES, ids=lambda path: path.name.removesuffix(".onnx.gz"))
 def test_exported_graphs(
-    packed: Path, means: Means, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed: Path, means: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(equivalence, "means_for", lambda weights: means)
+    monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     file = tmp_path / "model.onnx"
     file.write_bytes(gzip.decompress(packed.read_bytes()))
     stock = onnx.load(str(file))
@@ -54,8 +57,8 @@ def test_exported_graphs(
         max_length=POSITIONS,
     )
     done = adapt_file(file, plan)
-    assert isinstance(done, Adapted), str(done)
-    assert done.proof.means is means
+    assert isinstance(done, AdaptedFile), str(done)
+    assert done.verification.evaluator is means
     assert done.adaptable.sizes["input_ids"] == VOCABULARY
 
     random = np.random.default_rng(2)
@@ -76,7 +79,8 @@ def test_exported_graphs(
             assert answer[tensor.name].shape == wanted.shape
             np.testing.assert_allclose(answer[tensor.name], wanted, rtol=0, atol=1e-5)
 
-    # The same rows with a mask that does not hide the padding are answered otherwise: the comparison above can fail.
+    # The same rows with a mask that does not hide the padding are answered otherwise: the
+    # comparison above can fail.
     short, length = rows[0], rows[1]["input_ids"].shape[1]
     padded = {
         name: np.pad(

@@ -1,4 +1,7 @@
-"""Whatever ONNX allows: a graph is checked and adapted, or refused in words that name its file. Nothing else comes out of the loader."""
+"""Whatever ONNX allows: a graph is checked and adapted, or refused in words that name its file.
+
+Nothing else comes out of the loader.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ from triton_pipelines.api.loadplan import (
     PlanTokens,
 )
 from triton_pipelines.loader import LoadOptions, run
-from triton_pipelines.loader.ragged import Adaptable, examine
-from triton_pipelines.loader.ragged.input_limits import positions, table_size
+from triton_pipelines.loader.onnx_graph.input_limits import positions, table_size
+from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))
 URI = "pvc://models/model.onnx"
@@ -131,7 +134,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Loads:
 
 
 def answers(file: Path, stock: Any, encoder: Encoder = ENCODER) -> None:
-    """The adapted file answers rows in company as ONNX Runtime does the stock graph for each row alone, and marks what a table does not have."""
+    """The adapted file answers rows in company as ONNX Runtime does the stock graph for each row
+    alone, and marks what a table does not have.
+    """
     random, alone = np.random.default_rng(0), session(stock)
     rows = [encoder.row(random, length) for length in (4, 11, 1, 7)]
     wrong = encoder.row(random, 5)
@@ -169,7 +174,7 @@ def test_with_its_weights_beside_it(load: Loads) -> None:
 @pytest.mark.parametrize(
     ("odd", "says"),
     [
-        (oddgraphs.default_as_output, "output given_away is an input that is handed through"),
+        (oddgraphs.default_as_output, "output given_away is an input that is passed through"),
         (oddgraphs.table_without_rows, "knows 0 ids"),
     ],
 )
@@ -282,7 +287,8 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     (finding,) = report.findings
     assert (code, finding.reason) == (2, LoadReason.RAGGED_UNSUPPORTED)
     assert finding.message == (
-        f"{URI} cannot take requests of different length in one batch: the graph is built in a way that is not understood "
+        f"{URI} cannot take requests of different length in one batch: the graph is built in "
+        "a way that the adapter does not understand "
         "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
     )
 
@@ -290,10 +296,10 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
 def test_what_nobody_foresaw_in_a_check_refuses_nothing(
     load: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def misfits(*_: Any) -> Any:
+    def find_mismatches(*_: Any) -> Any:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr("triton_pipelines.loader.model_checks.misfits", misfits)
+    monkeypatch.setattr("triton_pipelines.loader.model_checks.find_mismatches", find_mismatches)
     code, report, _ = load(make(ENCODER))
     assert code == 0, report.findings
 
@@ -318,7 +324,7 @@ def test_a_constant_of_a_branch_hides_no_table_of_the_graph() -> None:
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
     assert table_size(model.graph, "input_ids") == VOCABULARY
-    found = examine(model, ENCODER.plan())
+    found = check_eligibility(model, ENCODER.plan())
     assert isinstance(found, Adaptable)
     assert found.sizes["input_ids"] == VOCABULARY
     assert positions(model.graph) == POSITIONS
@@ -328,7 +334,7 @@ def test_values_that_a_loop_hands_out_are_guarded(load: Loads) -> None:
     model = make(ENCODER)
     oddgraphs.loop_that_indexes(model)
     plan = ENCODER.plan()
-    assert "which values input input_ids may have does not show" in str(examine(model, plan))
-    known = examine(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
+    assert "the valid values of input input_ids are unknown" in str(check_eligibility(model, plan))
+    known = check_eligibility(model, plan.model_copy(update={"vocabulary": VOCABULARY}))
     assert isinstance(known, Adaptable)
     assert known.sizes["input_ids"] == VOCABULARY

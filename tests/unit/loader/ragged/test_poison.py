@@ -1,4 +1,7 @@
-"""Requests that a model cannot take, among good ones: the others are answered as alone, or all get an error, and nobody a wrong answer."""
+"""Requests that a model cannot take, among good ones.
+
+The others are answered as alone, or all get an error, and nobody a wrong answer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Places, make
-from triton_pipelines.loader.ragged import Adaptable, adapt, examine
+from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
+from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.input_padding import GUARD
 
 Row = Mapping[str, Any]
@@ -21,7 +25,7 @@ GOOD = (5, 1, 12)
 
 def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
     model = make(encoder)
-    found = examine(model, encoder.plan(**plan))
+    found = check_eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
     return StandInBackend(adapt(model, found), config_of(*encoder.declared))
 
@@ -99,7 +103,10 @@ def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(plac
 
 @pytest.mark.parametrize("value", [-3, 2, 2**40])
 def test_a_mask_of_other_values_counts_nobody_out_of_the_table(value: int) -> None:
-    """Positions are the running sum of the mask: a wild one would be an index out of range for the whole batch."""
+    """Positions are the running sum of the mask.
+
+    A wild one would be an index out of range for the whole batch.
+    """
     encoder, random = Encoder(places=Places.MASK), np.random.default_rng(3)
     good, bad = encoder.row(random, 5), encoder.row(random, 6)
     bad["attention_mask"][0, 1] = value
@@ -125,10 +132,13 @@ def test_unequal_lengths_are_found_where_the_longest_row_is_not_known(
 
 
 def test_the_plan_says_what_the_graph_does_not_show() -> None:
-    """Positions counted from the mask: the longest row and, for a table behind other operators, the vocabulary come from the plan."""
+    """Positions counted from the mask.
+
+    The longest row and, for a table behind other operators, the vocabulary come from the plan.
+    """
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
     model = make(encoder)
-    assert isinstance(found := examine(model, encoder.plan()), Adaptable)
+    assert isinstance(found := check_eligibility(model, encoder.plan()), Adaptable)
     assert (found.max_length, dict(found.sizes)) == (
         None,
         {"input_ids": VOCABULARY, "attention_mask": 2},

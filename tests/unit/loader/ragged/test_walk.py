@@ -6,7 +6,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from triton_pipelines.loader.ragged.graph_walk import every_node, reached, rename
+from triton_pipelines.loader.onnx_graph.graph_walk import every_node, reached, rename
 
 
 def body(name: str, reads: str, makes: str, output: str, *inner: Any) -> Any:

@@ -233,7 +233,7 @@ def test_a_mismatch_names_both_sides() -> None:
     repository.configs["tok"].output[0].data_type = pb.TYPE_INT32
     assert [str(violation) for violation in said(repository)] == [
         "e: ensemble_scheduling.step[1].input_map[\"ids\"]: tensor 'tok.ids': output 'ids' of model 'tok' is INT32 [-1], "
-        "input 'ids' of model 'model' is INT64 [-1]: both must have one data type"
+        "input 'ids' of model 'model' is INT64 [-1]; both must have the same data type"
     ]
 
 

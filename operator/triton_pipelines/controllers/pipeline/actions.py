@@ -1,0 +1,123 @@
+"""What a reconcile iteration does to the cluster: typed actions, and the order of applied objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from triton_pipelines.api import names
+from triton_pipelines.compile.graph.server_settings import cpu
+
+from .snapshot import Object
+from .status_events import Event
+
+
+class ApplyStage(IntEnum):
+    """Order in which objects are applied.
+
+    An iteration may end after any of them, as when the operator is killed; the next one continues.
+    """
+
+    REVISION = 1
+    """ConfigMap of a revision: the trace by which its Secret is found again and pruned."""
+    SECRET = 2
+    """Control keys. The live ConfigMap records which of them have been applied."""
+    LIVE_CONFIG_MAP = 3
+    """State of the policies, such as the result of a tuning run, whose objects are deleted next."""
+    SERVICE = 4
+    NETWORK_POLICY = 5
+    DISRUPTION_BUDGET = 6
+    DEPLOYMENT = 7
+    """Last of the pipeline's objects, so that pods find everything that they mount."""
+    TUNING_RUN = 8
+    """After the status. If one of these is refused, only the tuning run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An object that a policy wants."""
+
+    stage: ApplyStage
+    item: Object
+    always: bool = False
+    """Whether it is applied even if nothing of it differs, as to own a field again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """An object to delete."""
+
+    kind: str
+    name: str
+    uid: str = ""
+    """Precondition; empty only for Secrets, which are never read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Another CPU limit and request for the server of one pod, in thousandths of a core."""
+
+    pod: str
+    uid: str
+    limit: int
+    request: int
+    before: tuple[int, int]
+    """Limit and request that the pod's spec has now."""
+
+    @property
+    def lowers(self) -> bool:
+        """Whether CPU is only given back."""
+        return self.limit <= self.before[0] and self.request <= self.before[1]
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """A strategic merge patch of the pod: a JSON merge patch would remove other resources."""
+        resources = {"limits": {"cpu": cpu(self.limit)}, "requests": {"cpu": cpu(self.request)}}
+        return {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an iteration does.
+
+    Carried out in this order: the first ``first`` objects of ``apply``, ``clear``, the rest of
+    ``apply``, ``delete``, ``resize``, ``notes``, ``status``, ``events``, ``beside``.
+    """
+
+    apply: tuple[Object, ...] = ()
+    """Objects of the pipeline, in the order of :class:`ApplyStage`."""
+    delete: tuple[Deletion, ...] = ()
+    status: dict[str, Any] | None = None
+    """``None``: unchanged."""
+    events: tuple[Event, ...] = ()
+    """Events of the change of status."""
+    requeue_after: float | None = None
+    """Seconds until the next iteration; ``None``: the next resync."""
+    notes: tuple[Event, ...] = ()
+    """Events of what the iteration did."""
+    resize: Resize | None = None
+    """At most one pod at a time."""
+    beside: tuple[Object, ...] = ()
+    """Objects of a tuning run, which harm nothing if they are refused."""
+    clear: tuple[Deletion, ...] = ()
+    """Objects of an ended tuning run: their room is needed, whatever else is refused."""
+    first: int = 0
+    """How many objects of ``apply`` come before ``clear``: the last records the run's result."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is to be written."""
+        return (
+            not self.apply
+            and not self.beside
+            and not self.clear
+            and not self.delete
+            and self.status is None
+            and self.resize is None
+        )
+
+
+def soonest(*times: float | None) -> float | None:
+    """Return the least of these times, in seconds; ``None`` without any."""
+    return min((time for time in times if time is not None), default=None)

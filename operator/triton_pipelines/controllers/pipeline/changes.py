@@ -1,0 +1,43 @@
+"""Reduce the outcome of all policies to what differs from the cluster. Pure."""
+
+from __future__ import annotations
+
+from triton_pipelines.api import names
+from triton_pipelines.cluster.diff import needs_apply
+
+from .actions import ApplyStage, Plan
+from .chain import Draft
+from .snapshot import Snapshot
+from .status import differs
+from .status_events import transitions
+
+
+def changes(snapshot: Snapshot, draft: Draft) -> Plan:
+    """Return the plan: objects in their order and a status, where they differ."""
+    outcome = draft.outcome
+    due = [
+        entry
+        for entry in sorted(outcome.apply, key=lambda entry: entry.stage)
+        if entry.always
+        or needs_apply(
+            snapshot.child(entry.item["kind"], entry.item["metadata"]["name"]),
+            entry.item,
+            names.MANAGER_CHILDREN,
+        )
+    ]
+    children = [entry for entry in due if entry.stage is not ApplyStage.TUNING_RUN]
+    recorded = any(entry.stage is ApplyStage.LIVE_CONFIG_MAP for entry in due) and outcome.clear
+    status = dict(outcome.status or {})
+    changed = differs(snapshot.pipeline, status)
+    return Plan(
+        apply=tuple(entry.item for entry in children),
+        delete=outcome.delete,
+        status=status if changed else None,
+        events=tuple(transitions(snapshot.status, status)) if changed else (),
+        requeue_after=outcome.requeue_after,
+        notes=outcome.events,
+        resize=outcome.resize,
+        beside=tuple(entry.item for entry in due if entry.stage is ApplyStage.TUNING_RUN),
+        clear=outcome.clear,
+        first=sum(entry.stage <= ApplyStage.LIVE_CONFIG_MAP for entry in due) if recorded else 0,
+    )

@@ -1,0 +1,60 @@
+"""What the Deployment and its pods say of a rollout. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triton_pipelines.api.conditions import Reason
+
+from .pod_problems import Problem
+from .snapshot import Snapshot
+
+
+def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
+    """Whether the pipeline is served by this revision alone. A pod that fails a real inference serves nobody."""
+    serving = [pod for pod in snapshot.pods if pod.serving]
+    failing = any(
+        (probe := snapshot.probes.get(pod.uid)) and probe.inference_error for pod in serving
+    )
+    return (
+        0 < replicas <= len(serving)
+        and not failing
+        and all(pod.revision == revision for pod in serving)
+    )
+
+
+def deadline_exceeded(
+    target: str, snapshot: Snapshot, problems: Sequence[Problem]
+) -> tuple[Reason, str] | None:
+    """The Deployment's own verdict that ``target`` makes no progress."""
+    condition = snapshot.deployment_condition("Progressing")
+    status = (snapshot.deployment or {}).get("status") or {}
+    metadata = (snapshot.deployment or {}).get("metadata") or {}
+    current = int(status.get("observedGeneration") or 0) >= int(metadata.get("generation") or 0)
+    if (
+        snapshot.deployed_revision() != target
+        or not current
+        or condition.get("reason") != "ProgressDeadlineExceeded"
+    ):
+        return None
+    why = (
+        "; ".join(problem.message for problem in problems)
+        or snapshot.pods_refused
+        or str(condition.get("message", ""))
+    )
+    seconds = ((snapshot.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
+    return Reason.ROLLOUT_FAILED, f"no progress within {seconds} s: {why}"
+
+
+def rolls(deployment: Mapping[str, Any]) -> bool:
+    """Whether a Deployment is on its way to its latest template: not yet seen by its controller, or neither there nor given up."""
+    status = deployment.get("status") or {}
+    if int(status.get("observedGeneration") or 0) < int(
+        deployment["metadata"].get("generation") or 0
+    ):
+        return True
+    progressing: Mapping[str, Any] = next(
+        (item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {}
+    )
+    return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")

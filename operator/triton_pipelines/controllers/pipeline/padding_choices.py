@@ -1,0 +1,361 @@
+"""Paddings that tuning runs have proven, for ``spec.tokenizer.padding: Auto``: what is remembered of them, and of which spec they speak. Pure.
+
+A choice holds for one fingerprint (:func:`~triton_pipelines.compile.graph.fingerprint.cost_fingerprint`): that of the spec with the patch that was
+measured together with it. It lies in the live ConfigMap, in ``status.padding.measured`` and in the ConfigMap of the revision that it made:
+where one of them is lost, or was not taken by the API server, the others know it. A choice whose revision failed, or was taken back, is
+barred until another run proves it anew.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import yaml
+
+from triton_pipelines.api import names
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.graph import Graph, MeasuredPadding, PaddingChoice
+from triton_pipelines.compile.graph.resource_patch import (
+    PaddingSetting,
+    merge_patch,
+    padding_fields,
+    patch_pipeline,
+)
+from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
+from triton_pipelines.controllers.timestamps import moment
+
+from .ragged_fallback import REQUEST_MAX, short
+from .snapshot import Snapshot
+from .state import json_object
+from .status_events import Event
+from .tuning_run_state import MESSAGE_MAX, Run
+
+# Choices that are remembered, the newest and the one in force: a spec that is gone back to has its own again.
+KEPT: Final = 8
+# Room in status.padding (512 in all) for the figures, and for why a choice was taken back.
+SAID_MAX: Final = 400
+BARRED_MAX: Final = 160
+# Fields as they are remembered, and as the status names them.
+_TOLD: Final = {
+    "mode": "padding",
+    "buckets": "buckets",
+    "said": "reason",
+    "request": "request",
+    "at": "time",
+    "barred": "barred",
+}
+_MODES: Final = tuple(mode.value for mode in Padding if mode is not Padding.AUTO)
+_BUCKETS_MAX: Final = 32
+_TOKENS_MAX: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A proven padding: ``mode`` and ``buckets``; ``said``: the figures in words; ``request``: of the run that proved it, and ``at``: when that
+    ended (RFC 3339); ``barred``: why its revision was taken back ("": it was not)."""
+
+    mode: Padding
+    buckets: tuple[int, ...] = ()
+    said: str = ""
+    request: str = ""
+    at: str = ""
+    barred: str = ""
+
+    @property
+    def padded(self) -> PaddingSetting:
+        """The way of padding."""
+        return PaddingSetting(self.mode.value, self.buckets)
+
+    def for_build(self) -> MeasuredPadding:
+        """What the graph is built with."""
+        return MeasuredPadding(self.mode, self.buckets, self.said)
+
+    @classmethod
+    def parse(cls, document: Any) -> Choice | None:
+        """Read it; ``None`` for what somebody's edit has made unreadable."""
+        if not isinstance(document, Mapping):
+            return None
+        texts = {key: document.get(key, "") for key in ("said", "request", "at", "barred")}
+        buckets = document.get("buckets", [])
+        if document.get("mode") not in _MODES or not all(
+            isinstance(text, str) for text in texts.values()
+        ):
+            return None
+        if (
+            not isinstance(buckets, list)
+            or len(buckets) > _BUCKETS_MAX
+            or not all(type(one) is int and 0 < one <= _TOKENS_MAX for one in buckets)
+        ):
+            return None
+        if texts["at"] and moment(texts["at"]) is None:
+            return None
+        return cls(Padding(document["mode"]), tuple(buckets), **texts)
+
+    def to_document(self) -> dict[str, Any]:
+        """What is remembered, without what is empty."""
+        values: dict[str, Any] = {"mode": self.mode.value, "buckets": list(self.buckets)}
+        values |= {key: getattr(self, key) for key in ("said", "request", "at", "barred")}
+        return {key: value for key, value in values.items() if value}
+
+    @classmethod
+    def told(cls, entry: Mapping[str, Any]) -> Choice | None:
+        """Read an entry of ``status.padding.measured``; ``None`` for what is none."""
+        return cls.parse({key: entry[name] for key, name in _TOLD.items() if name in entry})
+
+    def to_status(self, fingerprint: str) -> dict[str, Any]:
+        """The entry of ``status.padding.measured``."""
+        document = self.to_document()
+        return {"fingerprint": fingerprint} | {
+            name: document[key] for key, name in _TOLD.items() if key in document
+        }
+
+    @property
+    def age(self) -> tuple[dt.datetime, bool]:
+        """Greater is newer: proven later, or the same one since it was barred."""
+        return moment(self.at) or dt.datetime.min.replace(tzinfo=dt.UTC), bool(self.barred)
+
+
+Choices = Mapping[str, Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingResult:
+    """What of a run's result is Auto's. ``result``: the fields of ``status.tuning``, whose patch no longer names a padding; ``patch``: that
+    patch, with the padding that goes with it written out; ``choices``: by fingerprint (none, or one)."""
+
+    result: Mapping[str, Any]
+    patch: Mapping[str, Any]
+    choices: Choices
+
+
+def recorded(snapshot: Snapshot) -> dict[str, Choice]:
+    """Choices by fingerprint: the one by which the deployed revision was made, those that the status tells of, and those of the live ConfigMap.
+
+    Of two for one spec the newer counts: a ConfigMap may have been lost or edited since the status was written, or not been taken.
+    """
+    made = snapshot.child(
+        "ConfigMap", names.revision_name(snapshot.name, snapshot.deployed_revision())
+    )
+    texts = [
+        ((made or {}).get("data") or {}).get(names.KEY_MEASURED_PADDING),
+        snapshot.live_data().get(names.KEY_MEASURED_PADDING),
+    ]
+    known = [
+        (fingerprint, Choice.parse(item))
+        for text in texts
+        for fingerprint, item in json_object(text).items()
+    ]
+    told = (snapshot.status.get("padding") or {}).get("measured") or ()
+    known[:0] = [
+        (str(item["fingerprint"]), Choice.told(item))
+        for item in told
+        if isinstance(item, Mapping) and item.get("fingerprint")
+    ]
+    result: dict[str, Choice] = {}
+    for fingerprint, choice in known:
+        if choice is not None and (
+            fingerprint not in result or choice.age >= result[fingerprint].age
+        ):
+            result[fingerprint] = choice
+    return result
+
+
+def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str, Choice]:
+    """What is remembered behind a pass: what was, what a run has ``proven``, and that the choice for the present spec (``current``: its
+    fingerprint) is barred since its revision failed (``back``: why; "": it did not)."""
+    choices = dict(before)
+    if back and current in choices and not choices[current].barred:
+        choices[current] = replace(choices[current], barred=short(back, BARRED_MAX))
+    choices |= proven
+    newest = sorted(choices, key=lambda one: (one == current, choices[one].age, one), reverse=True)[
+        :KEPT
+    ]
+    return {fingerprint: choices[fingerprint] for fingerprint in newest}
+
+
+def newly_rejected(before: Choices, choices: Choices) -> list[Choice]:
+    """The choices that this pass has barred."""
+    return [
+        choice
+        for fingerprint, choice in choices.items()
+        if choice.barred and fingerprint in before and not before[fingerprint].barred
+    ]
+
+
+def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
+    """That a choice is no longer taken, and why."""
+    said = "{0}, which tuning run {1!r} measured, is taken back for this spec until another run proves it: {2}"
+    notes = (said.format(one.padded, short(one.request, REQUEST_MAX), one.barred) for one in barred)
+    return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
+
+
+def with_rejection(run: Run, barred: Sequence[Choice]) -> Run:
+    """The run with what became of the padding that it has proven: its message promised that Auto takes it."""
+    for choice in barred:
+        if (choice.request, choice.at) == (run.request, run.end):
+            add = f" Auto has taken padding {choice.padded} back since: {choice.barred}"
+            message = short(str(run.result.get("message") or ""), MESSAGE_MAX - len(add)) + add
+            run = replace(run, result={**run.result, "message": message.lstrip()})
+    return run
+
+
+def to_status(choices: Choices) -> dict[str, Any]:
+    """What ``status.padding`` tells of them, the newest first; nothing where there are none."""
+    newest = sorted(choices, key=lambda one: (choices[one].age, one), reverse=True)
+    return (
+        {"measured": [choices[fingerprint].to_status(fingerprint) for fingerprint in newest]}
+        if choices
+        else {}
+    )
+
+
+def with_choices(status: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """A status that keeps what was said before, with the choices of the one that was ``decided``: they hold, whatever could not be applied."""
+    told: Mapping[str, Any] = decided.get("padding") or {}
+    if not told.get("measured"):
+        return dict(status)
+    return {**status, "padding": {**(status.get("padding") or told), "measured": told["measured"]}}
+
+
+def data(choices: Choices) -> dict[str, str]:
+    """What a ConfigMap holds of them: nothing where there are none."""
+    documents = {fingerprint: choice.to_document() for fingerprint, choice in choices.items()}
+    return (
+        {names.KEY_MEASURED_PADDING: json.dumps(documents, sort_keys=True, ensure_ascii=False)}
+        if documents
+        else {}
+    )
+
+
+def applied(choices: Choices, current: str, graph: Graph) -> dict[str, str]:
+    """What the ConfigMap of a revision holds of the choice by which it was made: nothing where that was Auto's rule, or the spec."""
+    choice = choices.get(current) if graph.padding is not None and graph.padding.measured else None
+    return data({current: choice}) if choice is not None else {}
+
+
+def take(
+    pipeline: InferencePipeline,
+    in_force: PaddingChoice | None,
+    result: Mapping[str, Any],
+    run: tuple[str, str],
+    wall: float | None,
+    fingerprint: Callable[[InferencePipeline], str],
+) -> PaddingResult:
+    """Take out of a run's result what Auto does by itself; all of it stays where the resource names its padding.
+
+    Args:
+        pipeline: that was measured; ``in_force``: its padding.
+        result: fields of ``status.tuning`` as the run tells them: its patch is there because its setting is proven.
+        run: its request, and its end (RFC 3339).
+        wall: milliseconds of p99 within which requests were counted.
+        fingerprint: of a resource.
+    """
+    patch = patch_in(result)
+    gain, untouched = int(result.get("gainPercent") or 0), PaddingResult(result, patch, {})
+    if not patch or gain <= 0 or in_force is None or not left_to_auto(pipeline.spec.tokenizer):
+        return untouched
+    try:
+        wanted = patch_pipeline(pipeline, patch)
+        tokenizer, rest = wanted.spec.tokenizer, _without_padding(patch)
+        named = tokenizer is not None and not left_to_auto(tokenizer)
+        if tokenizer is None or not (named or in_force.measured):
+            return untouched  # by rule before, and after
+        before = padded = PaddingSetting(in_force.chosen.value, in_force.buckets)
+        if named and tokenizer.padding is not None:
+            # Else it has proven its setting with the one in force.
+            padded = PaddingSetting(tokenizer.padding.value, tokenizer.buckets)
+        target = fingerprint(patch_pipeline(pipeline, rest))
+    except ValueError:
+        return untouched
+    request, at = run
+    said = _figures(padded, before, gain, wall, bool(rest))
+    measured = f"; {result['padding']}" if result.get("padding") else ""
+    said = short(f"{said} (tuning run {short(request, REQUEST_MAX)!r}{measured})", SAID_MAX)
+    choice = Choice(Padding(padded.mode), padded.buckets, said, request, at)
+    told = (
+        {**result, "patch": yaml.safe_dump(rest, sort_keys=False)}
+        if rest
+        else {key: value for key, value in result.items() if key != "patch"}
+    )
+    if named:
+        when = "once that patch is in the spec" if rest else "from now on for this spec"
+        room = (
+            1024
+            - len(" Auto takes padding  , with which it was measured,.")
+            - len(str(padded))
+            - len(when)
+        )
+        told["message"] = (
+            f"{short(str(result.get('message') or ''), room)} Auto takes padding {padded}, with which it was measured, {when}.".lstrip()
+        )
+    return PaddingResult(
+        told,
+        merge_patch(rest, {"spec": {"tokenizer": padding_fields(pipeline, padded)}}),
+        {target: choice},
+    )
+
+
+def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The merge patch of a result; empty where there is none, or it cannot be read."""
+    try:
+        patch = yaml.safe_load(str(result.get("patch") or ""))
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ):  # the second for what looks like a date and is none
+        return {}
+    return patch if isinstance(patch, Mapping) else {}
+
+
+def note(choices: Choices, fingerprint: str, request: str, *, in_force: bool) -> str:
+    """What is to be said of choices that are not in force; "" where there are none. ``request``: of the run that status.tuning tells of, if it
+    measured the revision that is wanted ("": it did not); ``in_force``: whether a choice is."""
+    own = choices.get(fingerprint)
+    if own is not None and own.barred:
+        return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, was taken back: {own.barred}"
+    if own is not None and not in_force:
+        return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, is none that this pipeline can take"
+    others = [choice for choice in choices.values() if not choice.barred]
+    if own is not None or not others:
+        return ""
+    newest = max(others, key=lambda choice: choice.age)
+    run = f"tuning run {short(newest.request, REQUEST_MAX)!r}"
+    if newest.request == request:
+        return f"; {run} measured {newest.padded} to be better together with the patch in status.tuning: Auto takes it with that"
+    return f"; {run} measured {newest.padded} to be better, but with other knobs: another spec.tuning.request measures these"
+
+
+def _figures(
+    padded: PaddingSetting, before: PaddingSetting, gain: int, wall: float | None, more: bool
+) -> str:
+    """The proven gain. ``more``: other knobs changed as well."""
+    within = f" within {wall:g} ms" if wall is not None else ""
+    times = f"{1 + gain / 100:.2f} times"
+    if padded == before:
+        return f"measured: {padded} stays; with the knobs of the patch it carries {times} what it did before{within}"
+    if more:
+        return f"measured: {padded} with the knobs of the patch carries {times} what {before} did with those before{within}"
+    return f"measured: {padded} carries {times} what {before} does{within}"
+
+
+def _without_padding(patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The patch without padding and buckets; empty where nothing else is in it."""
+    spec = dict(patch.get("spec") or {})
+    tokenizer = {
+        key: value
+        for key, value in (spec.get("tokenizer") or {}).items()
+        if key not in ("padding", "buckets")
+    }
+    spec = {key: value for key, value in spec.items() if key != "tokenizer"} | (
+        {"tokenizer": tokenizer} if tokenizer else {}
+    )
+    rest = {key: value for key, value in patch.items() if key != "spec"} | (
+        {"spec": spec} if spec else {}
+    )
+    return rest

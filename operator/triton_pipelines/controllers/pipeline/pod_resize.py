@@ -1,0 +1,191 @@
+"""A pod's CPU limit, changed in place through its ``resize`` subresource: what it is to be, what it is, and which pod is next. Pure.
+
+One pod at a time. The template keeps the limit that pods start with, so that a count's growth rolls nothing; a pod that starts later is
+brought to the others' limit as soon as its server runs. While a pod of the pipeline finds no CPU on any node, those that run give back what
+they have reserved beyond the template's request (their limit stays), so that a rollout fits where the first one did. What the API server
+refuses rests for a while (refusals.py), and what somebody else writes again is left to them (cpuowner.py).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.server_settings import cpu_range, millis
+
+from .actions import Resize
+from .live_config_map import KEY_MILLIS, recorded
+from .resize_rejections import Refused
+from .snapshot import Pod, Snapshot
+
+PENDING: Final = "PodResizePending"
+IN_PROGRESS: Final = "PodResizeInProgress"
+DEFERRED: Final = "Deferred"
+INFEASIBLE: Final = "Infeasible"
+_NO_CPU: Final = "Insufficient cpu"
+
+
+def wanted_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) -> int | None:
+    """The CPU limit that live scaling wants for each pod, within bounds; ``None``: it owns none."""
+    bounds = cpu_range(pipeline, graph)
+    if bounds is None:
+        return None
+    known = recorded(snapshot.live_data()).get(KEY_MILLIS)
+    wanted = (
+        snapshot.intent.cpu
+        if snapshot.intent is not None and snapshot.intent.cpu is not None
+        else known
+    )
+    if wanted is None:
+        # Without a record, as where somebody has deleted it: what pods of a revision that grows have been given.
+        wanted = max(
+            (limit for pod in snapshot.pods if (limit := _grown(pod, snapshot)) is not None),
+            default=bounds[0],
+        )
+    return max(bounds[0], min(bounds[1], wanted))
+
+
+def _grown(pod: Pod, snapshot: Snapshot) -> int | None:
+    """The limit of a pod that runs and may grow."""
+    if (
+        pod.deleting
+        or not pod.server_running
+        or not _server((snapshot.revision_record(pod.revision) or {}).get("template") or {}).get(
+            "resizePolicy"
+        )
+    ):
+        return None
+    return asked_limit(pod)
+
+
+def due_changes(wanted: int | None, snapshot: Snapshot) -> list[Resize]:
+    """What pods do not have of what they are to have, those that give back first: others wait for it."""
+    if wanted is None:
+        return []
+    pinched = _pinched(snapshot)
+    due = [
+        change
+        for pod in _resizable(snapshot)
+        if (change := _change(pod, wanted, snapshot, pinched=pinched)) is not None
+    ]
+    return sorted(due, key=lambda change: (change.limit, change.request, change.pod))
+
+
+def next_resize(due: Sequence[Resize], snapshot: Snapshot, now: dt.datetime) -> Resize | None:
+    """The pod to resize now; ``None`` where all are as they should be, one is still on its way, or those that are ``due`` were refused."""
+    if any(
+        on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(snapshot)
+    ) and not _pinched(snapshot):
+        return None
+    resting = {
+        uid: refusal for uid, refusal in snapshot.resize_rejections.items() if refusal.until > now
+    }
+    # Whoever has no right to it need not try others; a quota never stands against giving back.
+    kinds = {refusal.kind for refusal in resting.values() if refusal.of_all}
+    if kinds - {Refused.QUOTA}:
+        return None
+    return next(
+        (change for change in due if change.uid not in resting and (not kinds or change.lowers)),
+        None,
+    )
+
+
+def _resizable(snapshot: Snapshot) -> list[Pod]:
+    return [pod for pod in snapshot.pods if pod.server_running and not pod.deleting]
+
+
+def _pinched(snapshot: Snapshot) -> bool:
+    """Whether a pod finds no CPU on any node."""
+    return any(_finds_no_cpu(pod) for pod in snapshot.pods if not pod.deleting)
+
+
+def _change(pod: Pod, wanted: int, snapshot: Snapshot, *, pinched: bool) -> Resize | None:
+    template = _server((snapshot.revision_record(pod.revision) or {}).get("template") or {})
+    rendered, present = _cpu_of(template), _cpu_of(_server(pod.raw))
+    if rendered is None or present is None or not template.get("resizePolicy"):
+        return None  # of a revision whose pods do not grow
+    limit = max(wanted, rendered[0])
+    guaranteed = present[0] == present[1] and rendered[0] == rendered[1] and _guaranteed(pod)
+    request = (
+        rendered[1] if pinched and not guaranteed else min(limit, rendered[1] + limit - rendered[0])
+    )
+    return (
+        None if (limit, request) == present else Resize(pod.name, pod.uid, limit, request, present)
+    )
+
+
+def actual_limit(pod: Pod) -> int | None:
+    """The CPU limit that the kubelet has put into force; ``None``: it does not say."""
+    found = _cpu_of(pod.container(names.CONTAINER_SERVER))
+    return found[0] if found is not None else None
+
+
+def asked_limit(pod: Pod) -> int | None:
+    """The CPU limit that the pod's spec asks for."""
+    found = _cpu_of(_server(pod.raw))
+    return found[0] if found is not None else None
+
+
+def on_its_way(pod: Pod) -> bool:
+    """Whether the kubelet has not yet given the pod what its spec asks for."""
+    return pod.server_running and _cpu_of(pod.container(names.CONTAINER_SERVER)) != _cpu_of(
+        _server(pod.raw)
+    )
+
+
+def state_of(pod: Pod) -> tuple[str, str]:
+    """``Deferred`` or ``Infeasible`` with the kubelet's words, "" neither. Releases up to 1.32 tell it in ``status.resize``."""
+    pending = pod.condition(PENDING)
+    if pending.get("status") == "True" and pending.get("reason") in (DEFERRED, INFEASIBLE):
+        return str(pending["reason"]), str(pending.get("message", ""))
+    old = str((pod.raw.get("status") or {}).get("resize") or "")
+    return (old, "") if old in (DEFERRED, INFEASIBLE) else ("", "")
+
+
+def waits(pod: Pod) -> str:
+    """What a pod's new CPU limit waits for, in words; "" where it has it."""
+    if not on_its_way(pod):
+        return ""
+    if actual_limit(pod) is None:
+        return "tells no CPU limit in force: Kubernetes 1.33 or newer is needed to resize pods in place"
+    state, why = state_of(pod)
+    node = str((pod.raw.get("spec") or {}).get("nodeName") or "its node")
+    if state:
+        return f"is {state} on node {node}{f': {why}' if why else ''}"
+    failed = str(pod.condition(IN_PROGRESS).get("message", ""))
+    return f"has not got {asked_limit(pod)}m yet{f': {failed}' if failed else ''}"
+
+
+def _finds_no_cpu(pod: Pod) -> bool:
+    placed = pod.condition("PodScheduled")
+    return (
+        placed.get("status") == "False"
+        and placed.get("reason") == "Unschedulable"
+        and _NO_CPU in str(placed.get("message", ""))
+    )
+
+
+def _guaranteed(pod: Pod) -> bool:
+    """Its class stays what it is: of a Guaranteed pod limits and requests are one."""
+    return (pod.raw.get("status") or {}).get("qosClass") == "Guaranteed"
+
+
+def _server(template_or_pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    containers = (template_or_pod.get("spec") or {}).get("containers") or ()
+    return next((item for item in containers if item.get("name") == names.CONTAINER_SERVER), {})
+
+
+def _cpu_of(container: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Limit and request; ``None`` where there is no limit."""
+    resources = container.get("resources") or {}
+    limit = (resources.get("limits") or {}).get("cpu")
+    request = (resources.get("requests") or {}).get("cpu")
+    return (
+        None
+        if limit is None
+        else (millis(str(limit)), millis(str(limit if request is None else request)))
+    )

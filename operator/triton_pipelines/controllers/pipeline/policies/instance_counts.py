@@ -1,0 +1,69 @@
+"""Decide the number of instances of each scaled step. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from triton_pipelines.api import names
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
+from triton_pipelines.controllers.pipeline.state import json_object
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCounts:
+    """Desired instances of the scaled steps."""
+
+    by_step: Mapping[str, int]
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Follow live scaling within the bounds of each step."""
+    return Outcome(InstanceCounts(live_counts(draft.of(ReconciledSpec).graph, snapshot)))
+
+
+def live_counts(graph: Graph, snapshot: Snapshot) -> dict[str, int]:
+    """Desired count of every scaled step: what scaling wants, else the recorded one, within its bounds, else where it starts.
+
+    Where the record is gone, as after somebody deleted the ConfigMap, or cannot be read, it is what the pods run: a pod that starts must not
+    bring fewer.
+    """
+    found = json_object(snapshot.live_data().get(names.KEY_COUNTS))
+    recorded = {
+        step: count
+        for step, count in found.items()
+        if isinstance(count, int) and not isinstance(count, bool)
+    }
+    if not found or len(recorded) < len(found):
+        recorded = _running(snapshot) | recorded
+    if snapshot.intent is not None:
+        recorded |= snapshot.intent.counts
+    result = {}
+    for step in graph.models:
+        if step.instances.scaled:
+            result[step.name] = max(
+                step.instances.counts.min,
+                min(
+                    step.instances.counts.max,
+                    recorded.get(step.name, step.instances.counts.initial),
+                ),
+            )
+    return result
+
+
+def _running(snapshot: Snapshot) -> dict[str, int]:
+    """The most instances by step that a pod runs or was to run: as pods have reported them of late, and as the status tells of."""
+    if snapshot.deployment is None:
+        return {}
+    told = snapshot.status.get("steps") or ()
+    found = {
+        str(item.get("name")): max(item.get("instances") or 0, item.get("desiredInstances") or 0)
+        for item in told
+    }
+    reported = snapshot.view.counts if snapshot.view is not None else {}
+    found = {step: count for step, count in found.items() if count}
+    return found | {step: max(pods.values()) for step, pods in reported.items() if pods}

@@ -1,0 +1,206 @@
+"""Reconcile the last good spec while the current one cannot be acted on. Pure.
+
+An invalid spec, or one whose source is missing, changes nothing of what runs. Objects that are deleted
+or edited meanwhile are restored all the same.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.parse import parse
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.chain import Context, Resolve
+from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
+from triton_pipelines.controllers.pipeline.reconciled_spec import Blocked, ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import FIELDS_WITHOUT_ROLLOUT, Object, Snapshot
+from triton_pipelines.controllers.pipeline.state import json_object
+from triton_pipelines.controllers.pipeline.status import stalled
+
+from .revision import WAITING_SECONDS
+
+# A longer spec is not recorded: a ConfigMap holds 1 MiB in all, and this one is written with each
+# change of a count.
+KEPT_MAX: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Nothing can be compiled, and no revision is known that could be kept."""
+
+    status: Mapping[str, Any]
+    requeue_after: float | None = None
+    """Seconds; ``None``: only a change of the spec helps."""
+    reasons: tuple[str, ...] = ()
+    """Why a tuning run ends, unless the spec is invalid."""
+
+
+def decide(
+    snapshot: Snapshot,
+    context: Context,
+    now: dt.datetime,
+    compiled: CompiledPipeline | list[Finding],
+) -> tuple[Snapshot, ReconciledSpec | Stalled]:
+    """Reconcile the current spec, or the last good one while that cannot be acted on.
+
+    The deployed revision then stays, and is scaled, suspended and repaired as ever. The snapshot
+    that is returned is the one with that spec.
+    """
+    if not isinstance(compiled, CompiledPipeline):
+        status = stalled(snapshot, Reason.INVALID_SPEC, compiled, now)
+        kept = _last_good(snapshot, context, status, invalid=True)
+        return kept or (snapshot, Stalled(status))
+    if not snapshot.missing_sources:
+        return snapshot, ReconciledSpec(compiled)
+    text = "; ".join(snapshot.missing_sources.values())
+    status = stalled(snapshot, Reason.SOURCE_UNAVAILABLE, text, now)
+    if (kept := _last_good(snapshot, context, status, invalid=False)) is not None:
+        return kept
+    if revision := kept_revision(snapshot):
+        return with_acted_hash(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
+    why = "a source is missing, and nothing is left of the revision that was measured"
+    return snapshot, Stalled(status, WAITING_SECONDS, (why,))
+
+
+def _last_good(
+    snapshot: Snapshot, context: Context, status: Mapping[str, Any], *, invalid: bool
+) -> tuple[Snapshot, ReconciledSpec] | None:
+    """Return the last good spec, if its revision can be kept."""
+    found = compile_last_good(snapshot, context.resolve)
+    if found is None:
+        return None
+    last, compiled = found
+    revision = kept_revision(last, compiled.revision.name)
+    if not revision:
+        return None
+    return last, ReconciledSpec(compiled, Blocked(revision, status, invalid=invalid))
+
+
+def last_good_data(
+    pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool
+) -> dict[str, str]:
+    """Return the record of the spec that is acted on, with the hashes of its ConfigMap sources.
+
+    ``held``: it is not the current spec, so the record stays.
+    """
+    if held:
+        return (
+            {names.KEY_ACCEPTED: snapshot.last_good_document} if snapshot.last_good_document else {}
+        )
+    spec = pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
+    text = json.dumps(
+        {"spec": spec, "digests": dict(snapshot.digests)}, sort_keys=True, separators=(",", ":")
+    )
+    return {names.KEY_ACCEPTED: text} if len(text.encode()) <= KEPT_MAX else {}
+
+
+def last_good_after(snapshot: Snapshot, applied: Sequence[Object]) -> str:
+    """Return the last good spec that the process remembers after an iteration with these writes.
+
+    A spec that is too long to be recorded replaces the previous one all the same.
+    """
+    live = [
+        item["data"]
+        for item in applied
+        if (item["kind"], item["metadata"]["name"]) == ("ConfigMap", names.live_name(snapshot.name))
+    ]
+    return str(live[0].get(names.KEY_ACCEPTED, "")) if live else snapshot.last_good_document
+
+
+def with_acted_hash(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with the hash of the last good spec: a failed revision is not retried."""
+    state = snapshot.state()
+    # A state without that hash was written by a release that forgot a failure with the first iteration
+    # over another spec.
+    return replace(snapshot, acted_spec_hash=state.revision.spec or state.rollout.failed_spec)
+
+
+def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
+    """Return the snapshot with the last good spec and the current :data:`FIELDS_WITHOUT_ROLLOUT`.
+
+    ``None`` if no such spec is known.
+    """
+    found = json_object(snapshot.last_good_document)
+    spec, digests = found.get("spec"), found.get("digests")
+    if not isinstance(spec, dict) or not isinstance(digests, dict):
+        return None
+    state = snapshot.state()
+    # If only a source is missing, the current spec is that spec, in the form that the API server has.
+    same = state.revision.spec == snapshot.spec_hash
+    present: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
+    rest = present if same else spec
+    spec = {key: value for key, value in rest.items() if key not in FIELDS_WITHOUT_ROLLOUT} | {
+        key: spec[key] for key in FIELDS_WITHOUT_ROLLOUT if key in spec
+    }
+    # The default images of that spec are recorded under its generation.
+    metadata = {**snapshot.pipeline["metadata"], "generation": state.revision.generation}
+    hashes = {step: digest for step, digest in digests.items() if isinstance(digest, str)}
+    last = replace(
+        with_acted_hash(snapshot),
+        pipeline={**snapshot.pipeline, "metadata": metadata, "spec": spec},
+        digests=hashes,
+    )
+    for key in FIELDS_WITHOUT_ROLLOUT:
+        last = _with_present(last, key, present)
+    return last
+
+
+def _with_present(last: Snapshot, key: str, present: Mapping[str, Any]) -> Snapshot:
+    """Return the last good spec with one field of the current one, unless that field is invalid."""
+    spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | (
+        {key: present[key]} if key in present else {}
+    )
+    if spec == last.pipeline["spec"]:
+        return last
+    pipeline = {**last.pipeline, "spec": spec}
+    made, findings = parse(pipeline)
+    return last if made is None or findings else replace(last, pipeline=pipeline)
+
+
+def kept_revision(snapshot: Snapshot, made: str = "") -> str:
+    """Return the revision that stays desired: the deployed one, which may be gone or edited.
+
+    Empty if nothing is known from which its pods could be created. ``made``: a revision that can be
+    rendered again.
+    """
+    state, deployed = snapshot.state(), snapshot.deployed_revision()
+    last, rollout = state.revision.desired, state.rollout
+    known: list[str] = [last, deployed, last, made]
+    if rollout.target(last) != deployed:
+        known = known[1:]
+    return next((one for one in known if one and _can_run(snapshot, rollout.target(one), made)), "")
+
+
+def _can_run(snapshot: Snapshot, revision: str, made: str) -> bool:
+    return revision == made or snapshot.revision_record(revision) is not None
+
+
+def compile_last_good(
+    snapshot: Snapshot, resolve: Resolve
+) -> tuple[Snapshot, CompiledPipeline] | None:
+    """Return the last good spec, compiled; ``None`` if none is known or it no longer compiles."""
+    last = last_good_snapshot(snapshot)
+    made = resolve(last) if last is not None else None
+    return (last, made) if last is not None and isinstance(made, CompiledPipeline) else None
+
+
+def effective_spec(
+    snapshot: Snapshot, wanted: CompiledPipeline | list[Finding], resolve: Resolve
+) -> tuple[Snapshot, CompiledPipeline] | None:
+    """Return the effective spec: the current one if it compiles, else the last one that did.
+
+    ``None`` if neither exists.
+    """
+    present = (snapshot, wanted) if isinstance(wanted, CompiledPipeline) else None
+    return (
+        present
+        if present is not None and not snapshot.missing_sources
+        else compile_last_good(snapshot, resolve) or present
+    )

@@ -1,0 +1,344 @@
+"""Choose the number of pods, and respect other managers that own it. Pure; the clock is passed in.
+
+The Deployment's ``spec.replicas`` has one owner: the spec, live scaling or another manager. A manager
+that writes it through the Deployment's scale subresource keeps it, and it is no longer applied. A
+plain edit is drift and is corrected once; a manager that repeats it within minutes keeps it
+(``field_managers.py``). The pipeline's own ``spec.replicas`` may be written by any manager and is
+followed; if two alternate, both are reported.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Switch
+from triton_pipelines.api.scaling import PodBounds, ScalingMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import rolls
+from triton_pipelines.controllers.pipeline.field_managers import Turns, Writers
+from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
+from triton_pipelines.controllers.pipeline.state import ReplicasState, StalledRolloutState
+from triton_pipelines.controllers.timestamps import timestamp
+
+from .revision import DesiredRevision
+
+# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36 (measured)
+# record a field manager of that only if the number had one before.
+SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The number of pods and its owner."""
+
+    number: int
+    """Desired pods while the pipeline is not suspended."""
+    applied: int | None
+    """What the Deployment is applied with; ``None``: another manager owns the number."""
+    owner: str
+    """``spec``, ``scaling`` or the name of that manager."""
+    state: ReplicasState
+    conflict: str = ""
+    """Which managers write the number as well, and what to do; empty without any."""
+    scaled: int | None = None
+    """The number that live scaling wants; ``None``: none."""
+    least: int = 1
+    """Pods that have to serve in any case."""
+    shared: bool = False
+    """Whether the other manager set the same number, so that it can be owned again."""
+    again: float | None = None
+    """Seconds until the report of a conflict ends, if no manager writes."""
+
+    def desired(self, pipeline: InferencePipeline) -> int:
+        """Return how many pods are wanted; none while the pipeline is suspended."""
+        return 0 if pipeline.spec.suspend is Switch.ENABLED else self.number
+
+    def blocked_by_rollout(self, snapshot: Snapshot, stalled: StalledRolloutState) -> bool:
+        """Return whether a stalled rollout keeps live scaling from changing the number of pods.
+
+        The stalled revision has to go first: the Deployment would give it a share of new pods.
+        """
+        live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+        return (
+            bool(stalled.revision)
+            and self.owner == "scaling"
+            and self.applied not in (None, 0, live)
+        )
+
+    @property
+    def floating(self) -> bool:
+        """Whether the number changes without the spec: pods that start are then not a rollout."""
+        return self.owner != "spec"
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Choose the number of pods and respect other managers that own it."""
+    pipeline = draft.of(ReconciledSpec).pipeline
+    number = in_rollout(
+        decide_replicas(pipeline, snapshot, draft.state.replicas, now),
+        snapshot,
+        draft.of(DesiredRevision).target,
+        rolling=snapshot.deployment is None or rolls(snapshot.deployment),
+        verified=draft.state.rollout.verified,
+        stalled=draft.state.stalled_rollout.revision,
+    )
+    return Outcome(number, (number.state,), requeue_after=number.again)
+
+
+def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, int]:
+    """Return the recorded number of pods and CPU limit.
+
+    If live scaling is not active and the live ConfigMap is gone, the number is that of the
+    Deployment: fewer were never requested. Active scaling starts from what runs in any case.
+    """
+    known = recorded(snapshot.live_data())
+    if snapshot.live_data() or pipeline.spec.scaling.mode is ScalingMode.ACTIVE:
+        return known
+    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    return {**known, KEY_REPLICAS: live} if live not in (0, pipeline.spec.replicas) else known
+
+
+def owned_data(
+    pipeline: InferencePipeline, snapshot: Snapshot, scaled: int | None, limit: int | None
+) -> dict[str, str]:
+    """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
+    last stays, so that it can go on from there."""
+    known = known_pods(pipeline, snapshot)
+    wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
+    if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
+        wanted = {
+            key: known.get(key) if value is not None else None for key, value in wanted.items()
+        }
+    kept = {key: value for key, value in wanted.items() if value is not None}
+    return {names.KEY_PODS: json.dumps(kept)} if kept else {}
+
+
+def decide_replicas(
+    pipeline: InferencePipeline, snapshot: Snapshot, state: ReplicasState, now: dt.datetime
+) -> Replicas:
+    """Return the number of pods and its owner."""
+    bounds = pipeline.spec.scaling.pods
+    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, snapshot)
+    owner = "spec" if bounds is None else "scaling"
+    scaled, least = (None, number) if bounds is None else (number, bounds.low)
+    turns = _turns(Turns.parse(state.turns), pipeline, snapshot, now)
+    state = replace(state, turns=turns.document())
+    conflict = _in_turn(turns, bounds, number) or (
+        "" if bounds is None else _scaled_from_outside(pipeline, snapshot, number)
+    )
+    found = Replicas(number, number, owner, state, conflict, scaled, least, again=turns.until(now))
+    if pipeline.spec.suspend is Switch.ENABLED:
+        return replace(found, applied=0)
+    return _beside_others(found, pipeline, snapshot, now)
+
+
+def _beside_others(
+    found: Replicas, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
+) -> Replicas:
+    """Return the number, or that of another manager that keeps writing it into the Deployment."""
+    number, state = found.number, found.state
+    writers = state.writers
+    other = _other_owner(snapshot.deployment)
+    live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+    # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as KEDA
+    # does, keeps the number and scales back to 0 itself.
+    asleep = number == 0
+    if asleep and snapshot.state().revision.generation != snapshot.generation:
+        writers = Writers()  # which the spec has just requested
+    if asleep and live == number and other is not None and writers.left:
+        return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
+    if other is None or live == number:
+        return replace(
+            found,
+            state=state.with_writers(writers.rested(now)),
+            shared=other is not None and live == number,
+        )
+    if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
+        # The time of the first correction counts. If the operator's clock is ahead, later corrections
+        # would make the next edit look older than they are.
+        if not writers.knows(other.manager, now):
+            writers = writers.mending(other.manager, now)
+        return replace(found, state=state.with_writers(writers))
+    writers = writers.left_to(other.manager)
+    taken = _taken(pipeline, writers, live, number, scale=other.scale)
+    return Replicas(
+        live,
+        None,
+        writers.names,
+        state.with_writers(writers),
+        taken,
+        found.scaled,
+        again=found.again,
+    )
+
+
+def in_rollout(
+    number: Replicas,
+    snapshot: Snapshot,
+    target: str,
+    *,
+    rolling: bool,
+    verified: str,
+    stalled: str,
+) -> Replicas:
+    """The number while ``target`` is being rolled out: of pods that live scaling wants none that found no place before. ``rolling``: what
+    the Deployment says.
+
+    The Deployment counts a pod that waits for a place among those that may be away, so that without room for a surge it would take no
+    other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
+    will, the number is again what is wanted.
+    """
+    state, deployed = number.state, snapshot.deployed_revision()
+    if number.owner != "scaling" or not number.applied or stalled == target:
+        return replace(number, state=replace(state, rollout_pods=0))
+    staying = [pod for pod in snapshot.pods if not pod.deleting]
+    most = state.rollout_pods
+    if (
+        deployed == target == verified
+        and not rolling
+        and all(pod.revision == target for pod in staying)
+    ):
+        most = 0
+    elif deployed not in ("", target) and not most:
+        most = max(
+            number.least,
+            sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying),
+        )
+    held = min(number.number, max(number.least, most)) if most else number.number
+    return replace(number, number=held, applied=held, state=replace(state, rollout_pods=most))
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A field manager, whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do, and when (``None``: unknown)."""
+
+    manager: str
+    scale: bool
+    at: dt.datetime | None
+
+
+def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
+    """Entries of managedFields that have the number of pods."""
+    for entry in ((item or {}).get("metadata") or {}).get("managedFields") or ():
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
+            yield entry
+
+
+def _other_owner(deployment: Object | None) -> _Owner | None:
+    """Who else owns the Deployment's number; ``None`` where we do, alone or together with others who say the same."""
+    entries = list(_owners(deployment))
+    if any(str(entry.get("manager", "")).startswith(names.MANAGER_CHILDREN) for entry in entries):
+        return None
+    found = [
+        _Owner(
+            str(entry.get("manager", "")) or "somebody",
+            entry.get("subresource") == "scale",
+            timestamp(str(entry.get("time") or "")),
+        )
+        for entry in entries
+    ]
+    return max(found, key=lambda one: one.scale, default=None)
+
+
+def _scaled(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) -> int:
+    """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
+    known = known_pods(pipeline, snapshot).get(KEY_REPLICAS)
+    wanted = (
+        snapshot.intent.pods
+        if snapshot.intent is not None and snapshot.intent.pods is not None
+        else known
+    )
+    if wanted is None:
+        if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
+            return pipeline.spec.replicas
+        wanted = (
+            int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
+            or pipeline.spec.replicas
+        )
+    return max(bounds.low, min(bounds.max, wanted))
+
+
+def _scaled_from_outside(pipeline: InferencePipeline, snapshot: Snapshot, number: int) -> str:
+    """That somebody scales the pipeline itself, whose number counts for nothing here: a number that nobody owns, and that is not the default,
+    came that way."""
+    entries = list(_owners(snapshot.pipeline))
+    who = next(
+        (str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), ""
+    )
+    if (
+        not who
+        and not entries
+        and snapshot.pipeline["metadata"].get("managedFields")
+        and pipeline.spec.replicas != 1
+    ):
+        who = "somebody"
+    if not who:
+        return ""
+    return (
+        f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
+        f" owns the number of pods, so spec.replicas is ignored and {_kept(number)}: remove that autoscaler, then write spec.replicas once"
+        " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
+    )
+
+
+def _kept(number: int) -> str:
+    return "1 pod is kept" if number == 1 else f"{number} pods are kept"
+
+
+def _turns(
+    known: Turns, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
+) -> Turns:
+    """Who have written the pipeline's own number, with what is seen now. Of several who say the same the one before has it still."""
+    if not snapshot.pipeline["metadata"].get("managedFields"):
+        return known.after("", now)
+    found = {
+        str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale"
+        for entry in _owners(snapshot.pipeline)
+    }
+    for manager, scale in found.items():
+        known = known.named(SCALED, manager) if scale else known
+    if found:
+        return known.after(known.last if known.last in found else min(found), now)
+    # The default, which nobody wrote, unless somebody else had it before.
+    return known.after(SCALED if pipeline.spec.replicas != 1 or known.last else "", now)
+
+
+def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
+    """Who take turns at the pipeline's own number, and what to do; "" nobody."""
+    if not turns.told:
+        return ""
+    follows = (
+        "so pods come and go with each of them"
+        if bounds is None
+        else f"but spec.scaling.pods owns the number, and {_kept(number)}"
+    )
+    return (
+        f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one. For an autoscaler take replicas out of what is"
+        " applied (Git, a chart, kubectl apply), or take the autoscaler away"
+    )
+
+
+def _taken(
+    pipeline: InferencePipeline, writers: Writers, live: int, number: int, *, scale: bool
+) -> str:
+    how = (
+        "through its scale subresource (an HPA, KEDA or kubectl scale)"
+        if scale
+        else "again and again"
+    )
+    write, them = ("writes", "it") if not writers.several else ("write", "them")
+    if writers.several:
+        how = "in turn"
+    return (
+        f"{writers.names} {write} the number of pods of Deployment {pipeline.name} {how}: {live} where this pipeline says {number}; it is left to"
+        f" {them}. Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale subresource; or remove it and give the number"
+        f" back: kubectl scale deployment {pipeline.name} --replicas={number}"
+    )

@@ -1,0 +1,326 @@
+"""Which revision the Deployment should run, and how it gets there. Pure; the clock is passed in.
+
+A new revision takes over pod by pod through the Deployment. Where a second pod finds no room (one GPU), Auto reads the scheduler's
+answer and takes an old pod away first. A revision that fails after old pods were taken away is taken back, and so is one that serves and
+breaks the promised latency which the one before kept.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.server import RolloutStrategy
+from triton_pipelines.controllers.pipeline.actions import soonest
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
+from triton_pipelines.controllers.pipeline.pod_problems import Problem
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import DEAD_LOOKS_ALONE, Probe, Snapshot
+from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
+from triton_pipelines.controllers.timestamps import timestamp
+
+from .replicas import Replicas
+from .revision import DesiredRevision
+from .rollout_target import RolloutTarget
+from .slo_guard import RECHECK_SECONDS, Judgement
+
+# How long a new pod must be unschedulable before an old one is given up for it: longer than a node's
+# device plugin or an autoscaler's taint needs to settle, short compared with loading a model.
+UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
+# Scheduler messages about what deleting an old pod can free: resources, host ports, a volume, or the
+# place that spreading rules leave for one pod. It does not fix a node selector, a taint or a missing
+# claim. The scheduler has no code for these reasons.
+MADE_ROOM_FOR = (
+    "Insufficient ",
+    "Too many pods",
+    "anti-affinity",
+    "topology spread",
+    "free ports",
+    "ReadWriteOncePod",
+    "cannot allocate all claims",
+)
+# Consecutive probes of a new revision's pod with a wrong output, after which it counts as failed. A
+# single one may be an accident of the probe.
+WRONG_LOOKS = 2
+# Kept of a failure's message; the live ConfigMap and each status carry it until the spec changes.
+FAILURE_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Which revision the Deployment runs, and how it gets there."""
+
+    target: str
+    """The revision to run: the desired one, or the restored one after a rollback."""
+    mode: RolloutStrategy
+    state: RolloutState
+    gap: str = ""
+    """Announcement that nothing serves until the new pod is ready; empty if something does."""
+    recheck: float | None = None
+    """Seconds until the clock may change the decision; ``None`` without such a time."""
+    failed: str = ""
+    """Why the desired revision, which has not served the whole pipeline yet, cannot come to serve
+    it: it was rolled back, or stays next to the old pods, which a surge leaves alone. Empty if it
+    can."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a rollout cannot end well."""
+
+    reason: Reason
+    message: str
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Roll the desired revision out; roll back if it fails or violates the SLO."""
+    pipeline, desired = draft.of(ReconciledSpec).pipeline, draft.of(DesiredRevision).name
+    begun, judgement = draft.of(RolloutTarget), draft.of(Judgement)
+    number, strategy = draft.of(Replicas), pipeline.spec.rollout.strategy
+    replicas, blocks_scaling = (
+        number.desired(pipeline),
+        number.blocked_by_rollout(snapshot, draft.state.stalled_rollout),
+    )
+    state = _after_success(begun, desired, snapshot)
+    mode, state, recheck = _mode(strategy, begun, state, snapshot, now)
+    if begun.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
+        mode = _restoring(strategy)
+    failure = _failure(begun.revision, snapshot, draft.problems)
+    if blocks_scaling and failure is None:
+        failure = _Failure(
+            Reason.ROLLOUT_FAILED,
+            "its pods did not all become ready, and live scaling needs the Deployment for those that serve",
+        )
+    rollout = Rollout(
+        begun.revision,
+        mode,
+        state,
+        _gap(begun.revision, mode, replicas, snapshot, coming=recheck is not None),
+        recheck,
+        # If it is not known what served before, it may be this one.
+        _failed(begun.revision, snapshot, draft.problems, failure)
+        if begun.revision == desired and state.verified not in ("", desired)
+        else "",
+    )
+    in_the_way = blocks_scaling or _old_gone(mode, snapshot, desired)
+    back = None
+    if begun.revision == desired:
+        back = (
+            _rolled_back(rollout, failure, desired, snapshot, strategy) if in_the_way else None
+        ) or _reverted_for_slo(rollout, judgement, desired, snapshot, strategy)
+    rollout = back or rollout
+    # A rollback ends the watch over the rollout.
+    states = (rollout.state, SloGuardState()) if back is not None else (rollout.state,)
+    watching = back is None and bool(draft.state.slo_guard.since)
+    return Outcome(
+        decision=rollout,
+        states=states,
+        requeue_after=soonest(rollout.recheck, RECHECK_SECONDS if watching else None),
+    )
+
+
+def _after_success(begun: RolloutTarget, desired: str, snapshot: Snapshot) -> RolloutState:
+    """Return the state with the desired revision as verified, once it serves the whole pipeline."""
+    if not begun.whole:
+        return begun.state
+    state = replace(begun.state, verified=desired)
+    if all(pod.serving for pod in snapshot.pods if not pod.deleting):
+        # The next rollout starts with a surge again: there may be room by then.
+        state = replace(state, mode_revision="", mode="")
+    return state
+
+
+def _mode(
+    strategy: RolloutStrategy,
+    begun: RolloutTarget,
+    state: RolloutState,
+    snapshot: Snapshot,
+    now: dt.datetime,
+) -> tuple[RolloutStrategy, RolloutState, float | None]:
+    if strategy is not RolloutStrategy.AUTO:
+        return strategy, state, None
+    state = state if begun.whole else _way_taken(begun.revision, snapshot, state)
+    return _auto(begun.revision, snapshot, state, now)
+
+
+def _rolled_back(
+    rollout: Rollout,
+    failure: _Failure | None,
+    desired: str,
+    snapshot: Snapshot,
+    strategy: RolloutStrategy,
+) -> Rollout | None:
+    """Return the rollback after a failure; ``None`` if nothing failed or can be restored."""
+    verified = rollout.state.verified
+    if failure is None or verified in ("", desired) or snapshot.revision_record(verified) is None:
+        return None
+    state = _with_failure(
+        rollout.state, desired, snapshot.spec_hash, failure.reason, failure.message, verified
+    )
+    return replace(rollout, target=verified, mode=_restoring(strategy), state=state, gap="")
+
+
+def _reverted_for_slo(
+    rollout: Rollout,
+    judgement: Judgement,
+    desired: str,
+    snapshot: Snapshot,
+    strategy: RolloutStrategy,
+) -> Rollout | None:
+    """Return the rollback after an SLO violation; ``None`` without one.
+
+    Both revisions serve, so the way back is that of any rollout. The predecessor counts as the last
+    verified revision.
+    """
+    back = judgement.watch.predecessor
+    if not judgement.broken or snapshot.revision_record(back) is None:
+        return None
+    state = _with_failure(
+        rollout.state, desired, snapshot.spec_hash, Reason.SLO_VIOLATED, judgement.broken, back
+    )
+    mode = strategy if strategy is not RolloutStrategy.AUTO else RolloutStrategy.SURGE
+    state = replace(state, verified=back, mode_revision="", mode="")
+    return replace(rollout, target=back, mode=mode, state=state, gap="")
+
+
+def _with_failure(
+    state: RolloutState, revision: str, spec: str, reason: Reason, message: str, restored: str
+) -> RolloutState:
+    return replace(
+        state,
+        failed_revision=revision,
+        failed_spec=spec,
+        failed_reason=reason.value,
+        failed_message=message[:FAILURE_MAX],
+        restored=restored,
+    )
+
+
+def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
+    """How a proven revision comes back: the failed pods serve nobody and hold the room that it needs."""
+    return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
+
+
+def _way_taken(target: str, snapshot: Snapshot, state: RolloutState) -> RolloutState:
+    """State of the way that Auto took, which the Deployment shows where the live ConfigMap is gone."""
+    rolling = (((snapshot.deployment or {}).get("spec") or {}).get("strategy") or {}).get(
+        "rollingUpdate"
+    ) or {}
+    if (
+        snapshot.live_data()
+        or snapshot.deployed_revision() != target
+        or rolling.get("maxSurge") != 0
+    ):
+        return state
+    return replace(state, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value)
+
+
+def _auto(
+    target: str, snapshot: Snapshot, state: RolloutState, now: dt.datetime
+) -> tuple[RolloutStrategy, RolloutState, float | None]:
+    if state.mode_revision == target and state.mode == RolloutStrategy.NO_SURGE:
+        return RolloutStrategy.NO_SURGE, state, None
+    if snapshot.deployed_revision() != target:
+        return RolloutStrategy.SURGE, state, None
+    for pod in snapshot.pods:
+        condition = pod.condition("PodScheduled")
+        if (
+            pod.revision != target
+            or pod.deleting
+            or condition.get("reason") != "Unschedulable"
+            or condition.get("status") != "False"
+        ):
+            continue
+        if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
+            continue
+        # Of another revision, or of the same one before a restart.
+        if not any(
+            (other.revision, other.template) != (target, pod.template)
+            for other in snapshot.pods
+            if not other.deleting
+        ):
+            continue
+        since = timestamp(condition.get("lastTransitionTime")) or now
+        left = (since + UNSCHEDULABLE_GRACE - now).total_seconds()
+        if left > 0:
+            return RolloutStrategy.SURGE, state, left
+        return (
+            RolloutStrategy.NO_SURGE,
+            replace(state, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value),
+            None,
+        )
+    return RolloutStrategy.SURGE, state, None
+
+
+def _gap(
+    target: str, mode: RolloutStrategy, replicas: int, snapshot: Snapshot, coming: bool
+) -> str:
+    """Words for the time in which nothing serves, while it lasts or comes.
+
+    ``coming``: a surge has found no room, and the old pod will be given up for it. Said in the passes before that one, since the pod
+    leaves as soon as the Deployment is changed.
+    """
+    if (mode is RolloutStrategy.SURGE and not coming) or any(
+        pod.serving and pod.revision == target for pod in snapshot.pods
+    ):
+        return ""
+    if (
+        not any(pod.revision != target for pod in snapshot.pods)
+        and snapshot.deployed_revision() != target
+    ):
+        return ""
+    if mode is not RolloutStrategy.RECREATE and replicas > 1:
+        return ""
+    why = "strategy Recreate" if mode is RolloutStrategy.RECREATE else "no room for a second pod"
+    return f"{why}: the old pod goes first, and no pod serves until the new one is ready"
+
+
+def _old_gone(mode: RolloutStrategy, snapshot: Snapshot, wanted: str) -> bool:
+    """Whether the way taken has taken old pods away (a surge never does before the new pod is ready)."""
+    return (
+        mode in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE)
+        and snapshot.deployed_revision() == wanted
+    )
+
+
+def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _Failure | None:
+    """Why the rollout of ``target`` cannot end well: a final problem of one of its pods, or the Deployment's deadline."""
+    pods = {pod.name for pod in snapshot.pods if pod.revision == target}
+    for problem in problems:
+        if problem.pod in pods and problem.final:
+            return _Failure(problem.reason, problem.message)
+    exceeded = deadline_exceeded(target, snapshot, problems)
+    return _Failure(*exceeded) if exceeded is not None else None
+
+
+def _failed(
+    target: str, snapshot: Snapshot, problems: Sequence[Problem], failure: _Failure | None
+) -> str:
+    """Why a revision that is new cannot come to serve the whole pipeline, or must not: wrong answers of its first pod are not waited out while
+    old pods leave for it."""
+    if failure is not None:
+        return failure.message
+    wrong = {
+        pod.name
+        for pod in snapshot.pods
+        if pod.revision == target and _answers_wrong(snapshot.probes.get(pod.uid))
+    }
+    return next(
+        (
+            problem.message
+            for problem in problems
+            if problem.pod in wrong and problem.reason is Reason.INFERENCE_FAILED
+        ),
+        "",
+    )
+
+
+def _answers_wrong(probe: Probe | None) -> bool:
+    """Whether a pod's answers are wrong, and not one of them by accident. A dead process is mended by a new pod (policies/pod_repair.py), as long as it does
+    not die in that as well: what goes on being met then is not mended so."""
+    return probe is not None and (
+        probe.wrong_in_a_row >= WRONG_LOOKS or probe.dead_in_a_row > DEAD_LOOKS_ALONE
+    )

@@ -1,0 +1,71 @@
+"""Decide which revision is to run: the desired one, or the restored one after a rollback. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, replace
+
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import serves_whole
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
+from triton_pipelines.controllers.pipeline.state import RolloutState
+
+from .replicas import Replicas
+from .revision import DesiredRevision
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTarget:
+    """The revision to run before this iteration judges it."""
+
+    revision: str
+    whole: bool
+    """Whether it is the desired one and serves the whole pipeline alone."""
+    state: RolloutState
+    """State of rollouts without an outdated failure, and with a verified revision if one is known.
+    :mod:`~.rollout` keeps it."""
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Forget a failure of another spec, and find the target."""
+    desired, state = draft.of(DesiredRevision).name, draft.state.rollout
+    replicas = draft.of(Replicas).desired(draft.of(ReconciledSpec).pipeline)
+    outdated = state.failed_revision != desired or state.failed_spec != snapshot.spec_hash
+    if state.failed_revision and (outdated or snapshot.revision_record(state.restored) is None):
+        state = state.without_failure()
+    if snapshot.revision_record(state.verified) is None:
+        verified = _serving_alone(snapshot, desired, replicas) or _left_behind(snapshot, desired)
+        state = replace(state, verified=verified)
+    target = state.target(desired)
+    whole = target == desired and serves_whole(snapshot, desired, replicas)
+    return Outcome(RolloutTarget(target, whole, state))
+
+
+def _serving_alone(snapshot: Snapshot, desired: str, replicas: int) -> str:
+    """The revision other than ``desired`` that serves the whole pipeline; "" without one. Where the memory of it is lost, as with a deleted
+    live ConfigMap, this is still what can be gone back to."""
+    found = {pod.revision for pod in snapshot.pods if pod.serving} - {desired}
+    known = [
+        one
+        for one in found
+        if snapshot.revision_record(one) is not None and serves_whole(snapshot, one, replicas)
+    ]
+    return known[0] if known else ""
+
+
+def _left_behind(snapshot: Snapshot, desired: str) -> str:
+    """The revision that served before a rollout to ``desired`` which has not come to its end, as the Deployment tells of it; "" without one.
+    Where one pod fits, nothing serves in between that would tell."""
+    found = snapshot.previous_revision()
+    if (
+        found == desired
+        or snapshot.deployed_revision() != desired
+        or snapshot.revision_record(found) is None
+    ):
+        return ""
+    return (
+        found
+        if snapshot.deployment_condition("Progressing").get("reason") != "NewReplicaSetAvailable"
+        else ""
+    )

@@ -1,0 +1,197 @@
+"""Watch the latency of a new revision; report an SLO violation that its predecessor did not have. Pure.
+
+Nothing is rolled back without figures of both revisions (``latency_figures.py``). In doubt, the new
+revision stays.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.latency_figures import (
+    HELD_SECONDS,
+    REQUESTS_MIN,
+    Figure,
+    Latencies,
+    limit_of,
+)
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
+from triton_pipelines.controllers.pipeline.state import SloGuardState
+from triton_pipelines.controllers.pipeline.status_events import Event
+from triton_pipelines.controllers.timestamps import moment, rfc3339
+
+from .replicas import Replicas
+from .revision import DesiredRevision
+from .rollout_target import RolloutTarget
+
+# A rollout is watched this long after every pod serves the new revision: a violation shows within two
+# of Triton's windows, and load comes in waves of minutes.
+WATCH: Final = dt.timedelta(minutes=5)
+# More requests per second in one pod than this multiple of the predecessor's mean another load, or
+# fewer pods, and are not the revision's fault.
+LOAD_RATIO_MAX: Final = 1.5
+# Path and beginning of the warning that there is nothing to compare.
+UNKNOWN_PATH: Final = "spec.slo.p99Milliseconds"
+UNKNOWN: Final = "the p99 of the pods is not known"
+# Time between iterations during a watch (seconds).
+RECHECK_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Result of comparing a watched rollout with the SLO."""
+
+    watch: SloGuardState
+    broken: str = ""
+    """Why the revision is rolled back; empty if it is not."""
+    ended: str = ""
+    """Summary of the watch; empty if it continues, or there is none."""
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Compare the latency of a new revision with the SLO and with its predecessor's."""
+    desired, begun = draft.of(DesiredRevision).name, draft.of(RolloutTarget)
+    pipeline = draft.of(ReconciledSpec).pipeline
+    judgement = Judgement(SloGuardState())
+    if begun.revision == desired:
+        judgement = follow(
+            draft.state.slo_guard,
+            desired,
+            begun.state.verified,
+            limit_of(pipeline),
+            begun.whole if draft.of(Replicas).desired(pipeline) else None,
+            snapshot.latencies,
+            now,
+        )
+    watched = Event(False, "SLOWatched", "Watch", judgement.ended)
+    watch = judgement.watch if judgement.watch.revision else SloGuardState()
+    return Outcome(judgement, (watch,), events=(watched,) if judgement.ended else ())
+
+
+def doubts(
+    limit: float | None,
+    latencies: Latencies | None,
+    revision: str,
+    said: Sequence[Mapping[str, Any]],
+) -> list[Finding]:
+    """Return a warning if the SLO cannot be watched because the p99 is unknown.
+
+    ``said``: the reported warnings, which hold until pods have been measured.
+    """
+    if limit is None:
+        return []
+    if latencies is None:
+        return [
+            Finding(UNKNOWN_PATH, text, Severity.WARNING)
+            for item in said
+            if (text := str(item.get("message", ""))).startswith(UNKNOWN)
+        ]
+    why = latencies.missing.get(revision)
+    return (
+        [
+            Finding(
+                UNKNOWN_PATH,
+                f"{UNKNOWN}: {why}; a revision that breaks the SLO is not taken back",
+                Severity.WARNING,
+            )
+        ]
+        if why
+        else []
+    )
+
+
+def follow(
+    watch: SloGuardState,
+    wanted: str,
+    proven: str,
+    limit: float | None,
+    whole: bool | None,
+    latencies: Latencies | None,
+    now: dt.datetime,
+) -> Judgement:
+    """Continue the watch.
+
+    Args:
+        watch: as remembered.
+        wanted: the revision that the spec asks for and that is being rolled out or serves.
+        proven: the revision that last served the whole pipeline, before this look.
+        limit: :func:`limit_of`.
+        whole: whether ``wanted`` serves the whole pipeline alone; ``None``: no pods are wanted (suspended, or no replicas), so there is
+            nothing to watch, and the watch begins anew with the next ones.
+        latencies: what is known; ``None``: nothing has been looked at.
+        now: UTC.
+    """
+    watch = _begun(watch, wanted, proven)
+    if limit is None or not watch.revision:
+        return Judgement(SloGuardState())
+    latencies = latencies or Latencies()
+    if whole is None:
+        watch = replace(watch, since="")
+    if not watch.before and (old := latencies.figures.get(watch.predecessor)) is not None:
+        watch = replace(watch, before=round(old.high, 3), rate=round(old.rate, 3))
+    if not watch.since:
+        return Judgement(replace(watch, since=rfc3339(now)) if whole else watch)
+    new = latencies.figures.get(wanted)
+    if (
+        new is not None
+        and 0 < watch.before <= limit < new.low
+        and new.rate <= LOAD_RATIO_MAX * watch.rate
+    ):
+        text = (
+            f"its p99 in the server is {new.low:.1f} ms and more for {HELD_SECONDS:.0f} s at {new.rate:.0f} requests/s in a pod, that of revision"
+            f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f}; spec.slo leaves {limit:g} ms"
+        )
+        return Judgement(watch, broken=text)
+    since = moment(watch.since)
+    if since is None or now - since >= WATCH:
+        return Judgement(SloGuardState(), ended=_summary(watch, new, limit, latencies))
+    return Judgement(watch)
+
+
+def judged_until(watch: SloGuardState, limit: float | None) -> str:
+    """Until when (RFC 3339) a revision may be taken back by this watch; "" where none goes on, and where it cannot judge, since what the revision
+    before had is not known, or was beyond the ``limit`` as well (milliseconds)."""
+    since = moment(watch.since) if watch.since else None
+    if since is None or limit is None or not 0 < watch.before <= limit:
+        return ""
+    return rfc3339(since + WATCH)
+
+
+def _begun(watch: SloGuardState, wanted: str, proven: str) -> SloGuardState:
+    """The watch that this rollout is under; none for a first revision and for one that has served before without another in between."""
+    if watch.revision == wanted:
+        return watch
+    if proven in ("", wanted):
+        return SloGuardState()
+    if watch.revision == proven:
+        # The one that is replaced has not been judged yet: what is gone back to is still the one before.
+        return (
+            SloGuardState()
+            if watch.predecessor == wanted
+            else replace(watch, revision=wanted, since="")
+        )
+    if watch.predecessor == proven:
+        # Changed again on its way: what the one that serves had is known, and its pods may have gone by now.
+        return replace(watch, revision=wanted, since="")
+    return SloGuardState(revision=wanted, predecessor=proven)
+
+
+def _summary(watch: SloGuardState, new: Figure | None, limit: float, latencies: Latencies) -> str:
+    promise = f"spec.slo leaves {limit:g} ms"
+    begin = f"revision {watch.revision} was watched for {WATCH.total_seconds() / 60:.0f} min"
+    if new is None:
+        why = (
+            latencies.missing.get(watch.revision)
+            or f"fewer than {REQUESTS_MIN} requests in {HELD_SECONDS:.0f} s in each of its pods"
+        )
+        return f"{begin}, and its p99 is not known: {why}"
+    said = f"{begin}: p99 in the server at most {new.high:.1f} ms at {new.rate:.0f} requests/s in a pod; {promise}"
+    if not watch.before:
+        return f"{said}; that of revision {watch.predecessor} before it was not known, so nothing could be compared"
+    return f"{said}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"

@@ -1,0 +1,541 @@
+"""A tuning run in the cluster: when it starts, which objects it has, and what became of it. Pure; the clock is passed in.
+
+A changed ``spec.tuning.request`` starts one, once the pipeline is served by the revision that the spec asks for. All that a run is lies in
+the live ConfigMap, its result included; ``status.tuning`` only shows it. The spec is never written, and the pods that serve are not touched:
+a canary that finds no room waits, and gives up; one that has room gives it up as soon as a pod that serves finds none.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.conditions import KIND_OF, Condition, Reason, ReasonKind
+from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
+from triton_pipelines.compile.render.tuning_objects import (
+    JOB_SECONDS,
+    canary,
+    inputs,
+    job,
+    policies,
+)
+from triton_pipelines.controllers.pipeline import status as statuses
+from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended
+from triton_pipelines.controllers.pipeline.latency_figures import limit_of
+from triton_pipelines.controllers.pipeline.padding_choices import Choices, take
+from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, of_pod
+from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot, alive
+from triton_pipelines.controllers.pipeline.state import TuningRunState
+from triton_pipelines.controllers.pipeline.status_events import Event
+from triton_pipelines.controllers.pipeline.tuning_run_inputs import Stage, cleared, stage_of
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, remembered, result_of
+from triton_pipelines.controllers.timestamps import moment, rfc3339
+
+from .replicas import Replicas
+from .revision import DesiredRevision
+from .rollout import Rollout
+
+# A canary that is not ready by then is given up (seconds): as long as a rollout may take by default. So is a Job that does not start.
+PENDING_SECONDS: Final = 900
+# So long (seconds) a request waits for a pipeline that is to serve in all pods: nodes may have to be bought first. Later nobody waits for it.
+WAITING_SECONDS: Final = 3600
+# Beyond the Job's own deadline, for its end to be told (seconds).
+MARGIN_SECONDS: Final = 60
+RECHECK_SECONDS: Final = 15.0
+# A Job that ended waits so long for what its pod says of it (seconds).
+SILENT_SECONDS: Final = 10
+# Events of a run that has ended.
+ENDED_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
+AGAIN: Final = "ask again with another spec.tuning.request"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What is decided: the run to remember, the objects that it has now (its Job, once made, as it is), what it waits for ("": it has ended),
+    events, and the padding that it has proven for Auto (by fingerprint)."""
+
+    run: Run
+    objects: tuple[Object, ...] = ()
+    message: str = ""
+    events: tuple[Event, ...] = ()
+    choices: Choices = field(default_factory=dict)
+
+    @property
+    def created(self) -> list[Object]:
+        """What is to be applied: all but a Job that is there, whose template cannot be changed."""
+        return [item for item in self.objects if not item["metadata"].get("uid")]
+
+    @property
+    def recheck(self) -> float | None:
+        """Seconds until a deadline may have passed; ``None`` without one, as while no pods are wanted."""
+        return RECHECK_SECONDS if self.run.active and (self.run.begun or self.run.asked) else None
+
+    def status(self) -> dict[str, Any]:
+        """``status.tuning``; empty without a run."""
+        return self.run.status(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningProgress:
+    """The next step of a tuning run."""
+
+    before: Run
+    """The run as it was."""
+    after: Tuned
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Start, follow or end the tuning run that the spec asks for."""
+    spec = draft.of(ReconciledSpec)
+    before = remembered(draft.state.tuning_run.document, snapshot.status.get("tuning"))
+    tuned = (
+        interrupted(before, now)
+        if spec.blocked is not None and spec.blocked.invalid
+        else follow(_stage(snapshot, draft), before, now)
+    )
+    return Outcome(
+        TuningProgress(before, tuned),
+        (TuningRunState(tuned.run.to_document()),),
+        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.created),
+        kept=tuned.objects,
+        clear=cleared(snapshot, tuned.objects),
+        events=tuned.events,
+        requeue_after=tuned.recheck,
+    )
+
+
+def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
+    spec, rollout = draft.of(ReconciledSpec), draft.of(Rollout)
+    desired, number = draft.of(DesiredRevision).name, draft.of(Replicas)
+    pipeline, options = spec.pipeline, draft.context.options
+
+    def ready() -> Condition:
+        return statuses.conditions_of(
+            pipeline, spec.graph, snapshot, rollout, desired, draft.problems, number
+        )[0]
+
+    def revision_of(patch: Mapping[str, Any]) -> str:
+        return recommended(pipeline, patch, snapshot, options)
+
+    return stage_of(
+        pipeline,
+        spec.graph,
+        snapshot,
+        options,
+        rollout,
+        draft.state.slo_guard,
+        desired,
+        number.desired(pipeline),
+        ready,
+        revision_of,
+    )
+
+
+def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
+    """The next step of the run that the spec asks for. A run is ended by another request, and by another mode once it has begun."""
+    spec = stage.pipeline.spec.tuning
+    if spec.request is None:
+        # A result stays until there is another; a run that nobody wants any more goes without one.
+        return (
+            Tuned(
+                Run(serial=before.serial),
+                events=_stopped(before, "spec.tuning.request was removed"),
+            )
+            if before.active
+            else Tuned(before)
+        )
+    mode = (spec.mode or TuningMode.QUICK).value
+    new, why = (
+        Run(request=spec.request, serial=before.serial + 1, state=State.PENDING, mode=mode),
+        "",
+    )
+    if before.request != spec.request:
+        run, why = new, f"{spec.request!r} is asked for instead"
+    elif before.active and before.mode != mode:
+        run, why = (
+            (new, f"spec.tuning.mode is {mode} now, and it begins anew")
+            if before.begun
+            else (replace(before, mode=mode), "")
+        )
+    else:
+        run = before
+    if not run.active:
+        return Tuned(run)
+    after = _next(stage, run, now)
+    return replace(after, events=(*(_stopped(before, why) if why else ()), *_events(run, after)))
+
+
+def interrupted(
+    before: Run, now: dt.datetime, why: str = "the spec has become invalid during the run"
+) -> Tuned:
+    """The run where the spec cannot be acted on at all, and ``why``: one that has begun ends, since it holds room for what nobody can ask for."""
+    if not (before.active and before.begun):
+        return Tuned(before)
+    after = Tuned(before.failed(f"{why}; mend it, then {AGAIN}", now))
+    return replace(after, events=_events(before, after))
+
+
+def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
+    refused = stage.snapshot.tuning_rejection if run.begun else ""
+    if not run.begun:
+        waiting = _waiting(stage, run, now)
+        if waiting is not None:
+            return waiting
+        run = replace(run, revision=stage.wanted, start=rfc3339(now), asked="")
+    why = refused or _ended_early(stage, run)
+    if why:
+        return Tuned(run.failed(f"{why}; {AGAIN}", now))
+    name = run.name(stage.pipeline.metadata.uid)
+    return (_running if run.state is State.RUNNING else _pending)(stage, run, name, now)
+
+
+def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
+    """A request that waits for the pipeline, or is given up; ``None`` where it can begin."""
+    if stage.suspended or stage.replicas == 0:
+        # For as long as nobody wants pods, nobody waits for them either.
+        wait = (
+            "the pipeline is suspended; it begins when it serves again"
+            if stage.suspended
+            else "spec.replicas is 0; it begins when pods serve"
+        )
+        return Tuned(replace(run, asked=""), message=wait)
+    if limit_of(stage.pipeline) is None:
+        # Nor for a field that is not there: writing it wakes us.
+        return Tuned(replace(run, asked=""), message=_unpromised(stage.pipeline))
+    if stage.settled and not stage.watched:
+        return None
+    run = replace(run, asked=run.asked or rfc3339(now))
+    wait = f"waits until revision {stage.wanted} serves in all pods"
+    if stage.snapshot.missing_sources:
+        wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
+    elif stage.settled:
+        said = f"waits until the watch over revision {stage.wanted}, whose latency a measurement beside it could disturb, is over at {stage.watched}"
+        return Tuned(run, message=said)
+    else:
+        ready = stage.ready()
+        if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
+            return Tuned(
+                run.failed(
+                    f"revision {stage.wanted} does not serve ({ready.reason.value}): {ready.message}; mend that, then {AGAIN}",
+                    now,
+                )
+            )
+        wait += (
+            f" ({ready.reason.value}: {ready.message})"
+            if ready.status is not True
+            else f": {ready.message}"
+        )
+    if _past(run.asked, WAITING_SECONDS, now):
+        return Tuned(
+            run.failed(f"given up after {WAITING_SECONDS // 60} min; it {wait}; {AGAIN}", now)
+        )
+    return Tuned(run, message=wait)
+
+
+def _unpromised(pipeline: InferencePipeline) -> str:
+    """That there is no latency to tune for, in words that name the field."""
+    slo = pipeline.spec.slo
+    if slo.p99_milliseconds is None:
+        return "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep: set it; the run begins then"
+    return (
+        f"spec.slo.networkAndQueueBudgetMilliseconds: {slo.network_and_queue_budget_milliseconds:g} ms leave nothing of spec.slo.p99Milliseconds,"
+        f" {slo.p99_milliseconds:g} ms, for the pipeline: lower it, or raise the SLO; the run begins then"
+    )
+
+
+def _ended_early(stage: Stage, run: Run) -> str:
+    """Why a run that has begun cannot go on; "" where it can."""
+    if stage.suspended:
+        return "the pipeline was suspended during the run"
+    if stage.wanted != run.revision:
+        return f"revision {run.revision} is no longer wanted, but {stage.wanted}"
+    if stage.target != run.revision:
+        return f"revision {run.revision} was taken back: {stage.ready().message}"
+    return _crowding(stage)
+
+
+def _crowding(stage: Stage) -> str:
+    """Why the run gives up its room: a pod that is to serve has none. Else a rollout would give an old pod up for room that a canary holds."""
+    for pod in stage.snapshot.pods:
+        if (
+            not pod.ready
+            and not pod.deleting
+            and pod.condition("PodScheduled").get("reason") == "Unschedulable"
+        ):
+            return f"pod {pod.name} of the pipeline, which serves, finds no room, and the run gives up its own"
+    if stage.snapshot.pods_refused:
+        return f"the API server takes no further pod that serves, and the run gives up its own: {stage.snapshot.pods_refused}"
+    return ""
+
+
+def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
+    """Until the canary is ready."""
+    pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
+    ready = next((pod for pod in pods if pod.serving and pod.ip), None)
+    if ready is not None:
+        run = replace(run, state=State.RUNNING, job=rfc3339(now), pod=_server_of(ready))
+        return Tuned(
+            run, (*_base(stage, name), _job(stage, run, name, ready)), _not_yet(_unstarted(()))
+        )
+    problem = _problem(stage, pods)
+    refused = stage.snapshot.pods_refused_to(names.tuning_name(stage.snapshot.name, name))
+    why = problem.message if problem is not None else refused or "no pod yet"
+    if problem is not None and problem.final:
+        return Tuned(
+            run.failed(f"the pod to measure does not come up ({problem.reason.value}): {why}", now)
+        )
+    if _past(run.start, PENDING_SECONDS, now):
+        return Tuned(
+            run.failed(f"the pod to measure was not ready within {PENDING_SECONDS} s: {why}", now)
+        )
+    said = "waits for a pod that serves nobody"
+    if problem is not None:
+        said = f"{problem.reason.value}: {why}"
+    elif refused:
+        said += f"; the API server takes none: {refused}"
+    return Tuned(run, tuple(_base(stage, name)), said)
+
+
+def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
+    """Until the Job has ended."""
+    made = stage.snapshot.child(
+        "Job", names.tuning_name(stage.snapshot.name, name, names.COMPONENT_TUNER)
+    )
+    tuners = _pods(stage.snapshot, name, names.COMPONENT_TUNER)
+    for pod in tuners:
+        ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
+        if ended:
+            return _ended(stage, run, ended, now)
+    # What it may have changed of the canary's settings is no place to begin from: a Job is never made twice.
+    if run.made and (
+        made is None
+        or made["metadata"].get("uid") != run.made
+        or made["metadata"].get("deletionTimestamp")
+    ):
+        return Tuned(run.failed(f"its Job was deleted; {AGAIN}", now))
+    closed = _closed(made)
+    # Its pod's own words say more, and may reach us later.
+    silent = bool(tuners) and not _past(
+        str(closed.get("lastTransitionTime") or ""), SILENT_SECONDS, now
+    )
+    if closed and not silent:
+        said = f"the Job failed: {closed.get('reason', '')}: {closed.get('message', '')}"
+        return Tuned(
+            run.failed(
+                said
+                if closed["type"] == "Failed"
+                else f"the Job ended, but its pod is gone, and its result with it; {AGAIN}",
+                now,
+            )
+        )
+    measured = next(
+        (
+            pod
+            for pod in _pods(stage.snapshot, name, names.COMPONENT_CANARY)
+            if alive(pod.raw) and _server_of(pod) == run.pod
+        ),
+        None,
+    )
+    if measured is None or measured.deleting:
+        return Tuned(run.failed(f"{_fate(stage, name)}; {AGAIN}", now))
+    seconds = JOB_SECONDS[TuningMode(run.mode)]
+    if _past(run.job, seconds + MARGIN_SECONDS, now):
+        return Tuned(run.failed(f"the Job did not end within {seconds} s", now))
+    waits = _unstarted(tuners)
+    if waits and _past(run.job, PENDING_SECONDS, now):
+        return Tuned(
+            run.failed(
+                f"the pod that measures did not start within {PENDING_SECONDS} s: {waits}", now
+            )
+        )
+    said = (
+        _not_yet(waits) if waits else f"pod {measured.name}, which serves nobody, is being measured"
+    )
+    if made is None:
+        return Tuned(run, (*_base(stage, name), _job(stage, run, name, measured)), said)
+    return Tuned(
+        replace(run, made=str(made["metadata"].get("uid", ""))), (*_base(stage, name), made), said
+    )
+
+
+def _not_yet(why: str) -> str:
+    return f"the pod that measures does not run yet: {why}"
+
+
+def _server_of(pod: Pod) -> str:
+    """Which start of which pod's server: another one has the settings of the files again, and its address may be anybody's by then."""
+    return f"{pod.uid}/{pod.container(names.CONTAINER_SERVER).get('restartCount', 0)}"
+
+
+def _fate(stage: Stage, name: str) -> str:
+    """What became of the canary."""
+    pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
+    for pod in pods:
+        status = pod.raw.get("status") or {}
+        if not alive(pod.raw):
+            said = ": ".join(
+                text for key in ("reason", "message") if (text := str(status.get(key) or ""))
+            )
+            return (
+                f"pod {pod.name}, which was measured, has ended{f' ({said[:300]})' if said else ''}"
+            )
+    problem = _problem(stage, pods)
+    return f"the pod that was measured is gone, or its server was started again{f' ({problem.message})' if problem is not None else ''}"
+
+
+def _closed(made: Object | None) -> Mapping[str, Any]:
+    """The condition that says that a Job has ended, or an empty one."""
+    conditions = ((made or {}).get("status") or {}).get("conditions") or ()
+    return next(
+        (
+            item
+            for item in conditions
+            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
+        ),
+        {},
+    )
+
+
+def _unstarted(tuners: Sequence[Pod]) -> str:
+    """Why no pod of the Job runs; "" where one does."""
+    if any(
+        "running" in (pod.container(names.CONTAINER_TUNER).get("state") or {}) for pod in tuners
+    ):
+        return ""
+    for pod in tuners:
+        waiting = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("waiting") or {}
+        placed = pod.condition("PodScheduled")
+        if waiting.get("reason") in IMAGE_REASONS:
+            return f"{waiting['reason']}: {waiting.get('message', '')}"
+        if placed.get("status") == "False":
+            return f"{placed.get('reason', '')}: {placed.get('message', '')}"
+    return "it starts" if tuners else "the Job has no pod"
+
+
+def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Tuned:
+    text = str(ended.get("message") or "")
+    if ended.get("exitCode") != 0:
+        said = f"the measurement ended with exit code {ended.get('exitCode')}: {text.strip()[-600:] or ended.get('reason', '')}"
+        return Tuned(run.failed(said, now))
+    try:
+        found = result_of(json.loads(text))
+    except ValueError:
+        found = None
+    if found is None:
+        return Tuned(
+            run.failed(
+                "what the Job reports cannot be read; is its image that of this operator's release (loader.image)?",
+                now,
+            )
+        )
+
+    def fingerprint(pipeline: InferencePipeline) -> str:
+        return cost_fingerprint(pipeline, stage.options, stage.snapshot.digests)
+
+    end = rfc3339(now)
+    taken = take(
+        stage.pipeline,
+        stage.padding,
+        found,
+        (run.request, end),
+        limit_of(stage.pipeline),
+        fingerprint,
+    )
+    makes = stage.recommended(taken.patch) if taken.patch else ""
+    return Tuned(
+        replace(run, state=State.SUCCEEDED, end=end, result=taken.result, recommended=makes),
+        choices=taken.choices,
+    )
+
+
+def _base(stage: Stage, name: str) -> list[Object]:
+    pipeline, options = stage.pipeline, stage.options
+    spec = {key: value for key, value in stage.snapshot.pipeline["spec"].items() if key != "tuning"}
+    if "tokenizer" in spec:
+        spec["tokenizer"] = {**spec["tokenizer"], **stage.pinned_padding()}
+    document = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": pipeline.name, "namespace": pipeline.namespace},
+        "spec": spec,
+    }
+    return [
+        *policies(pipeline, name, options.operator_namespace),
+        inputs(pipeline, name, document, stage.server_image, options),
+        canary(pipeline, name, stage.template, PENDING_SECONDS),
+    ]
+
+
+def _job(stage: Stage, run: Run, name: str, pod: Pod) -> Object:
+    return job(stage.pipeline, name, run.revision, pod.ip, stage.template, stage.options)
+
+
+def _pods(snapshot: Snapshot, name: str, component: str) -> list[Pod]:
+    wanted = {names.LABEL_RUN: name, names.LABEL_COMPONENT: component}
+    return [
+        pod
+        for pod in snapshot.tuning_pods
+        if wanted.items() <= (pod.raw["metadata"].get("labels") or {}).items()
+    ]
+
+
+def _problem(stage: Stage, pods: Sequence[Pod]) -> Problem | None:
+    gpu = stage.pipeline.spec.server.gpu.resource_name
+    there = (pod for pod in pods if alive(pod.raw))
+    return next(
+        (
+            found
+            for pod in there
+            if (found := of_pod(pod, None, gpu, stage.snapshot.nodes)) is not None
+        ),
+        None,
+    )
+
+
+def doubts(run: Run, wanted: str) -> list[Finding]:
+    """A warning where the result is of another revision than the one that is wanted, and that is not what it recommended either."""
+    if run.state is not State.SUCCEEDED or wanted in (run.revision, run.recommended):
+        return []
+    text = f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision}; another request measures revision {wanted}"
+    return [Finding("spec.tuning.request", text, Severity.WARNING)]
+
+
+def _events(before: Run, tuned: Tuned) -> tuple[Event, ...]:
+    after = tuned.run
+    if before.state == after.state or after.state is State.PENDING:
+        return ()
+    said = (
+        after.result.get("message")
+        or f"a pod of revision {after.revision}, which serves nobody, is measured"
+    )
+    return (
+        Event(
+            after.state is State.FAILED,
+            f"Tuning{after.state.value}",
+            "Tune",
+            f"request {after.request!r}: {said}",
+        ),
+    )
+
+
+def _stopped(run: Run, why: str) -> tuple[Event, ...]:
+    """That a run which had not ended is none any more: the status tells of another, or of none."""
+    return (
+        (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {why}"),)
+        if run.active
+        else ()
+    )
+
+
+def _past(since: str, seconds: float, now: dt.datetime) -> bool:
+    began = moment(since)
+    return began is None or (now - began).total_seconds() > seconds

@@ -1,0 +1,347 @@
+"""State that the policies keep between reconcile iterations, as one JSON document in the live ConfigMap.
+
+Each policy owns one dataclass and one key. Earlier releases kept one flat document; it is still read, so that
+an upgraded operator continues rollouts, tuning runs and the like where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.controllers.timestamps import moment
+
+from .field_managers import Writers
+
+# A figure beyond this was edited by hand, and may be too large an integer for a float.
+_FIGURE_MAX: Final = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What one policy remembers. Every field has an empty default, which is not written."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document. A field of another type, as after an edit by hand, counts as empty."""
+        if not isinstance(document, Mapping):
+            return cls()
+        blank = cls()
+        known = [(item.name, getattr(blank, item.name)) for item in dataclasses.fields(cls)]
+        return cls(
+            **{
+                name: document[name]
+                for name, default in known
+                if name in document and type(document[name]) is type(default)
+            }
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionState(PolicyState):
+    """The spec that was last acted on.
+
+    Another revision for the same spec comes from a new operator release, not from the user.
+    """
+
+    generation: int = 0
+    """Generation of that spec."""
+    desired: str = ""
+    """Revision that it was compiled to."""
+    spec: str = ""
+    """Hash of that spec; releases before this field leave it empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutState(PolicyState):
+    """Rollouts of the pipeline: the verified revision, and the one that was rolled back."""
+
+    mode_revision: str = ""
+    """Revision for which strategy Auto fell back to another mode."""
+    mode: str = ""
+    """That mode."""
+    verified: str = ""
+    """Revision that last served the whole pipeline."""
+    failed_revision: str = ""
+    """Revision that was rolled back."""
+    failed_spec: str = ""
+    """Hash of the spec that asked for it."""
+    failed_reason: str = ""
+    """Condition reason of the rollback."""
+    failed_message: str = ""
+    """Why it was rolled back."""
+    restored: str = ""
+    """Revision that was restored in its place."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document; a failure with an unknown reason is forgotten."""
+        state = super(RolloutState, cls).parse(document)
+        if state.failed_reason not in {*Reason, ""}:
+            return dataclasses.replace(state, failed_revision="", failed_reason="")
+        return state
+
+    def target(self, desired: str) -> str:
+        """Return the revision to run if ``desired`` is asked for: the restored one if that failed."""
+        return self.restored if self.failed_revision == desired and self.restored else desired
+
+    def without_failure(self) -> Self:
+        """Return the state without a rolled back revision."""
+        return dataclasses.replace(
+            self,
+            failed_revision="",
+            failed_spec="",
+            failed_reason="",
+            failed_message="",
+            restored="",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StalledRolloutState(PolicyState):
+    """A rollout that failed while pods of another revision still serve."""
+
+    revision: str = ""
+    """Revision whose pods do not all become ready; empty if the rollout is not stalled."""
+    pods: int = 0
+    """How many of them served when it stalled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloGuardState(PolicyState):
+    """A rollout whose latency is watched."""
+
+    revision: str = ""
+    """The new revision; empty if no rollout is watched."""
+    predecessor: str = ""
+    """Revision to roll back to."""
+    before: float = 0.0
+    """p99 of the predecessor, milliseconds; 0 if unknown."""
+    rate: float = 0.0
+    """Requests per second in one pod of the predecessor; 0 if unknown."""
+    since: str = ""
+    """When the new revision first served the whole pipeline (RFC 3339); empty before that."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document; an unreadable one counts as no watched rollout."""
+        if not isinstance(document, Mapping):
+            return cls()
+        texts = [document.get(key, "") for key in ("revision", "predecessor", "since")]
+        numbers = [document.get(key, 0.0) for key in ("before", "rate")]
+        if not all(isinstance(text, str) for text in texts) or not all(
+            _is_figure(number) for number in numbers
+        ):
+            return cls()
+        if texts[2] and moment(texts[2]) is None:
+            return cls()
+        return cls(texts[0], texts[1], float(numbers[0]), float(numbers[1]), texts[2])
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fields that are not empty; nothing if no rollout is watched."""
+        return super(SloGuardState, self).to_document() if self.revision else {}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldManagersState(PolicyState):
+    """Other managers that write a field of ours."""
+
+    managers: str = ""
+    """Their names."""
+    corrected: str = ""
+    """When their edit was last corrected (RFC 3339); empty if the field is left to them."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document; with an unreadable time, no manager is known."""
+        state = super(FieldManagersState, cls).parse(document)
+        if state.corrected and moment(state.corrected) is None:
+            return dataclasses.replace(state, managers="", corrected="")
+        return state
+
+    @property
+    def writers(self) -> Writers:
+        """The managers, with the rule of when they keep the field."""
+        return Writers(self.managers, self.corrected)
+
+    def with_writers(self, writers: Writers) -> Self:
+        """Return the state with these managers."""
+        return dataclasses.replace(self, managers=writers.names, corrected=writers.mended)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasState(FieldManagersState):
+    """Other managers of the number of pods, and the number during a rollout."""
+
+    turns: Mapping[str, Any] = field(default_factory=dict)
+    """Who writes ``spec.replicas`` of the pipeline (:class:`~.field_managers.Turns`)."""
+    rollout_pods: int = 0
+    """Pods with which a rollout continues if scaling wants more than fit; 0: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuResizeState(FieldManagersState):
+    """Other managers of the pods' CPU."""
+
+    @property
+    def left_to(self) -> str:
+        """Managers that the CPU is left to; empty if it is ours."""
+        return self.writers.left
+
+
+@dataclass(frozen=True, slots=True)
+class PodRepairState(PolicyState):
+    """Pods that were deleted because a backend process had died."""
+
+    repaired: str = ""
+    """When one was last deleted (RFC 3339)."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document; an unreadable time counts as none."""
+        state = super(PodRepairState, cls).parse(document)
+        return state if moment(state.repaired) is not None else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSecretsState(PolicyState):
+    """Control keys that were applied."""
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Hash of the control key by revision."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document; at worst, a Secret is applied again."""
+        digests = document.get("digests") if isinstance(document, Mapping) else None
+        if not isinstance(digests, Mapping):
+            return cls()
+        return cls({name: value for name, value in digests.items() if isinstance(value, str)})
+
+
+@dataclass(frozen=True, slots=True)
+class TuningRunState(PolicyState):
+    """The last tuning run."""
+
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of :class:`~.tuning_run_state.Run`. An unreadable document is a lost run, not none."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document."""
+        return cls(dict(document)) if isinstance(document, Mapping) else cls()
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fields of the run; nothing without one."""
+        return dict(self.document)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """State of all policies of one pipeline: one field and one JSON key each."""
+
+    revision: RevisionState = RevisionState()
+    rollout: RolloutState = RolloutState()
+    stalled_rollout: StalledRolloutState = StalledRolloutState()
+    slo_guard: SloGuardState = SloGuardState()
+    replicas: ReplicasState = field(default_factory=ReplicasState)
+    cpu_resize: CpuResizeState = CpuResizeState()
+    pod_repair: PodRepairState = PodRepairState()
+    control_secrets: ControlSecretsState = field(default_factory=ControlSecretsState)
+    tuning_run: TuningRunState = field(default_factory=TuningRunState)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Read the document of this release, or the flat one of earlier releases."""
+        document = json_object(text)
+        known = {**_nested(document), **document}
+        states: dict[str, Any] = {
+            name: kind.parse(known.get(name)) for name, kind in STATES.items()
+        }
+        return cls(**states)
+
+    def to_json(self) -> str:
+        """Return canonical JSON, without what is empty."""
+        documents = {name: getattr(self, name).to_document() for name in STATES}
+        return json.dumps({name: item for name, item in documents.items() if item}, sort_keys=True)
+
+    def with_states(self, *states: PolicyState) -> Self:
+        """Return the same state with these in the place of those of their kind."""
+        changed: dict[str, Any] = {STATE_NAMES[type(state)]: state for state in states}
+        return dataclasses.replace(self, **changed)
+
+
+STATES: Final[Mapping[str, type[PolicyState]]] = {
+    "revision": RevisionState,
+    "rollout": RolloutState,
+    "stalled_rollout": StalledRolloutState,
+    "slo_guard": SloGuardState,
+    "replicas": ReplicasState,
+    "cpu_resize": CpuResizeState,
+    "pod_repair": PodRepairState,
+    "control_secrets": ControlSecretsState,
+    "tuning_run": TuningRunState,
+}
+STATE_NAMES: Final = {kind: name for name, kind in STATES.items()}
+# Fields of the flat document of earlier releases: policy and field; "" stands for the whole state.
+FLAT_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "generation": ("revision", "generation"),
+    "wanted": ("revision", "desired"),
+    "spec": ("revision", "spec"),
+    "mode_revision": ("rollout", "mode_revision"),
+    "mode": ("rollout", "mode"),
+    "proven": ("rollout", "verified"),
+    "failed_revision": ("rollout", "failed_revision"),
+    "failed_spec": ("rollout", "failed_spec"),
+    "failed_reason": ("rollout", "failed_reason"),
+    "failed_message": ("rollout", "failed_message"),
+    "restored": ("rollout", "restored"),
+    "stuck": ("stalled_rollout", "revision"),
+    "stuck_pods": ("stalled_rollout", "pods"),
+    "watch": ("slo_guard", ""),
+    "mended_manager": ("replicas", "managers"),
+    "mended": ("replicas", "corrected"),
+    "turns": ("replicas", "turns"),
+    "rollout_pods": ("replicas", "rollout_pods"),
+    "resized_manager": ("cpu_resize", "managers"),
+    "resized": ("cpu_resize", "corrected"),
+    "healed": ("pod_repair", "repaired"),
+    "secrets": ("control_secrets", "digests"),
+    "tuning": ("tuning_run", ""),
+}
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """Read a JSON object out of a ConfigMap; anything else, as after an edit, counts as empty."""
+    try:
+        document = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the documents by policy of what earlier releases wrote flat."""
+    nested: dict[str, Any] = {}
+    for name, (policy, state_field) in FLAT_FIELDS.items():
+        if name in flat:
+            part = {state_field: flat[name]} if state_field else flat[name]
+            nested[policy] = {**nested.get(policy, {}), **part} if state_field else part
+    return nested
+
+
+def _is_figure(number: Any) -> bool:
+    return (
+        isinstance(number, int | float)
+        and not isinstance(number, bool)
+        and 0 <= number <= _FIGURE_MAX
+    )

@@ -1,0 +1,1 @@
+"""Analysis of ONNX models: walking graphs, the limits that they state, and running them."""

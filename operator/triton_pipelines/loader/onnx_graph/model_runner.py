@@ -1,0 +1,153 @@
+"""Run an ONNX model in the loader on generated rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, inputs
+from triton_pipelines.loader.onnx_weights import open_with_mapped_weights
+
+Array = NDArray[Any]
+Outputs = Mapping[str, Array]
+Run = Callable[[Mapping[str, Array]], Outputs]
+"""A model as a function from named input arrays to named output arrays."""
+
+REFERENCE_MAX: Final = 4 << 30
+"""Bytes of weights up to which ONNX's own evaluator is used.
+
+The weights stay in their files and are mapped. Each of a dozen runs reads all of them, and what
+does not fit into the loader's 2 GiB comes from the disk each time.
+"""
+LONGEST: Final = 2048
+"""Tokens of the longest row that is run.
+
+The attention scores of a layer grow with the square of the length: with 16 heads in FP32 they take
+0.25 GiB here and 4 GiB for 8192 tokens, and several layers' scores exist at once. A loader that is
+killed for its memory cannot write a report.
+"""
+
+
+class Evaluator(StrEnum):
+    """What runs a model."""
+
+    ONNX_RUNTIME = "ONNX Runtime"
+    REFERENCE = "the reference evaluator of ONNX"
+    NONE = "nothing"
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """An input of a stock graph."""
+
+    name: str
+    """Name in the graph."""
+    dtype: np.dtype[Any]
+    """Element type."""
+    per_token: bool
+    """Whether the input holds one value per token."""
+    shape: tuple[int, ...]
+    """Shape of one row; empty for an input with one value per token."""
+
+
+def graph_inputs(model: Any, per_token: Collection[str]) -> tuple[GraphInput, ...]:
+    """Return the inputs of a stock graph; read them before the graph is adapted.
+
+    Args:
+        model: an ``onnx.ModelProto``.
+        per_token: names of the inputs with one value per token.
+    """
+    return tuple(
+        GraphInput(
+            name,
+            onnx.helper.tensor_dtype_to_np_dtype(element_type(value)),
+            name in per_token,
+            ()
+            if name in per_token
+            else tuple(int(dim) for dim in (dims(value) or ())[1:] if isinstance(dim, int)),
+        )
+        for name, value in inputs(model.graph).items()
+    )
+
+
+def generate_rows(
+    graph_inputs: Sequence[GraphInput],
+    lengths: Sequence[int],
+    sizes: Mapping[str, int],
+    masks: Collection[str],
+    seed: int = 0,
+) -> list[dict[str, Array]]:
+    """Return one random request per length: input → array of shape [1, tokens] or [1, …].
+
+    The first row has the lowest values and the last row the highest, so that the tables of the
+    graph are tried up to their ends.
+
+    Args:
+        graph_inputs: inputs of the stock graph.
+        lengths: tokens of each row.
+        sizes: input → number of values that its table holds; 2 where absent.
+        masks: inputs that are masks; they get ones.
+        seed: seed of the random numbers.
+    """
+    random = np.random.default_rng(seed)
+    rows = []
+    for number, length in enumerate(lengths):
+        row: dict[str, Array] = {}
+        for item in graph_inputs:
+            if not item.per_token:
+                row[item.name] = random.uniform(0, 1, (1, *item.shape)).astype(item.dtype)
+            elif item.name in masks:
+                row[item.name] = np.ones((1, length), item.dtype)
+            else:
+                size = sizes.get(item.name, 2)
+                values = random.integers(0, size, (1, length))
+                if number in (0, len(lengths) - 1):
+                    values[0, -1] = 0 if number == 0 else size - 1
+                row[item.name] = values.astype(item.dtype)
+        rows.append(row)
+    return rows
+
+
+def accepts(run: Run, row: Mapping[str, Array]) -> bool:
+    """Return whether the model runs on a row.
+
+    Raises:
+        MemoryError: the run did not fit into memory, which says nothing about the row.
+    """
+    try:
+        run(row)
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+    return True
+
+
+def choose_evaluator(weights: int) -> Evaluator:
+    """Return what can run a model with ``weights`` bytes of weights in this process."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return Evaluator.REFERENCE if weights <= REFERENCE_MAX else Evaluator.NONE
+    return Evaluator.ONNX_RUNTIME
+
+
+def open_model(path: Path, evaluator: Evaluator) -> Run:
+    """Return the model of a file as a function."""
+    if evaluator is Evaluator.REFERENCE:
+        return open_with_mapped_weights(path)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))

@@ -1,0 +1,203 @@
+"""Adapt an ONNX file on disk in place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from triton_pipelines.api.loadplan import PlanAdapt
+from triton_pipelines.loader.download import fsync_folder
+from triton_pipelines.loader.onnx_graph.graph_walk import opset
+from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
+from triton_pipelines.loader.onnx_graph.model_runner import Evaluator, GraphInput, graph_inputs
+from triton_pipelines.loader.onnx_store import Stored, load, load_without_weights, save, skeleton
+from triton_pipelines.loader.onnx_weights import side_files_of, size_of
+from triton_pipelines.loader.ragged.eligibility import (
+    FIXED,
+    OPSET,
+    Adaptable,
+    AdaptationRefusal,
+    check_eligibility,
+)
+from triton_pipelines.loader.ragged.equivalence import Verification, verify
+from triton_pipelines.loader.ragged.graph_adapter import adapt
+from triton_pipelines.loader.ragged.opset_upgrade import CONVERTED_MAX, too_old, upgraded
+
+
+@dataclass(frozen=True)
+class AdaptedFile:
+    """A file that now takes ragged batches."""
+
+    adaptable: Adaptable
+    """What it was adapted for."""
+    verification: Verification
+    """How it was verified."""
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether outputs were compared, rather than only the structure checked."""
+        return self.verification.evaluator is not Evaluator.NONE
+
+    def __str__(self) -> str:
+        limits = [f"{name} below {size}" for name, size in self.adaptable.sizes.items()]
+        if self.adaptable.max_length is not None:
+            limits.append(f"at most {self.adaptable.max_length} tokens")
+        verified = f"structure only, outputs not compared ({self.verification.why})"
+        if self.is_verified:
+            verified = (
+                f"batched rows give the outputs of single rows in {self.verification.evaluator}"
+            )
+        accepted = ", ".join(limits) or "any values"
+        return f"adapted to ragged batches; {verified}; rows are accepted with {accepted}"
+
+
+class _RefusedError(Exception):
+    """The file cannot be adapted."""
+
+    def __init__(self, refusal: AdaptationRefusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
+    """Adapt the model at ``path``.
+
+    The new file takes its name only when it is complete and verified as far as possible here.
+    External data is not copied, and read only for the verification: the adapted graph names the
+    same side files. A graph that the adapter does not understand is refused like any other.
+
+    Args:
+        path: the ONNX file.
+        plan: inputs and outputs per token, from the load plan.
+
+    Raises:
+        OSError: the volume is full.
+        MemoryError: the model does not fit into memory.
+        google.protobuf.message.DecodeError: the file is not a model.
+    """
+    try:
+        stored, is_converted = _read_model(path)
+        adaptable = _check(path, stored.model, plan)
+        names = [item.name for item in plan.inputs]
+        file = _FileAdaptation(
+            path,
+            graph_inputs(stored.model, names),
+            adaptable,
+            size_of(path, stored.model),
+            is_converted,
+        )
+        return file.run(stored)
+    except _RefusedError as error:
+        return error.refusal
+
+
+def not_understood(error: str) -> AdaptationRefusal:
+    """Return the refusal of a graph on which the adapter failed with ``error``."""
+    return AdaptationRefusal.of(
+        f"the graph is built in a way that the adapter does not understand ({error})", FIXED
+    )
+
+
+def _read_model(path: Path) -> tuple[Stored, bool]:
+    """Return the model with its local functions inlined, and whether its opset was converted."""
+    stored = load_without_weights(path)
+    is_old = opset(stored.model) < OPSET
+    if is_old:
+        # A file that is too large to be converted may be too large to be parsed as a whole.
+        too_large = path.stat().st_size > CONVERTED_MAX
+        whole = too_old(opset(stored.model)) if too_large else upgraded(load(path))
+        if isinstance(whole, AdaptationRefusal):
+            raise _RefusedError(whole)
+        stored = Stored(whole, path)
+    inline_local_functions(stored.model)
+    return stored, is_old
+
+
+def _check(path: Path, model: Any, plan: PlanAdapt) -> Adaptable:
+    """Return what the graph can be adapted for. Raises :class:`_RefusedError`."""
+    adaptable = check_eligibility(model, plan)
+    if isinstance(adaptable, AdaptationRefusal):
+        raise _RefusedError(adaptable)
+    missing = sorted(side for side in side_files_of(model) if not (path.parent / side).is_file())
+    if missing:
+        raise _RefusedError(
+            AdaptationRefusal.of(
+                f"the weights in {', '.join(missing)} are missing next to the file",
+                "give a source that holds all of its files",
+            )
+        )
+    return adaptable
+
+
+@dataclass(frozen=True)
+class _FileAdaptation:
+    """One file on its way to the adapted one."""
+
+    path: Path
+    inputs: tuple[GraphInput, ...]
+    """Inputs of the stock graph."""
+    adaptable: Adaptable
+    weights: int
+    """Bytes of the model's weights."""
+    is_converted: bool
+    """Whether the opset was converted, which only a comparison of outputs can verify."""
+
+    def run(self, stored: Stored) -> AdaptedFile:
+        """Write, verify and publish the adapted file. Raises :class:`_RefusedError`."""
+        temporary = self.path.with_name(f".{self.path.name}.ragged")
+        try:
+            adapt(stored.model, self.adaptable)
+            save(stored, temporary)
+            bare = skeleton(stored.model)
+            # `save` has emptied the model, so its weights do not take memory during the runs.
+            verification = verify(self.path, temporary, self.inputs, self.adaptable, self.weights)
+            self._check_verification(verification, bare)
+            self._check_length()
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+            fsync_folder(self.path.parent)
+        except onnx.checker.ValidationError as error:
+            reason = str(error).partition("\n")[0]
+            raise _RefusedError(
+                AdaptationRefusal.of(f"the adapted graph is not valid ({reason})", FIXED)
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return AdaptedFile(self.adaptable, verification)
+
+    def _check_verification(self, verification: Verification, bare: Any) -> None:
+        """Refuse a file that is wrong or, where needed, not verified."""
+        if verification.evaluator is Evaluator.NONE:
+            if self.is_converted:
+                raise _RefusedError(
+                    AdaptationRefusal.of(
+                        f"the graph had to be converted to opset {OPSET}, "
+                        "which cannot be verified here",
+                        f"export it with opset {OPSET}",
+                    )
+                )
+            onnx.checker.check_model(bare)
+        if verification.fault:
+            raise _RefusedError(
+                AdaptationRefusal.of(verification.fault, f"{FIXED}, or export the model again")
+            )
+
+    def _check_length(self) -> None:
+        """Refuse a file that is shorter than the rows that the tokenizer may send.
+
+        Such rows are valid for the tokenizer, but the adapted graph would mark them as broken.
+        """
+        most, sent = self.adaptable.max_length, self.adaptable.plan.max_length
+        if most is not None and most < (sent or 0):
+            raise _RefusedError(
+                AdaptationRefusal.of(
+                    f"the file has {most} positions, and spec.tokenizer.maxLength allows rows of "
+                    f"{sent} tokens",
+                    f"set spec.tokenizer.maxLength to at most {most}",
+                )
+            )
