@@ -257,7 +257,8 @@ def _classes(
         plan.about_fields["type"] += " A single score per row needs no labels."
     elif class_names and len(class_names) != count:
         plan.about_postprocess.append(
-            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes, but the graph has {count};"
+            f"LOOK: {model_facts.CONFIG} names {len(class_names)} classes,"
+            f" but the graph has {count};"
             " labels are left out."
         )
     elif class_names and model_facts.generic(class_names):
