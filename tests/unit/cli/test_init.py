@@ -588,7 +588,7 @@ def test_a_private_repository_needs_a_token(tmp_path: Path, tritonpipe: Run) -> 
 def test_an_unreachable_hub_is_another_failure(tritonpipe: Run) -> None:
     ended = tritonpipe("init", "hf://org/name", "--source-map=hf://=http://127.0.0.1:9")
     assert ended.code == 3
-    assert "the hub cannot be asked" in ended.err
+    assert "the hub cannot be reached" in ended.err
 
 
 def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
