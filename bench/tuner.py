@@ -29,7 +29,7 @@ from bench import plots
 from bench.results import thresholds, write
 from e2e.models import tree
 from e2e.models.__main__ import source_map
-from triton_pipelines.cli.serve import Local, local
+from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
 from triton_pipelines.tools.loadgen import (
     Array,
     LoadSpec,
@@ -99,7 +99,7 @@ class Ready:
 
     server: MeasuredServer
     work: Workload
-    running: Local
+    running: LocalPipeline
     pipe: PipelineModel
     seed: int = 0
 
@@ -131,11 +131,11 @@ def arrivals(spec: LoadSpec) -> Array:
     )
 
 
-def _target(running: Local) -> TuningTarget:
+def _target(running: LocalPipeline) -> TuningTarget:
     return TuningTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
-async def _ready(running: Local, server: MeasuredServer, seconds: float) -> Ready:
+async def _ready(running: LocalPipeline, server: MeasuredServer, seconds: float) -> Ready:
     options = TuningOptions(lengths=LENGTHS, cores=float(os.cpu_count() or 1))
     work = await workload(server.client, running.pipeline, running.graph, options)
     found = await profile(server, running.graph, work, GRID, LATENCY_BUDGET)
@@ -158,7 +158,7 @@ async def _ready(running: Local, server: MeasuredServer, seconds: float) -> Read
 def predictions() -> None:
     """U1: measure, print and write the result."""
     with (
-        local(PIPELINE, _sources()) as running,
+        serve_locally(PIPELINE, _sources()) as running,
         asyncio.Runner(loop_factory=precise_event_loop) as runner,
     ):
         points = runner.run(_predictions(running))
@@ -185,7 +185,7 @@ def predictions() -> None:
     )
 
 
-async def _predictions(running: Local) -> list[tuple[BatchingSetting, float, float, float]]:
+async def _predictions(running: LocalPipeline) -> list[tuple[BatchingSetting, float, float, float]]:
     async with MeasuredServer(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, PREDICTED_SECONDS)
         points = []
@@ -214,13 +214,13 @@ async def _predictions(running: Local) -> list[tuple[BatchingSetting, float, flo
 def choice() -> None:
     """U2: measure, print and write the result and the plot."""
     with (
-        local(PIPELINE, _sources()) as running,
+        serve_locally(PIPELINE, _sources()) as running,
         asyncio.Runner(loop_factory=precise_event_loop) as runner,
     ):
         runner.run(_choice(running))
 
 
-async def _choice(running: Local) -> None:
+async def _choice(running: LocalPipeline) -> None:
     async with MeasuredServer(_target(running), running.pipeline, running.graph) as server:
         ready = await _ready(running, server, SEARCHED_SECONDS)
         brute = {setting: await _highest(ready, setting) for setting in GRID}

@@ -1,4 +1,4 @@
-"""``make demo``: the product shown in one go, first on this machine alone, then on a real one-node cluster.
+"""``make demo``: show the product on this machine, then on a real one-node cluster.
 
     python -m e2e.demo            KEEP=1 keeps the cluster and what is installed in it
 
@@ -63,7 +63,7 @@ def main() -> int:
             building = None if obstacle else stack.enter_context(_cluster_build())
             figures.append(_serve(began))
             if building is None:
-                console.print(f"the part on a cluster is left out: {obstacle}")
+                console.print(f"skipping the part on a cluster: {obstacle}")
             else:
                 _wait_for(building)
                 figures += _on_cluster()
@@ -75,7 +75,8 @@ def main() -> int:
         if not obstacle and os.environ.get("KEEP") != "1":
             _remove_cluster()
     console.print(
-        f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green] {' · '.join(figures)}",
+        f"\n[bold green]done in {time.monotonic() - began:.0f} s:[/bold green]"
+        f" {' · '.join(figures)}",
         soft_wrap=True,
     )
     return 0
@@ -85,15 +86,18 @@ def _no_cluster() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"a local node needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
     if os.geteuid() != 0:
-        return "a local node needs root; run `sudo make demo`, or install the chart on a cluster of yours (docs/user/install.md)"
+        return (
+            "a local node needs root; run `sudo make demo`,"
+            " or install the chart on your cluster (docs/user/install.md)"
+        )
     return ""
 
 
-# --- on this machine alone ---------------------------------------------------------------------------------------------
+# --- on this machine alone
 
 
 def _serve(began: float) -> str:
-    say("1. The pipeline on this machine: a real Triton on CPU, no cluster, no GPU")
+    say("1. The pipeline on this machine: a real Triton on CPU, without a cluster or GPU")
     console.print(f"$ tritonpipe serve {SAMPLE.relative_to(ROOT)}", markup=False)
     log = OUT / "serve.log"
     ports = ["--port=0", "--grpc-port=0", "--metrics-port=0"]
@@ -104,13 +108,13 @@ def _serve(began: float) -> str:
     ):
         try:
             url = _served_url(server, log)
-            _ask(url)
+            _infer(url)
             seconds = time.monotonic() - began
             console.print(f"first answer after [bold]{seconds:.0f} s[/bold]")
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(60)
-    return f"first answer here {seconds:.0f} s"
+    return f"first local answer after {seconds:.0f} s"
 
 
 def _served_url(server: subprocess.Popen[bytes], log: Path) -> str:
@@ -128,14 +132,14 @@ def _served_url(server: subprocess.Popen[bytes], log: Path) -> str:
     )
 
 
-def _ask(url: str) -> None:
+def _infer(url: str) -> None:
     console.print(f'$ tritonpipe infer {url} "…" "…" "…"', markup=False)
     subprocess.run([str(TOOL), "infer", url, *TEXTS], check=True)
     _check(url)
 
 
 def _check(url: str) -> None:
-    """The answer has to be right, or the demo shows nothing."""
+    """Check the answer: the demo proves nothing if it is wrong."""
     body = {
         "inputs": [
             {"name": "TEXT", "datatype": "BYTES", "shape": [len(TEXTS), 1], "data": list(TEXTS)}
@@ -147,12 +151,12 @@ def _check(url: str) -> None:
         raise DemoError(f"expected {EXPECTED}, got {labels}")
 
 
-# --- on a cluster ------------------------------------------------------------------------------------------------------
+# --- on a cluster
 
 
 @contextlib.contextmanager
 def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
-    """The cluster, built beside the first part at low priority."""
+    """Build the cluster at low priority while the first part runs."""
     with (OUT / "cluster.log").open("w") as output:
         building = subprocess.Popen(
             ["nice", sys.executable, "-m", "e2e.demo", "--cluster"],
@@ -170,19 +174,20 @@ def _cluster_build() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _build_cluster() -> None:
-    binaries.path_of("helm")  # of use right after
+    binaries.path_of("helm")  # needed right after
     packages.install(packages.PROMETHEUS)
     Cluster(CLUSTER).up(images=(*PRODUCT_IMAGES, SAMPLES_IMAGE))
 
 
 def _remove_cluster() -> None:
-    say("Cleaning up: the cluster and everything of it")
+    say("Cleaning up: removing the cluster")
     Cluster(CLUSTER).down()
 
 
 def _wait_for(building: subprocess.Popen[bytes]) -> None:
     say(
-        "2. A real one-node Kubernetes cluster (built once, some 10 minutes; from then on under a minute)"
+        "2. A real one-node Kubernetes cluster"
+        " (the first build takes about 10 minutes, later ones under a minute)"
     )
     log, shown = OUT / "cluster.log", 0
     tick, end = threading.Event(), time.monotonic() + CLUSTER_SECONDS
@@ -218,7 +223,7 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
     made.install({"prometheus": {"url": scraping.url}})
     console.print(kube.kubectl("get", "pods", "--namespace=triton-pipelines"), markup=False)
 
-    say("4. The same file on the cluster: kubectl apply, and ask")
+    say("4. The same file on the cluster: kubectl apply, then a request")
     kube.apply(namespace("demo"))
     pipeline = Pipeline(kube, "demo", "sentiment")
     began = time.monotonic()
@@ -233,12 +238,12 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
     reach = Reach(kube)
     with reach.service("demo", "sentiment") as endpoint:
         url = f"{endpoint.http}/v2/models/sentiment"
-        _ask(url)
+        _infer(url)
         ready = time.monotonic() - began
         console.print(kube.kubectl("get", "ipl", "--namespace=demo"), markup=False)
-        figures = [f"apply to answer on the cluster {ready:.1f} s"]
+        figures = [f"from kubectl apply to the first answer: {ready:.1f} s"]
 
-        say("5. A wrong change: three classes where the model has two")
+        say("5. A bad change: three classes for a model with two")
         wrong = merged(
             sample("sentiment"),
             {
@@ -246,7 +251,7 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
                 "spec": {
                     "model": {"outputs": [{"name": "logits", "dataType": "FP32", "dims": [3]}]},
                     "postprocess": {"labels": ["negative", "neutral", "positive"]},
-                    # So small that a second pod fits beside the first, also on two cores.
+                    # Small enough that a second pod fits next to the first, even on two cores.
                     "server": {
                         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
                         "gpu": {"count": 1},
@@ -254,39 +259,37 @@ def _shown(kube: Kube, made: Installation, cluster: Cluster, scraping: Scraper) 
                 },
             },
         )
-        with _asking(url) as asked:
+        with _continuous_requests(url) as asked:
             kube.apply(wrong, manager="kubectl")
-            status = _named(pipeline)
+            status = _wait_for_report(pipeline)
         console.print(status, markup=False)
         console.print(kube.kubectl("get", "ipl", "--namespace=demo"), markup=False)
         if asked.failed:
             raise DemoError(
-                f"{asked.failed} of {asked.sent} requests failed while the wrong change was tried: {asked.error}"
+                f"{asked.failed} of {asked.sent} requests failed during the bad change:"
+                f" {asked.error}"
             )
-        console.print(
-            f"the old revision keeps serving: {asked.sent} requests meanwhile, none failed"
-        )
-        figures.append(
-            f"wrong change named, {asked.sent} requests meanwhile, {asked.failed} failed"
-        )
+        console.print(f"the old revision keeps serving: {asked.sent} requests, none failed")
+        figures.append(f"bad change reported, {asked.failed} of {asked.sent} requests failed")
         _check(url)
         kube.apply(
             {**sample("sentiment"), "metadata": {"name": "sentiment", "namespace": "demo"}},
             manager="kubectl",
         )
         pipeline.wait_ready()
-        console.print("the file as it was, applied again: Ready", markup=False)
+        console.print("the original file, applied again: Ready", markup=False)
     figures.append(scaling_demo.show(kube, reach, scraping, "demo"))
     if os.environ.get("KEEP") == "1":
         console.print(
-            f"kept: export KUBECONFIG={cluster.kubeconfig} (its Prometheus is gone; without one, counts stay as they are)",
+            f"cluster kept: export KUBECONFIG={cluster.kubeconfig}"
+            " (Prometheus is stopped; without it, instance counts stay)",
             markup=False,
         )
     return figures
 
 
-def _named(pipeline: Pipeline) -> str:
-    """Wait until the wrong change is named, and say how."""
+def _wait_for_report(pipeline: Pipeline) -> str:
+    """Wait until the bad change is reported; return the condition."""
 
     def stalled(item: Object | None) -> Object | None:
         conditions = ((item or {}).get("status") or {}).get("conditions") or ()
@@ -302,21 +305,21 @@ def _named(pipeline: Pipeline) -> str:
     def observe() -> Object | None:
         return stalled(pipeline.kube.find("InferencePipeline", pipeline.namespace, pipeline.name))
 
-    condition = wait_for("the wrong change named", observe, bool, 120.0)
+    condition = wait_for("the bad change reported", observe, bool, 120.0)
     assert condition is not None
     return f"Stalled, {condition['reason']}: {condition['message']}"
 
 
-class _Asked:
+class _RequestCounts:
     sent = 0
     failed = 0
     error = ""
 
 
 @contextlib.contextmanager
-def _asking(url: str) -> Iterator[_Asked]:
-    """One client that asks all the time, each time over a new connection."""
-    stop, counts = threading.Event(), _Asked()
+def _continuous_requests(url: str) -> Iterator[_RequestCounts]:
+    """Send requests continuously, each over a new connection."""
+    stop, counts = threading.Event(), _RequestCounts()
 
     def run() -> None:
         while not stop.is_set():

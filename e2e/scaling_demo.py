@@ -1,7 +1,11 @@
-"""The demo's scaling part: long documents under load, with a fixed count of one tokenizer, then managed, then without Prometheus.
+"""The demo's scaling part: long documents under load.
 
-The tokenization is real work for the CPU. The GPU step is a declared stand-in that waits as long as a fast GPU would compute. Clients, cluster and pods
-share this machine's cores: the load is 16 clients with requests made beforehand, and it asks for about a quarter more than one tokenizer carries.
+First with one tokenizer, then with autoscaling, then without Prometheus.
+
+The tokenization is real work for the CPU. The GPU step is simulated: it waits as long as
+a fast GPU would compute. Clients, cluster and pods
+share this machine's cores: the load is 16 clients with requests made beforehand, and it asks for
+about a quarter more than one tokenizer carries.
 """
 
 from __future__ import annotations
@@ -36,14 +40,19 @@ GROWN_SECONDS = 45
 STEADY_SECONDS = 12
 DARK_SECONDS = 12
 BEYOND = 0.62
-"""Of what the wanted count would carry if each instance carried as much as the first alone: 1.24 times the first with two of them."""
+"""Load as a share of what the desired count could sustain if instances scaled linearly.
+
+With two instances it is 1.24 times what the first one sustains.
+"""
 MOST = 3
-"""Instances at most that the load is made for; the stand-in GPU step carries no more."""
+"""Largest instance count the load is sized for; the simulated GPU step sustains no more."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the part showed: figures with the fixed count and managed, seconds until the count had grown, counts, and requests in all."""
+    """What the part showed: figures with the fixed count and managed, seconds until the count had
+    grown, counts, and requests in all.
+    """
 
     fixed: Figures
     managed: Figures
@@ -56,7 +65,8 @@ class Shown:
     def closing(self) -> str:
         """The closing line's part."""
         return (
-            f"documents with {self.before} tokenizer fixed: {self.fixed}; managed ({self.before} → {self.after} in place after {self.grown_after:.0f} s): "
+            f"documents with {self.before} tokenizer fixed: {self.fixed}; managed"
+            f" ({self.before} → {self.after} in place after {self.grown_after:.0f} s): "
             f"{self.managed}; {self.failed} of {self.requests} requests failed"
         )
 
@@ -70,15 +80,17 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
     workload = documents()
     most = max(2, min(MOST, os.cpu_count() or 2))
     say(
-        f"6. Long documents: {workload.rows} texts of ~{workload.tokens} tokens per request, one tokenizer ({workload.tokenizer}), its count fixed (scaling.mode: Disabled)"
+        f"6. Long documents: {workload.rows} texts of ~{workload.tokens} tokens per request,"
+        f" one tokenizer ({workload.tokenizer}), a fixed count (scaling.mode: Disabled)"
     )
     console.print(
-        "tokenizing is real work for the CPU; stand-in: " + "; ".join(workload.stand_ins),
+        "tokenization runs on the real CPU; simulated: " + "; ".join(workload.stand_ins),
         markup=False,
         soft_wrap=True,
     )
     console.print(
-        f"{CLIENTS} clients with requests made beforehand; they, the cluster and the pods share {os.cpu_count()} cores",
+        f"{CLIENTS} clients with prepared requests; they share {os.cpu_count()} cores"
+        " with the cluster and the pods",
         markup=False,
         soft_wrap=True,
     )
@@ -95,7 +107,8 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
         carried = figures(watch.measure(PROBE_SECONDS)[1:]).rate
         load.rate(carried * BEYOND * most)
         console.print(
-            f"one tokenizer carries {carried:.0f} requests/s; {carried * BEYOND * most:.0f} requests/s are asked for",
+            f"one tokenizer sustains {carried:.0f} requests/s;"
+            f" the load is now {carried * BEYOND * most:.0f} requests/s",
             markup=False,
             soft_wrap=True,
         )
@@ -103,33 +116,38 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
             fixed = figures(watch.measure(FIXED_SECONDS, live))
 
         say(
-            "7. The same load, managed: kubectl patch … scaling.mode: Active (the operator asks Prometheus)"
+            "7. The same load with autoscaling: kubectl patch … scaling.mode: Active"
+            " (the operator queries Prometheus)"
         )
         pipeline.patch({"spec": {"scaling": {"mode": "Active"}}})
         with live_line() as live:
             growing = watch.measure(GROWN_SECONDS, live, until=lambda one: one.count > 1)
             if growing[-1].count <= 1:
                 raise DemoError(
-                    f"the count did not grow within {GROWN_SECONDS} s: {pipeline.status().get('scaling')}"
+                    f"the count did not grow within {GROWN_SECONDS} s:"
+                    f" {pipeline.status().get('scaling')}"
                 )
-            watch.measure(4, live)  # what had queued up
+            watch.measure(4, live)  # drain the queue
             managed = watch.measure(STEADY_SECONDS, live)
         console.print(_last_change(pipeline), markup=False, soft_wrap=True)
 
-        say("8. Prometheus is killed: no count falls")
+        say("8. Prometheus is stopped: instance counts stay")
         scraping.kill()
         with live_line() as live:
             dark = watch.measure(DARK_SECONDS, live)
         fallen = min(one.count for one in dark) < managed[-1].count
-        told = pipeline.wait_condition("MetricsAvailable", "False")
+        condition = pipeline.wait_condition("MetricsAvailable", "False")
         console.print(
-            f"MetricsAvailable: {told['reason']}: {told['message'].partition(' Look:')[0]}",
+            f"MetricsAvailable: {condition['reason']}:"
+            f" {condition['message'].partition(' Look:')[0]}",
             markup=False,
             soft_wrap=True,
         )
         load.rate(0)
         if fallen:
-            raise DemoError(f"a count fell without Prometheus: {[one.count for one in dark]}")
+            raise DemoError(
+                f"an instance count fell without Prometheus: {[one.count for one in dark]}"
+            )
     failed = [answer.error for answer in load.answers if answer.error]
     if failed:
         raise DemoError(f"{len(failed)} of {len(load.answers)} requests failed: {failed[0]}")
@@ -140,7 +158,9 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
 
 
 def _changes(most: int) -> dict[str, Any]:
-    """One instance at first, as many as there are cores at most; requests so small that the pod fits beside others, its CPU limit as the product sets it."""
+    """One instance at first, as many as there are cores at most; requests so small that the pod
+    fits next to others, its CPU limit as the product sets it.
+    """
     return {
         "spec": {
             "scaling": {"mode": "Disabled"},
@@ -162,13 +182,13 @@ def _last_change(pipeline: Pipeline) -> str:
     return (
         "{time}: {step} from {from} to {to}: {reason}".format_map(history[0])
         if history[0]
-        else "its status tells of no change yet"
+        else "the status reports no change yet"
     )
 
 
 @dataclass
 class _Watch:
-    """Looks at the pod each second, beside the load."""
+    """Samples the pod each second, in addition to the load."""
 
     pipeline: Pipeline
     endpoint: Endpoint

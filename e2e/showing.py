@@ -1,4 +1,4 @@
-"""How the demo speaks: headings, errors, and a line that follows a measurement."""
+"""Output of the demo: headings, errors, and a line that follows a measurement."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from e2e.load.bins import Second, figures
 
 console = Console(highlight=False)
 SHOWN = 4
-"""Seconds that a live figure is the mean of."""
+"""Seconds over which a live value is averaged."""
 PLAIN_EVERY = 4
-"""Seconds between two lines where the output is no terminal."""
-_COLUMNS = ("time", "tokenizers", "requests/s", "p99", "GPU busy", "GPU starved", "what limits it")
+"""Seconds between two lines if the output is not a terminal."""
+_COLUMNS = ("time", "tokenizers", "requests/s", "p99", "GPU busy", "GPU starved", "bottleneck")
 
 
 class DemoError(RuntimeError):
-    """A step of the demo did not do what it shows; the message says which and where to look."""
+    """A step of the demo failed; the message says which, and where to look."""
 
 
 def say(text: str) -> None:
@@ -30,7 +30,10 @@ def say(text: str) -> None:
 
 
 class LiveLine:
-    """The last seconds of a measurement as one line: kept up to date on a terminal, repeated now and then elsewhere."""
+    """The last seconds of a measurement as one line.
+
+    It is updated in place on a terminal, and repeated now and then elsewhere.
+    """
 
     def __init__(self, out: Console, live: Live | None) -> None:
         self._out, self._live = out, live
@@ -38,7 +41,7 @@ class LiveLine:
         self._number = 0
 
     def add(self, one: Second) -> None:
-        """Take in a second."""
+        """Add one second."""
         self._last.append(one)
         self._number += 1
         if self._live is not None:
@@ -51,7 +54,7 @@ class LiveLine:
 
 @contextmanager
 def live_line(out: Console = console) -> Iterator[LiveLine]:
-    """A live line for the time of the context; its last state stays."""
+    """Show a live line during the context; its last state stays."""
     if not out.is_terminal:
         yield LiveLine(out, None)
         return
@@ -86,4 +89,7 @@ def table(values: Sequence[str]) -> Table:
 def line(values: Sequence[str]) -> str:
     """The line elsewhere."""
     time, count, rate, p99, busy, starved, verdict = values
-    return f"  {time:>5}: tokenizers {count}, {rate} requests/s, p99 {p99}, GPU busy {busy}, starved {starved}, {verdict}"
+    return (
+        f"  {time:>5}: tokenizers {count}, {rate} requests/s, p99 {p99},"
+        f" GPU busy {busy}, starved {starved}, {verdict}"
+    )

@@ -71,7 +71,7 @@ def crd_template(text: str, source: str) -> str:
     """
     document = yaml.safe_load(text)
     if not isinstance(document, dict) or document.get("kind") != "CustomResourceDefinition":
-        raise ChartError(f"{source}: holds no single CustomResourceDefinition")
+        raise ChartError(f"{source}: must contain exactly one CustomResourceDefinition")
     body = "".join(
         f"{line}\n" for line in text.splitlines() if not line.startswith("#") and line != "---"
     )
@@ -350,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
         prog="python -m hack.chart",
-        description="Generate what follows from other files in chart and manifests.",
+        description="Generate the derived files of the chart and the manifests.",
     )
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit 1 if a file would change"

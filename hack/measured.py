@@ -55,7 +55,7 @@ def page(text: str) -> str:
     changed, count = _MARKS.subn(lambda match: f"{match[1]}{block()}\n{match[2]}", text)
     if count != 1:
         raise SystemExit(
-            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' are needed once, in this order"
+            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' must appear once each, in this order"
         )
     return changed
 

@@ -101,10 +101,10 @@ def by_field(table: list[Entry]) -> tuple[dict[str, Entry], list[str]]:
             covered[path] = fitting[0]
     used = {entry.path for entry in covered.values()}
     wrong += [
-        f"{entry.path}: is no field of ModelConfig" for entry in table if entry.path not in used
+        f"{entry.path}: is not a field of ModelConfig" for entry in table if entry.path not in used
     ]
     wrong += [
-        f"{entry.path}: {field} is no field of the resource"
+        f"{entry.path}: {field} is not a field of the resource"
         for entry in table
         for field in entry.fields
         if field not in ours

@@ -47,13 +47,13 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
             (
                 "Instances of scaled steps",
                 "none",
-                "wanted per pod, and what each pod's Triton reports",
+                "desired per pod, and as reported by each pod's Triton",
                 (
-                    (f"tritonpipe_step_instances_desired{{{_OWN}}}", "{{step}} wanted"),
+                    (f"tritonpipe_step_instances_desired{{{_OWN}}}", "{{step}} desired"),
                     (f"tritonpipe_step_instances{{{_OWN}}}", "{{step}} {{pod}}"),
                 ),
             ),
-            ("Starved GPU", "percentunit", "time in which the GPU step idled while work waited before it", (
+            ("Starved GPU", "percentunit", "time in which the GPU step was idle although work was queued", (
                 (f"tritonpipe:gpu_starved:ratio{{{_OWN}}}", "starved"),
             )),
         ),
@@ -72,8 +72,8 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
                     (f"sum by (model) (tritonpipe:throughput:rate{{{_PODS}}})", "{{model}} completed"),
                 ),
             ),
-            ("Requests that wait", "none", "", ((f"sum by (model) (tritonpipe:pending:sum{{{_PODS}}})", "{{model}}"),)),
-            ("Requests per execution", "none", "about 1 with requests waiting: batching is defeated", (
+            ("Waiting requests", "none", "", ((f"sum by (model) (tritonpipe:pending:sum{{{_PODS}}})", "{{model}}"),)),
+            ("Requests per execution", "none", "about 1 with requests waiting: batching is ineffective", (
                 (f"avg by (model) (tritonpipe:batch:mean{{{_PODS}}})", "{{model}}"),
             )),
             ("Busy instances", "none", "per model, all pods", ((f"sum by (model) (tritonpipe:busy:instances{{{_PODS}}})", "{{model}}"),)),
@@ -82,7 +82,7 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
     (
         "Machine",
         (
-            ("GPU utilisation", "percentunit", "busiest GPU of each pod", ((f"tritonpipe:gpu:ratio{{{_PODS}}}", "{{pod}}"),)),
+            ("GPU utilization", "percentunit", "busiest GPU of each pod", ((f"tritonpipe:gpu:ratio{{{_PODS}}}", "{{pod}}"),)),
             ("CPU of the server", "none", "cores", ((f"tritonpipe:cpu:cores{{{_PODS}}}", "{{pod}}"),)),
             ("Throttled CPU periods", "percentunit", "above 10 % nothing is added", ((f"tritonpipe:cpu_throttled:ratio{{{_PODS}}}", "{{pod}}"),)),
         ),

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.gpu.encoder import CLASSES, WEIGHTS, Shape
-from triton_pipelines.cli.documents import only
+from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import render
 from triton_pipelines.loader.main import LoadOptions
@@ -55,7 +55,7 @@ def lay_out(folder: Path, checkpoint: Path, shape: Shape, kind: str) -> Path:
     """Judge, render and load the pipeline as a pod's init container would; returns the model repository."""
     file = folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document(shape, kind), sort_keys=False))
-    pipeline, graph = only(file, Options())
+    pipeline, graph = load_pipeline(file, Options())
     revision = folder / "revision"
     revision.mkdir()
     for key, content in render(pipeline, graph, Options()).data.items():

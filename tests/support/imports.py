@@ -16,7 +16,7 @@ from triton_pipelines.compile.render.config_patch import patch
 from triton_pipelines.compile.render.model_config import ensemble_config, step_config
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.tools.importer.assemble import import_models
-from triton_pipelines.tools.importer.import_notes import Note
+from triton_pipelines.tools.importer.import_notes import ImportNote
 from triton_pipelines.tools.importer.repository import read_repository
 
 PREFIX = "s3://bucket/models"
@@ -36,7 +36,7 @@ class Imported:
 
     text: str
     document: dict[str, Any]
-    notes: tuple[Note, ...]
+    notes: tuple[ImportNote, ...]
 
 
 def graph_of(document: Mapping[str, Any]) -> Graph:

@@ -22,7 +22,7 @@ TRITONPIPE = (sys.executable, "-m", "triton_pipelines.cli.main")
 FREE_PORTS = ("--port=0", "--grpc-port=0", "--metrics-port=0")
 START_SECONDS = 100.0
 STOP_SECONDS = 30.0
-LAST_LINE = "Ctrl-C ends it"
+LAST_LINE = "Ctrl-C to stop"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from tritonclient.http import InferenceServerClient
 
 from tests.support.triton import triton_server
-from triton_pipelines.cli.documents import only
-from triton_pipelines.cli.serve import _lay_out
+from triton_pipelines.cli.documents import load_pipeline
+from triton_pipelines.cli.local_pipeline import prepare_model_repository
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.loader.uris import SourceMap
@@ -25,8 +25,8 @@ def on_stand_ins(
 ) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
     """The resource of a file, laid out below ``folder`` by the loader as in a pod, on that server. KIND_GPU is turned into KIND_CPU."""
     options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
-    pipeline, graph = only(file, options)
-    models = _lay_out(pipeline, _on_cpu(graph), options, folder, folder, sources)
+    pipeline, graph = load_pipeline(file, options)
+    models = prepare_model_repository(pipeline, _on_cpu(graph), options, folder, folder, sources)
     with (
         triton_server(models, list(graph.load), distribution=distribution) as server,
         InferenceServerClient(server.http_url.removeprefix("http://")) as client,

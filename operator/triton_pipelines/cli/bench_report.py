@@ -1,4 +1,4 @@
-"""What ``tritonpipe bench`` shows: tables and a plot for people, CSV and JSON for programs. Pure."""
+"""Reports of ``tritonpipe bench``: tables and a plot, CSV and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triton_pipelines.tools.loadgen import LoadSummary, SweepResult, summary_doc
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
 
 VERSION: Final = 1
-"""Of the JSON document: grows when a field changes its meaning or goes."""
+"""Version of the JSON document: raised when a field is removed or changes its meaning."""
 BASELINE: Final = "one by one"
 _PERCENTILES: Final = ("p50", "p90", "p95", "p99", "max")
 _PLOT_COLUMNS, _PLOT_LINES = 72, 14
@@ -30,55 +30,52 @@ _COLUMNS: Final = (
     "requests,failed,stable,runs"
 )
 COLUMNS: Final = tuple(_COLUMNS.split(","))
-"""Of the CSV."""
+"""Columns of the CSV."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """A bench: what was asked, how, and what came of it.
-
-    Attributes:
-        model, address, protocol: what was asked, where and how.
-        source: of the texts or tensors, in words.
-        rows: in each request.
-        seconds, warmup_seconds: measured time of each run.
-        points: the loads.
-        baseline: one client that waits for each answer; with all rows in a request, then with a row in each; may be empty.
-        names: models whose steps are shown, in the order of the pipeline; empty: all.
-    """
+class BenchReport:
+    """The results of a bench."""
 
     model: str
+    """Name of the measured model."""
     address: str
+    """Address of its server."""
     protocol: str
+    """Protocol of the requests."""
     source: str
+    """Description of the origin of texts or tensors."""
     rows: int
+    """Rows per request."""
     seconds: float
+    """Measured time of each run."""
     warmup_seconds: float
+    """Time under load before each run."""
     points: Sequence[SweepResult]
+    """The loads."""
     baseline: Mapping[str, SweepResult]
+    """One client that waits for each answer: all rows in a request, then one row; may be empty."""
     names: Sequence[str] = ()
+    """Models whose steps are shown, in the order of the pipeline; empty: all."""
 
     @property
     def naive_rows(self) -> float:
-        """Rows/s of the naive way: a row at a time; NaN where it was not measured."""
+        """Return the rows/s of one row at a time; NaN if it was not measured."""
         return (
             self.baseline[BASELINE].median("rows_per_s") if BASELINE in self.baseline else math.nan
         )
 
 
-def everything(report: Report) -> list[tuple[str, SweepResult]]:
-    """The baselines, then the loads, each once."""
+def all_loads(report: BenchReport) -> list[tuple[str, SweepResult]]:
+    """Return the baselines, then the loads, each once."""
     return [
         *report.baseline.items(),
         *((item.spec.name, item) for item in report.points if item not in report.baseline.values()),
     ]
 
 
-# --- for programs -----------------------------------------------------------------------------------------------------------
-
-
-def as_json(report: Report) -> str:
-    """A document with every run."""
+def as_json(report: BenchReport) -> str:
+    """Return the report as JSON, with every run."""
     document = {
         "version": VERSION,
         "model": report.model,
@@ -105,12 +102,12 @@ def _point(item: SweepResult) -> dict[str, Any]:
     return {"load": load, "median": typical, "runs": [summary_document(run) for run in item.runs]}
 
 
-def as_csv(report: Report) -> str:
-    """A line for each load: medians of the runs; counts are sums."""
+def as_csv(report: BenchReport) -> str:
+    """Return the report as CSV: a line per load with medians over its runs and sums of counts."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for name, item in everything(report):
+    for name, item in all_loads(report):
         low, high = item.spread("requests_per_s")
         writer.writerow(
             [
@@ -128,7 +125,7 @@ def as_csv(report: Report) -> str:
     return out.getvalue()
 
 
-def chart(report: Report) -> Chart:
+def chart(report: BenchReport) -> Chart:
     """Return the throughput-latency curve as a chart."""
     series = []
     for kind, items in _kinds(report.points).items():
@@ -157,23 +154,22 @@ def chart(report: Report) -> Chart:
         series,
         unit="rows/s",
         latency="latency",
-        note=f"{report.protocol}, {report.rows} row(s) per request, {report.source}; median of {count} run(s) of {report.seconds:g} s each; labels: concurrency or rate",
+        note=f"{report.protocol}, {report.rows} row(s) per request, {report.source};"
+        f" median of {count} run(s) of {report.seconds:g} s each; labels: concurrency or rate",
         whiskers=f"whiskers: lowest and highest of {count} runs",
     )
 
 
-# --- for people -------------------------------------------------------------------------------------------------------------
-
-
-def shown(report: Report) -> list[Table | Text]:
-    """The tables, the plot and the remarks."""
+def tables(report: BenchReport) -> list[Table | Text]:
+    """Return the tables, the plot and the warnings."""
     best = max(report.points, key=lambda item: item.median("rows_per_s"))
     parts: list[Table | Text] = [
         Text(
-            f"{report.model} at {report.address}: {report.rows} row(s) a request, {report.source}"
+            f"{report.model} at {report.address}: {report.rows} row(s) per request, {report.source}"
         ),
         Text(
-            f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s of warm-up; latency in ms; ± is half the spread over the runs"
+            f"{len(best.runs)} run(s) of {report.seconds:g} s after {report.warmup_seconds:g} s"
+            " of warm-up; latency in ms; ± is half the spread over the runs"
         ),
         _loads(report),
     ]
@@ -182,17 +178,18 @@ def shown(report: Report) -> list[Table | Text]:
     if table := _steps(best.typical, report.names):
         parts += [
             Text(
-                f"where the time goes at {best.spec.name} (Triton's statistics; ms, mean of a request; busy: instances)"
+                f"time per request at {best.spec.name} (Triton statistics; mean, in ms;"
+                " busy: instances)"
             ),
             table,
         ]
-    return [*parts, *map(Text, remarks(report))]
+    return [*parts, *map(Text, warnings_of(report))]
 
 
-def remarks(report: Report) -> list[str]:
-    """What must be known to read the figures rightly."""
+def warnings_of(report: BenchReport) -> list[str]:
+    """Return warnings about errors, instability and overload."""
     result = []
-    for name, item in everything(report):
+    for name, item in all_loads(report):
         for message, count in sorted(item.errors.items(), key=lambda pair: -pair[1])[:3]:
             result.append(f"{name}: {count} failed: {message}")
     behind = [
@@ -200,14 +197,14 @@ def remarks(report: Report) -> list[str]:
         for item in report.points
         if item.spec.rate and item.median("requests_per_s") < _KEPT_UP * item.spec.rate
     ]
-    # Where a queue grows nothing is stable, however long it is measured.
-    if unsteady := [
+    # While a queue grows, nothing is stable, however long it is measured.
+    if unstable := [
         f"{name} ({reason})"
-        for name, item in everything(report)
-        if item not in behind and (reason := _unsteady(item))
+        for name, item in all_loads(report)
+        if item not in behind and (reason := _unstable(item))
     ]:
         result.append(
-            f"not stable: {'; '.join(unsteady)}; a longer --duration, or a quieter machine, may help"
+            f"not stable: {'; '.join(unstable)}; try a longer --duration or a quieter machine"
         )
     if busy := [
         item.spec.name
@@ -215,7 +212,7 @@ def remarks(report: Report) -> list[str]:
         if max(run.cpu_share for run in item.runs) > _BUSY_CORES
     ]:
         result.append(
-            f"the load generator itself kept a core busy at {', '.join(busy)}: the server may carry more"
+            f"the load generator used a full core at {', '.join(busy)}: the server may sustain more"
         )
     late = [
         item.spec.name
@@ -224,22 +221,24 @@ def remarks(report: Report) -> list[str]:
     ]
     if late:
         result.append(
-            f"requests left late at {', '.join(late)} (more than a tenth of p99): too few CPUs for generator and server; latency counts from when they were due"
+            f"requests were sent late at {', '.join(late)} (by more than a tenth of p99):"
+            " too few CPUs for generator and server; latency is measured from the due time"
         )
     for item in behind:
-        lost = "; of those that failed no time is among the percentiles" if item.errors else ""
-        carried = _short_number(item.median("requests_per_s"))
+        lost = "; percentiles exclude the failed requests" if item.errors else ""
+        completed = _short_number(item.median("requests_per_s"))
         result.append(
-            f"overloaded at {item.spec.name}: {carried} requests/s are answered, and latency grows with the time measured{lost}"
+            f"overloaded at {item.spec.name}: only {completed} requests/s are answered,"
+            f" and latency grows with the duration{lost}"
         )
     return result
 
 
-def _unsteady(item: SweepResult) -> str:
+def _unstable(item: SweepResult) -> str:
     return next((run.stability.reason for run in item.runs if not run.stability.stable), "")
 
 
-def _loads(report: Report) -> Table:
+def _loads(report: BenchReport) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("load", "requests/s", "±", "rows/s"):
         table.add_column(name, justify="left" if name == "load" else "right")
@@ -248,7 +247,7 @@ def _loads(report: Report) -> Table:
     for name in (*_PERCENTILES, "failed"):
         table.add_column(name, justify="right")
     table.add_column("stable")
-    for name, item in everything(report):
+    for name, item in all_loads(report):
         low, high = item.spread("requests_per_s")
         rows = item.median("rows_per_s")
         cells = [
@@ -273,7 +272,7 @@ def _loads(report: Report) -> Table:
 
 def _steps(summary: LoadSummary, names: Sequence[str]) -> Table | None:
     chosen = [name for name in names if name in summary.steps] if names else sorted(summary.steps)
-    # An ensemble has no executions of its own; its requests are the whole.
+    # An ensemble has no executions itself; its requests are the whole.
     inner = [name for name in chosen if summary.steps[name].executions] or chosen
     if not inner:
         return None
@@ -306,8 +305,8 @@ def _steps(summary: LoadSummary, names: Sequence[str]) -> Table | None:
 
 
 def plot(points: Sequence[SweepResult]) -> str:
-    """p99 (logarithmic) over rows/s in characters; each point bears the first letter of its kind: c closed loop, o open loop."""
-    found = [
+    """Plot p99 (logarithmic) over rows/s in characters: c closed loop, o open loop."""
+    points_shown = [
         (
             item.median("rows_per_s"),
             item.median("p99_s") * 1000,
@@ -315,16 +314,18 @@ def plot(points: Sequence[SweepResult]) -> str:
         )
         for item in points
     ]
-    found = [point for point in found if math.isfinite(point[1]) and point[1] > 0 and point[0] > 0]
-    if not found:
+    points_shown = [
+        point for point in points_shown if math.isfinite(point[1]) and point[1] > 0 and point[0] > 0
+    ]
+    if not points_shown:
         return ""
-    most = max(point[0] for point in found)
+    most = max(point[0] for point in points_shown)
     low, high = (
-        math.log10(min(point[1] for point in found)),
-        math.log10(max(point[1] for point in found)),
+        math.log10(min(point[1] for point in points_shown)),
+        math.log10(max(point[1] for point in points_shown)),
     )
     grid = [[" "] * _PLOT_COLUMNS for _ in range(_PLOT_LINES)]
-    for rate, latency, mark in found:
+    for rate, latency, mark in points_shown:
         line = (
             round((_PLOT_LINES - 1) * (1 - (math.log10(latency) - low) / (high - low)))
             if high > low

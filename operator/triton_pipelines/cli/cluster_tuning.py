@@ -1,4 +1,7 @@
-"""Asking for a tuning run in the cluster: the spec is the user's, so the command is printed and not carried out. Pure; the clock is passed in."""
+"""Commands that start a tuning run in the cluster. Pure; the clock is passed in.
+
+The spec belongs to the user, so the command is printed and not executed.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,35 @@ from collections.abc import Mapping
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import TuningMode
 
-from .errors import EXIT_USAGE, Failure
+from .errors import EXIT_USAGE, CommandError
 
-# Options of ``tritonpipe tune`` that a run in the cluster can be given; of some others the resource says the same.
+# Options of ``tritonpipe tune`` that a run in the cluster supports. For some others, the
+# resource has a field.
 CARRIED = frozenset({"file", "in_cluster", "namespace", "thorough"})
 _INSTEAD = {
-    "slo": "write spec.slo.p99Milliseconds",
-    "cores": "spec.server.resources says what the pod may use",
-    "plot": "run it on a server with --server for a plot",
+    "slo": "set spec.slo.p99Milliseconds",
+    "cores": "spec.server.resources limits the CPU of the pod",
+    "plot": "for a plot, measure a server with --server",
     "report_file": "read status.tuning",
     "output": "read status.tuning",
 }
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def asking(name: str, namespace: str | None, thorough: bool, now: dt.datetime) -> str:
-    """The kubectl command that starts a run for the pipeline ``name``, and the one that follows it.
+def tuning_commands(name: str, namespace: str | None, thorough: bool, now: dt.datetime) -> str:
+    """Return the kubectl command that starts a run for a pipeline, and the one that reads it.
+
+    Args:
+        name: name of the pipeline in the cluster.
+        namespace: its namespace; ``None``: that of the kubeconfig's context.
+        thorough: whether to run in mode Thorough.
+        now: current time, which names the request.
 
     Raises:
-        Failure: ``name`` is none, such as the path of a file.
+        CommandError: ``name`` is not a valid name, such as the path of a file.
     """
     if not _NAME.fullmatch(name):
-        raise Failure(
+        raise CommandError(
             f"{name}: --in-cluster takes the name of a pipeline in the cluster, not a file",
             EXIT_USAGE,
         )
@@ -53,19 +63,26 @@ def asking(name: str, namespace: str | None, thorough: bool, now: dt.datetime) -
         ]
     )
     follow = shlex.join(["kubectl", "get", *where, "--output", "jsonpath={.status.tuning}"])
-    return f"# Starts a run on a pod that serves nobody; the operator never writes the spec, so this is yours to run or to commit:\n{patch}\n# What it found:\n{follow}"
+    return (
+        "# Starts a run on a pod without traffic. The operator never writes the spec,"
+        " so run this yourself or commit it:\n"
+        f"{patch}\n# Shows the result:\n{follow}"
+    )
 
 
-def refuse(given: Mapping[str, str]) -> None:
-    """Refuse options that would be ignored. ``given``: parameters on the command line → options as they are written there.
+def check_options(given: Mapping[str, str]) -> None:
+    """Refuse options that would be ignored.
+
+    Args:
+        given: parameters on the command line → options as they are written there.
 
     Raises:
-        Failure: names the first option that a run in the cluster does not take.
+        CommandError: an option is not supported by a run in the cluster.
     """
     for name, option in given.items():
         if name not in CARRIED:
             instead = _INSTEAD.get(name, "leave it out, or measure here or with --server")
-            raise Failure(
-                f"{option}: is not carried to a run in the cluster (--in-cluster); {instead}",
+            raise CommandError(
+                f"{option}: not supported with --in-cluster; {instead}",
                 EXIT_USAGE,
             )

@@ -1,4 +1,7 @@
-"""Own code that stands in a resource, looked at before a server runs it. Only here, where the reader's own file is read: the operator parses nobody's code."""
+"""Check custom code in a resource before a server runs it.
+
+Only the CLI does this, on the user's own file: the operator never parses user code.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from triton_pipelines.compile.graph import Graph
 CLASS = "TritonPythonModel"
 
 
-def doubts(graph: Graph) -> list[Finding]:
-    """Warnings about inline code: what does not parse, and what lacks the class or the method that Triton calls.
+def code_warnings(graph: Graph) -> list[Finding]:
+    """Return warnings about inline code.
 
-    They are no errors, since the server's Python may be another version than this one.
+    They cover code that does not parse, and a missing class or method that Triton calls.
+    They are not errors, because the server's Python may be another version than this one.
     """
     return [
         Finding(f"{step.path}.python.code.inline", doubt, Severity.WARNING)
@@ -29,23 +33,32 @@ def _of(code: str) -> Iterator[str]:
     try:
         module = ast.parse(code)
     except SyntaxError as error:
-        yield f"line {error.lineno}: {error.msg}, says Python {platform.python_version()}; a server of that version or an older one cannot load it"
+        yield (
+            f"line {error.lineno}: {error.msg} (Python {platform.python_version()});"
+            " a server of that version or an older one cannot load it"
+        )
         return
     except (ValueError, RecursionError, MemoryError):
-        return  # a NUL, or nested deeper than this process takes: the server says it
-    found = _defined(module)
-    if found is None:
-        yield f"defines no class {CLASS}, which Triton looks for"
+        return  # a NUL, or nested too deeply for this process: the server reports it
+    definition = _defined(module)
+    if definition is None:
+        yield f"class {CLASS} is missing; Triton looks for it"
     elif (
-        isinstance(found, ast.ClassDef)
-        and not found.bases
-        and not any(_binds(part, "execute") for part in ast.walk(found))
+        isinstance(definition, ast.ClassDef)
+        and not definition.bases
+        and not any(_binds(part, "execute") for part in ast.walk(definition))
     ):
-        yield f"line {found.lineno}: {CLASS} has no method execute, which Triton calls with every batch"
+        yield (
+            f"line {definition.lineno}: {CLASS} has no method execute,"
+            " which Triton calls for each batch"
+        )
 
 
 def _defined(module: ast.Module) -> ast.AST | None:
-    """What binds the name at any place of the module: a class, an import, an assignment. A star import may."""
+    """Return the node that binds the class name: a class, an import or an assignment.
+
+    A star import may bind it, too.
+    """
     return next((node for node in ast.walk(module) if _binds(node, CLASS) or _star(node)), None)
 
 

@@ -1,4 +1,4 @@
-"""Reading resources from files, and what commands share of judging them."""
+"""Read resources from files and check them, as several commands do."""
 
 from __future__ import annotations
 
@@ -21,25 +21,33 @@ from triton_pipelines.compile.graph import Graph, Options, build, check, lint
 from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.compile.render import review
 
-from .custom_code import doubts
-from .errors import EXIT_FINDINGS, EXIT_USAGE, Failure
+from .custom_code import code_warnings
+from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
 
 STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One resource of a file: findings and warnings, and the graph where there are no findings."""
+class CheckedResource:
+    """One resource of a file with the result of all checks."""
 
     label: str
+    """File and name, for messages."""
     pipeline: InferencePipeline | None
+    """The parsed resource; ``None`` if its schema is violated."""
     graph: Graph | None
+    """Its graph; ``None`` if there are findings."""
     findings: tuple[Finding, ...]
+    """Errors."""
     warnings: tuple[Finding, ...] = ()
+    """What works but is probably unintended."""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as kubectl takes it: a key that stands twice is an error, and a bare Y or N is a truth value, as in YAML 1.1."""
+class _KubectlLoader(yaml.SafeLoader):
+    """YAML as kubectl reads it.
+
+    A duplicate key is an error, and a bare Y or N is a boolean, as in YAML 1.1.
+    """
 
     bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 
@@ -49,167 +57,206 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None,
-                        None,
-                        f"the key {key.value!r} stands here a second time",
-                        key.start_mark,
+                        None, None, f"duplicate key {key.value!r}", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$"), list("yYnN"))
+_KubectlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^[yYnN]$"), list("yYnN")
+)
 
 
-def shown(path: Path) -> str:
-    """A file's name in messages."""
+def display_name(path: Path) -> str:
+    """Return the name of a file for messages."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)
 
 
 def load_yaml(path: Path) -> list[Any]:
-    """The documents of a YAML file (``-``: standard input), empty ones left out. :class:`Failure` says where the text is wrong."""
-    name = shown(path)
-    try:
-        text = (
-            sys.stdin.buffer.read().decode()
-            if str(path) == STANDARD_INPUT
-            else path.read_text(encoding="utf-8")
-        )
-    except IsADirectoryError as error:
-        raise Failure(f"{name}: is a folder; give the files in it", EXIT_USAGE) from error
-    except OSError as error:
-        raise Failure(f"{name}: cannot be read: {error.strerror}", EXIT_USAGE) from error
-    except UnicodeDecodeError as error:
-        raise Failure(f"{name}: is no UTF-8 text (byte {error.start})", EXIT_USAGE) from error
+    """Return the documents of a YAML file (``-``: standard input) without empty ones.
+
+    Raises:
+        CommandError: the file cannot be read or is not YAML; names line and column.
+    """
+    name, text = display_name(path), _read_text(path)
     try:
         # The loader is a SafeLoader; bandit's rule knows only that very class.
-        documents = [item for item in yaml.load_all(text, Loader=_Loader) if item is not None]
+        documents = [
+            item for item in yaml.load_all(text, Loader=_KubectlLoader) if item is not None
+        ]
         json.dumps(documents, default=str)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise Failure(f"{where}: is no YAML: {_problem(error)}", EXIT_USAGE) from error
+        raise CommandError(f"{where}: is not valid YAML: {_problem(error)}", EXIT_USAGE) from error
     except yaml.YAMLError as error:
-        raise Failure(f"{name}: is no YAML: {str(error).splitlines()[0]}", EXIT_USAGE) from error
+        raise CommandError(
+            f"{name}: is not valid YAML: {str(error).splitlines()[0]}", EXIT_USAGE
+        ) from error
     except (RecursionError, TypeError, ValueError) as error:
-        # What YAML can say and JSON, the API server's language, cannot: a mapping within itself, a date as key.
-        raise Failure(f"{name}: cannot be a resource: {error}", EXIT_USAGE) from error
+        # Valid in YAML but not in JSON, which the API server speaks: a mapping that contains
+        # itself, or a date as a key.
+        raise CommandError(f"{name}: cannot be a resource: {error}", EXIT_USAGE) from error
     return documents
 
 
+def _read_text(path: Path) -> str:
+    name = display_name(path)
+    try:
+        if str(path) == STANDARD_INPUT:
+            return sys.stdin.buffer.read().decode()
+        return path.read_text(encoding="utf-8")
+    except IsADirectoryError as error:
+        raise CommandError(f"{name}: is a folder; name the files in it", EXIT_USAGE) from error
+    except OSError as error:
+        raise CommandError(f"{name}: cannot be read: {error.strerror}", EXIT_USAGE) from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{name}: is not UTF-8 text (byte {error.start})", EXIT_USAGE) from error
+
+
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """What the parser says, with what it was reading and the usual cause."""
-    said = error.problem or error.context or ""
-    if "'\\t'" in said:
-        return f"{said}; indent with blanks, not with tabs"
-    begun = error.context_mark
+    """Return the parser's message with the start of the enclosing block and the usual cause."""
+    message = error.problem or error.context or ""
+    if _character(error.problem_mark) == "\t":
+        return f"{message}; use spaces, not tabs"
+    start = error.context_mark
     if (
-        begun is None
+        start is None
         or error.context is None
         or error.problem_mark is None
-        or begun.line == error.problem_mark.line
+        or start.line == error.problem_mark.line
     ):
-        return said
+        return message
     cause = (
         "is it closed?"
-        if "flow" in error.context
-        else "lines that belong together stand equally far in"
+        if _character(start) in ("[", "{")
+        else "check the indentation: sibling keys must start in the same column"
     )
-    return f"{said}, {error.context} that begins in line {begun.line + 1}; {cause}"
+    return f"{message}, {error.context} that starts in line {start.line + 1}; {cause}"
 
 
-def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The InferencePipelines of a YAML file (``-``: standard input) with a label for messages; other kinds are passed over."""
-    documents = list(_flat(load_yaml(path)))
+def _character(mark: yaml.Mark | None) -> str:
+    """Return the character at a mark; empty if there is none."""
+    buffer, position = getattr(mark, "buffer", None), getattr(mark, "pointer", None)
+    if buffer is None or position is None:
+        return ""
+    return str(buffer)[position : position + 1].rstrip("\0")
+
+
+def read_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the InferencePipelines of a YAML file (``-``: standard input) with their labels.
+
+    Other kinds are skipped.
+
+    Raises:
+        CommandError: the file contains no InferencePipeline.
+    """
+    documents = list(_flatten_lists(load_yaml(path)))
     found = False
     for document in documents:
         if isinstance(document, dict) and document.get("kind") == names.KIND:
             found = True
             metadata = document.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else None
-            yield f"{shown(path)} ({name or 'without a name'})", document
+            yield f"{display_name(path)} ({name or 'no name'})", document
     if not found:
-        raise Failure(
-            f"{shown(path)}: holds no {names.KIND} (apiVersion {names.API_VERSION}): {_held(documents)}",
+        raise CommandError(
+            f"{display_name(path)}: contains no {names.KIND} (apiVersion {names.API_VERSION}):"
+            f" {_describe_contents(documents)}",
             EXIT_USAGE,
         )
 
 
-def _held(documents: list[Any]) -> str:
-    """What a file without a pipeline holds instead."""
+def _describe_contents(documents: list[Any]) -> str:
+    """Describe what a file contains that has no pipeline."""
     if not documents:
-        return "it is empty"
+        return "the file is empty"
     kinds = [document.get("kind") for document in documents if isinstance(document, dict)]
     if not kinds:
-        return "it is no mapping of fields"
+        return "the document is not a mapping"
     named = list(dict.fromkeys(str(kind) for kind in kinds if kind))
     if not named:
-        return f"it has no kind; write kind: {names.KIND}"
-    return f"its kind is {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
+        return f"kind is missing; write kind: {names.KIND}"
+    return f"found kind {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
 
 
-def _flat(documents: list[Any]) -> Iterator[Any]:
-    """The documents, and those inside lists as ``kubectl get --output=yaml`` writes them."""
+def _flatten_lists(documents: list[Any]) -> Iterator[Any]:
+    """Yield the documents, and the items of lists as ``kubectl get --output=yaml`` writes them."""
     for document in documents:
-        items = (
-            document.get("items")
-            if isinstance(document, dict) and str(document.get("kind", "")).endswith("List")
-            else None
-        )
+        is_list = isinstance(document, dict) and str(document.get("kind", "")).endswith("List")
+        items = document.get("items") if is_list else None
         if isinstance(items, list):
             yield from items
         else:
             yield document
 
 
-def judge(label: str, document: dict[str, Any], options: Options) -> Judged:
-    """Schema, rules and checks of one resource, as the API server and the operator judge it."""
+def check_resource(label: str, document: dict[str, Any], options: Options) -> CheckedResource:
+    """Run the schema, rules and checks that the API server and the operator apply."""
     pipeline, findings = parse(document)
     if pipeline is None or findings:
-        return Judged(label, pipeline, None, tuple(findings))
+        return CheckedResource(label, pipeline, None, tuple(findings))
     graph = build(pipeline, options)
     findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
-        return Judged(label, pipeline, None, tuple(findings))
-    return Judged(label, pipeline, graph, (), (*lint(pipeline, graph, options), *doubts(graph)))
+        return CheckedResource(label, pipeline, None, tuple(findings))
+    warnings = (*lint(pipeline, graph, options), *code_warnings(graph))
+    return CheckedResource(label, pipeline, graph, (), warnings)
 
 
-def padding_of(pipeline: InferencePipeline, graph: Graph) -> str | None:
-    """The padding that Auto chose and why, as one line; ``None`` where the resource names one, or has no tokenizer of ours."""
-    return (
-        f"padding {graph.padding}"
-        if graph.padding is not None and left_to_auto(pipeline.spec.tokenizer)
-        else None
-    )
+def padding_line(pipeline: InferencePipeline, graph: Graph) -> str | None:
+    """Return the padding mode that Auto chose, and why, as one line.
+
+    ``None`` if the resource names a mode, or has no built-in tokenizer.
+    """
+    if graph.padding is None or not left_to_auto(pipeline.spec.tokenizer):
+        return None
+    return f"padding {graph.padding}"
 
 
-def one(path: Path) -> tuple[str, dict[str, Any]]:
-    """The one resource of a file, with its label; :class:`Failure` where it holds several."""
-    found = list(read(path))
+def load_document(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the only resource of a file with its label.
+
+    Raises:
+        CommandError: the file contains several.
+    """
+    found = list(read_documents(path))
     if len(found) > 1:
-        raise Failure(
-            f"{shown(path)}: holds {len(found)} pipelines; this command takes one", EXIT_USAGE
+        raise CommandError(
+            f"{display_name(path)}: contains {len(found)} pipelines; this command takes one",
+            EXIT_USAGE,
         )
     return found[0]
 
 
-def only(path: Path, options: Options) -> tuple[InferencePipeline, Graph]:
-    """The one pipeline of a file, judged good; raises :class:`Failure` with all findings otherwise."""
-    judged = judge(*one(path), options)
-    if judged.pipeline is None or judged.graph is None:
-        raise _invalid(judged.label, judged.findings)
-    return judged.pipeline, judged.graph
+def load_pipeline(path: Path, options: Options) -> tuple[InferencePipeline, Graph]:
+    """Return the only pipeline of a file and its graph, after all checks.
+
+    Raises:
+        CommandError: the resource is invalid; lists all findings.
+    """
+    checked = check_resource(*load_document(path), options)
+    if checked.pipeline is None or checked.graph is None:
+        raise _invalid_resource(checked.label, checked.findings)
+    return checked.pipeline, checked.graph
 
 
-def resource(path: Path) -> InferencePipeline:
-    """The one pipeline of a file by its schema alone, for commands to which no option of an operator or server matters."""
-    label, document = one(path)
+def parse_pipeline(path: Path) -> InferencePipeline:
+    """Return the only pipeline of a file, checked against the schema only.
+
+    For commands that do not depend on options of an operator or server.
+
+    Raises:
+        CommandError: the resource is invalid; lists all findings.
+    """
+    label, document = load_document(path)
     pipeline, findings = parse(document)
     if pipeline is None or findings:
-        raise _invalid(label, tuple(findings))
+        raise _invalid_resource(label, tuple(findings))
     return pipeline
 
 
-def _invalid(label: str, findings: tuple[Finding, ...]) -> Failure:
+def _invalid_resource(label: str, findings: tuple[Finding, ...]) -> CommandError:
     lines = "\n".join(f"  {finding}" for finding in findings)
-    return Failure(f"{label} is not valid:\n{lines}", EXIT_FINDINGS)
+    return CommandError(f"{label} is not valid:\n{lines}", EXIT_FINDINGS)

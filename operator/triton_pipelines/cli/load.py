@@ -1,4 +1,4 @@
-"""``tritonpipe load``: what the init container of a pipeline's pod runs."""
+"""``tritonpipe load``: the init container of a pipeline's pod."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from triton_pipelines.loader.main import exit_on_sigterm, run
 
 
 def load(context: typer.Context) -> None:
-    """Fetch the sources of a revision and lay out its model repository: what the init container of a pipeline's pod runs."""
+    """Fetch the sources of a revision and prepare its model repository (init container)."""
     exit_on_sigterm()
     raise typer.Exit(run(context.args))

@@ -1,4 +1,4 @@
-"""``tritonpipe``: validate, render, serve and ask pipelines; and the entry points of the operator's containers."""
+"""``tritonpipe``: the commands for users, and the entry points of the operator's containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 import triton_pipelines
 
-from .errors import EXIT_FAILED, Failure
+from .errors import EXIT_FAILED, CommandError
 from .output import tolerate_encoding
 
 PLUGIN = "kubectl-tritonpipe"
@@ -24,8 +24,9 @@ _FILES, _LOCAL, _CLUSTER, _CONTAINERS = (
     "On a cluster",
     "In the operator's containers",
 )
-# Command → panel of the help, module and function, and settings. A command's module is imported when the command is called: what the operator
-# and load generators need takes a second to import, and every pod's init container would wait for it.
+# Command → help panel, module, function and settings. The module is imported when the command is
+# called: imports of the operator and the load generator take a second, and the init container of
+# every pod would wait for them.
 _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "validate": (_FILES, "validate", "validate", {}),
     "render": (_FILES, "render", "render_files", {}),
@@ -54,28 +55,29 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 def application(command: str | None = None) -> typer.Typer:
-    """The command line with the one command, or with all where there is none of that name."""
-    made = typer.Typer(
+    """Return the command line with one command, or with all if there is none of that name."""
+    app = typer.Typer(
         name="tritonpipe",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
-        epilog="First steps: write a file such as manifests/samples/sentiment.yaml; `tritonpipe validate FILE` says what is wrong with it;"
-        ' `tritonpipe serve FILE` runs it here; `tritonpipe infer FILE "some text"` asks it; `kubectl apply -f FILE` brings it to a cluster with'
-        " the operator; `tritonpipe status NAME` tells how it is there.",
+        epilog="First steps: write a file such as manifests/samples/sentiment.yaml;"
+        " `tritonpipe validate FILE` checks it; `tritonpipe serve FILE` serves it on this machine;"
+        ' `tritonpipe infer FILE "some text"` sends a request; `kubectl apply -f FILE` deploys it'
+        " to a cluster with the operator; `tritonpipe status NAME` shows its status there.",
     )
-    made.callback(invoke_without_command=True)(root)
+    app.callback(invoke_without_command=True)(root)
     for name in [command] if command in _COMMANDS else _COMMANDS:
         panel, module, function, settings = _COMMANDS[name]
-        made.command(name, rich_help_panel=panel, **settings)(
+        app.command(name, rich_help_panel=panel, **settings)(
             getattr(importlib.import_module(f".{module}", __package__), function)
         )
-    return made
+    return app
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """``app``: all commands, made when somebody asks for them."""
+    """Return ``app``, the command line with all commands, on first access."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return application()
@@ -83,12 +85,13 @@ def __getattr__(name: str) -> typer.Typer:
 
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,
 ) -> None:
-    """NVIDIA Triton ensembles (tokenizer, model, postprocess) as one Kubernetes resource: InferencePipeline.
+    """Run NVIDIA Triton ensembles (tokenizer, model, postprocess) as a Kubernetes resource.
 
-    Exit codes: 0 done, 1 the resource is not valid, 2 wrong use, 3 something outside failed.
+    The resource is an InferencePipeline. Exit codes: 0 success, 1 the resource is not valid,
+    2 wrong usage, 3 a cluster, a server or a download failed.
     """
     if version:
         typer.echo(triton_pipelines.__version__)
@@ -96,19 +99,20 @@ def root(
 
 
 def main() -> None:
-    """Run the command line; a failure is one message on stderr and its exit code, never a traceback."""
+    """Run the command line; print an error as one message and exit with its code."""
     tolerate_encoding()
     called = Path(sys.argv[0]).name
     try:
         application(sys.argv[1] if len(sys.argv) > 1 else None)(
             prog_name="kubectl tritonpipe" if called == PLUGIN else "tritonpipe"
         )
-    except Failure as failure:
+    except CommandError as failure:
         typer.echo(f"tritonpipe: {failure}", err=True)
         sys.exit(failure.code)
     except Exception as error:
         typer.echo(
-            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a defect of tritonpipe; {TRACEBACK_VARIABLE}=1 shows where.",
+            f"tritonpipe: unexpected {type(error).__name__}: {error}\nThis is a bug in tritonpipe;"
+            f" set {TRACEBACK_VARIABLE}=1 for the traceback.",
             err=True,
         )
         if os.environ.get(TRACEBACK_VARIABLE):

@@ -1,4 +1,4 @@
-"""``tritonpipe operator``: what the operator's container runs."""
+"""``tritonpipe operator``: run the operator in its container."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from triton_pipelines.app.main import run_operator
 from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
 from triton_pipelines.cluster.login import LoginError, load_configuration
 
-from .errors import EXIT_USAGE, Failure
+from .errors import EXIT_USAGE, CommandError
 
 
 def operator(
     namespace: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Namespace to work in; repeatable. Default: the whole cluster."
+            metavar="NAME", help="Namespace to watch; repeatable. Default: the whole cluster."
         ),
     ] = None,
     context: Annotated[
@@ -32,20 +32,21 @@ def operator(
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Pipelines worked on at a time. Default 8.")
+        int | None,
+        typer.Option(metavar="COUNT", help="Pipelines reconciled at the same time. Default 8."),
     ] = None,
     resync_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Every pipeline is looked at again after about this time. Default 600.",
+            help="Interval after which every pipeline is reconciled again. Default 600.",
         ),
     ] = None,
     relist_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Watches are compared with lists after about this time. Default 300.",
+            help="Interval after which watches are compared with a list. Default 300.",
         ),
     ] = None,
     metrics_port: Annotated[
@@ -58,42 +59,48 @@ def operator(
         str | None, typer.Option(metavar="NAME", help="Namespace of the operator itself.")
     ] = None,
     operator_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The operator key, as mounted.")
+        Path | None, typer.Option(metavar="FILE", help="File with the operator key.")
     ] = None,
     operator_key_secret: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the Secret of the operator key.")
+        str | None, typer.Option(metavar="NAME", help="Name of the Secret with the operator key.")
     ] = None,
     image: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FAMILY=IMAGE",
-            help="Triton image per platform family (vllm, tensorrtllm); default=IMAGE for all others. Repeatable.",
+            help="Triton image of a platform family (vllm, tensorrtllm);"
+            " default=IMAGE for all others. Repeatable.",
         ),
     ] = None,
     loader_image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="Image of the init container: the operator's own."),
+        typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
     ] = None,
     image_pull_policy: Annotated[
         str | None,
         typer.Option(
-            metavar="POLICY", help="Of these images: IfNotPresent (default), Always or Never."
+            metavar="POLICY",
+            help="Pull policy of these images: IfNotPresent (default), Always or Never.",
         ),
     ] = None,
     source_map: Annotated[
         list[str] | None,
-        typer.Option(metavar="PREFIX=TARGET", help="Mirror of sources; repeatable."),
+        typer.Option(
+            metavar="PREFIX=TARGET",
+            help="Read sources below PREFIX from TARGET instead; repeatable.",
+        ),
     ] = None,
     substitute_runner: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PLATFORM",
-            help="Platform that runs on the project's runner, for servers without its backend; repeatable.",
+            help="Platform to run on the CPU fallback backend, if the server lacks its backend;"
+            " repeatable.",
         ),
     ] = None,
     custom_code: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="allow (default) or forbid own code in pipelines."),
+        typer.Option(metavar="MODE", help="allow (default) or forbid custom code in pipelines."),
     ] = None,
     pod_template: Annotated[
         str | None,
@@ -102,41 +109,48 @@ def operator(
     max_concurrent_rollouts: Annotated[
         int | None,
         typer.Option(
-            metavar="COUNT", help="Rollouts at a time that no spec change asked for. Default 5."
+            metavar="COUNT",
+            help="Simultaneous rollouts that are not caused by a spec change. Default 5.",
         ),
     ] = None,
     metrics_connections: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Named Prometheus connections (YAML). Without any, pods are read directly.",
+            help="Named Prometheus connections (YAML). Without it, pods are read directly.",
         ),
     ] = None,
     prometheus_url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="The one connection default, where a URL is all that it needs."
+            metavar="URL",
+            help="URL of the connection named default, if it needs nothing else.",
         ),
     ] = None,
     monitoring_labels: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LABEL=VALUE",
-            help="Label of the pipelines' PodMonitors and PrometheusRules; repeatable.",
+            help="Label for the pipelines' PodMonitors and PrometheusRules; repeatable.",
         ),
     ] = None,
     monitoring_auto: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OBJECT",
-            help="What a pipeline's Auto makes: podMonitor, prometheusRule (default both), or none; repeatable.",
+            help="Objects that Auto creates for a pipeline: podMonitor, prometheusRule"
+            " (default both), or none; repeatable.",
         ),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")
     ] = None,
 ) -> None:
-    """Run the operator (the chart does). Every option can also be given as TRITONPIPE_OPTION in the environment, lists separated by commas."""
+    """Run the operator, as the chart does.
+
+    Every option can also be set in the environment as TRITONPIPE_OPTION, lists separated by
+    commas.
+    """
     given = {
         "namespaces": namespace,
         "context": context,
@@ -166,17 +180,20 @@ def operator(
         config = load_config(
             {key: value for key, value in given.items() if value not in (None, [])}
         )
-        _ = config.connections  # what is wrong with them is said before anything runs
+        _ = config.connections  # report errors in them before anything runs
     except (OperatorConfigError, ConnectionsError) as error:
-        raise Failure(str(error), EXIT_USAGE) from error
+        raise CommandError(str(error), EXIT_USAGE) from error
     configure_logging(config.log_level)
     asyncio.run(_run(config))
 
 
 async def _run(config: OperatorConfig) -> None:
-    """The operator; without any credentials it ends at once, since neither waiting nor trying again brings a kubeconfig."""
+    """Run the operator.
+
+    Without credentials it exits at once: waiting or retrying does not bring a kubeconfig.
+    """
     try:
         await load_configuration(config.kubeconfig, config.context)
     except LoginError as error:
-        raise Failure(f"no cluster: {error.message}") from error
+        raise CommandError(f"no cluster: {error.message}") from error
     await run_operator(config, build_reconcile, classify=classify)

@@ -1,4 +1,4 @@
-"""The operator's options where a command stands in for it."""
+"""Options of the operator, for commands that render or check as it does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from triton_pipelines.app.config import (
 )
 from triton_pipelines.compile.graph import Options
 
-from .documents import load_yaml, shown
-from .errors import EXIT_USAGE, Failure
+from .documents import display_name, load_yaml
+from .errors import EXIT_USAGE, CommandError
 
 OperatorConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--operator-config",
         metavar="FILE",
-        help="YAML with the operator's options (source_map: […], images: {default: …}); flags win over it.",
+        help="YAML with the operator's options (source_map: […], images: {default: …});"
+        " flags take precedence.",
     ),
 ]
 ServerImage = Annotated[
@@ -34,14 +35,15 @@ SourceMaps = Annotated[
     typer.Option(
         "--source-map",
         metavar="PREFIX=TARGET",
-        help="Where sources really lie, as the operator's option; repeatable.",
+        help="Read sources below PREFIX from TARGET instead, as the operator's option; repeatable.",
     ),
 ]
 SubstituteRunner = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PLATFORM",
-        help="Platform that the project's runner runs (onnxruntime_onnx), as the operator's option; repeatable.",
+        help="Platform (onnxruntime_onnx) to run on the CPU fallback backend,"
+        " as the operator's option; repeatable.",
     ),
 ]
 
@@ -49,22 +51,30 @@ SubstituteRunner = Annotated[
 def operator_options(
     file: Path | None, *, server_image: str | None = None, **flags: Any
 ) -> Options:
-    """What an operator with these options renders by: those of ``file``, then ``flags`` (``None`` or empty: not given).
+    """Return the render options of an operator that has these options.
 
-    Both bear the names of :class:`~triton_pipelines.app.config.OperatorConfig`; the environment is not asked, so that the same command
-    gives the same output everywhere. :class:`Failure` names every option that is wrong.
+    The environment is ignored, so that the same command has the same output everywhere.
+
+    Args:
+        file: YAML with options of the operator.
+        server_image: Triton image for all platforms without one of their own.
+        flags: take precedence over ``file``. Both use the field names of
+            :class:`~triton_pipelines.app.config.OperatorConfig`; ``None`` or empty: not given.
+
+    Raises:
+        CommandError: names every option that is wrong.
     """
-    given = {} if file is None else _from_file(file)
-    given.update({name: value for name, value in flags.items() if value})
+    values = {} if file is None else _from_file(file)
+    values.update({name: value for name, value in flags.items() if value})
     try:
-        config = load_config(given, environ={})
+        config = load_config(values, environ={})
         if server_image:
             config = load_config(
-                {**given, "images": {**config.images, DEFAULT_IMAGE: server_image}}, environ={}
+                {**values, "images": {**config.images, DEFAULT_IMAGE: server_image}}, environ={}
             )
     except OperatorConfigError as error:
-        raise Failure(
-            f"{shown(file)}, or a flag: {error}" if file else str(error), EXIT_USAGE
+        raise CommandError(
+            f"{display_name(file)}, or a flag: {error}" if file else str(error), EXIT_USAGE
         ) from error
     return config.render_options
 
@@ -74,14 +84,16 @@ def _from_file(file: Path) -> dict[str, Any]:
     if not documents:
         return {}
     if len(documents) > 1 or not isinstance(documents[0], dict):
-        raise Failure(
-            f"{shown(file)}: must be one mapping of operator options, such as `source_map: [hf://=https://mirror/]`",
+        raise CommandError(
+            f"{display_name(file)}: must be one mapping of operator options,"
+            " such as `source_map: [hf://=https://mirror/]`",
             EXIT_USAGE,
         )
-    given = {str(name).replace("-", "_"): value for name, value in documents[0].items()}
-    if unknown := sorted(given.keys() - OperatorConfig.model_fields.keys()):
-        raise Failure(
-            f"{shown(file)}: {', '.join(unknown)}: no option of the operator (see `tritonpipe operator --help`)",
+    values = {str(name).replace("-", "_"): value for name, value in documents[0].items()}
+    if unknown := sorted(values.keys() - OperatorConfig.model_fields.keys()):
+        raise CommandError(
+            f"{display_name(file)}: {', '.join(unknown)}: not an option of the operator"
+            " (see `tritonpipe operator --help`)",
             EXIT_USAGE,
         )
-    return given
+    return values

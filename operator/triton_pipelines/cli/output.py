@@ -1,4 +1,4 @@
-"""Printing for people: on a terminal, into a pipe, in any encoding."""
+"""Print for people: on a terminal, into a pipe, in any encoding."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ from rich.text import Text
 
 from triton_pipelines.tools.loadgen.plots import PlotError, check_available
 
-from .errors import EXIT_USAGE, Failure
+from .errors import EXIT_USAGE, CommandError
 
-# Tables take only the width that they need; a pipe has no edge at which they must be folded.
+# Tables only take the width that they need; a pipe has no edge at which to fold them.
 PIPE_COLUMNS = 400
 SHOWN_CHARACTERS = 120
 
 
 def console() -> Console:
-    """A console on standard output: as wide as the terminal (or COLUMNS); into a pipe, lines stay whole."""
+    """Return a console on standard output, as wide as the terminal (or COLUMNS).
+
+    Lines are not folded in a pipe.
+    """
     folded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if folded else PIPE_COLUMNS, highlight=False)
 
 
-def figures(part: Table | Text) -> None:
-    """Print tables of figures and words around them. A table keeps its width where the terminal is narrower: folded lines can be read, cut figures cannot."""
+def print_wide(part: Table | Text) -> None:
+    """Print a table of numbers, or text.
+
+    A table keeps its width on a narrower terminal: folded lines can be read, cut numbers cannot.
+    """
     page = console()
     if isinstance(part, Table):
         page = Console(
@@ -41,14 +47,14 @@ def figures(part: Table | Text) -> None:
 
 
 def tolerate_encoding() -> None:
-    """Make output survive a terminal whose encoding lacks a character: it is written escaped instead of ending the command."""
+    """Escape characters that the terminal's encoding lacks, instead of ending the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def shortened(text: str) -> str:
-    """A text on one line, control characters escaped, cut where it is long."""
+def shorten(text: str) -> str:
+    """Return a text on one line, with control characters escaped, cut if it is long."""
     line = "".join(
         character if character.isprintable() else repr(character)[1:-1]
         for character in text[: SHOWN_CHARACTERS + 1]
@@ -60,33 +66,45 @@ def shortened(text: str) -> str:
     )
 
 
-def writable(file: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written, before minutes are spent on what is to be in it. ``option``: that names it.
+def check_writable(file: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, before minutes of work.
+
+    Args:
+        file: the file; ``None``: not given.
+        option: the option that names it.
 
     Raises:
-        Failure: it cannot; says why.
+        CommandError: says why it cannot be written.
     """
     if file is None:
         return
     there = file if file.exists() else file.parent
     reason = (
-        "is a folder" if file.is_dir() else "" if there.exists() else f"there is no folder {there}"
+        "is a folder"
+        if file.is_dir()
+        else ""
+        if there.exists()
+        else f"folder {there} does not exist"
     )
     if reason or not os.access(there, os.W_OK):
-        raise Failure(
-            f"{option}: {file} cannot be written: {reason or 'permission denied'}", EXIT_USAGE
+        raise CommandError(
+            f"{option}: cannot write {file}: {reason or 'permission denied'}", EXIT_USAGE
         )
 
 
-def plottable(file: Path | None, option: str) -> None:
-    """Refuse a plot that cannot be drawn or written, before minutes are spent on measuring. ``option``: that names it.
+def check_plottable(file: Path | None, option: str) -> None:
+    """Refuse a plot that cannot be drawn or written, before minutes of measuring.
+
+    Args:
+        file: the file; ``None``: not given.
+        option: the option that names it.
 
     Raises:
-        Failure: It cannot; says why.
+        CommandError: says why it cannot be drawn or written.
     """
-    writable(file, option)
+    check_writable(file, option)
     if file is not None:
         try:
             check_available()
         except PlotError as error:
-            raise Failure(f"{option}: {error}", EXIT_USAGE) from error
+            raise CommandError(f"{option}: {error}", EXIT_USAGE) from error

@@ -15,10 +15,10 @@ from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RenderError
 from triton_pipelines.controllers.pipeline.first_objects import first_objects
-from triton_pipelines.tools.importer.yaml_document import AMBIGUOUS
+from triton_pipelines.tools.importer import AMBIGUOUS
 
-from .documents import only, padding_of
-from .errors import EXIT_FINDINGS, EXIT_USAGE, Failure
+from .documents import load_pipeline, padding_line
+from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
 from .options import OperatorConfigFile, ServerImage, SourceMaps, SubstituteRunner, operator_options
 
 KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
@@ -34,20 +34,19 @@ def render_files(
     repository: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Write the model repository there (without the sources' files)."
+            metavar="FOLDER",
+            help="Write the model repository to this folder (without the files of sources).",
         ),
     ] = None,
     manifests: Annotated[
         bool,
-        typer.Option(
-            "--manifests", help="Print the Kubernetes objects as YAML that kubectl takes."
-        ),
+        typer.Option("--manifests", help="Print the Kubernetes objects as YAML for kubectl."),
     ] = False,
     operator_config: OperatorConfigFile = None,
     server_image: ServerImage = None,
     loader_image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="The operator's own image, for the init container."),
+        typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
     ] = None,
     source_map: SourceMaps = None,
     substitute_runner: SubstituteRunner = None,
@@ -55,10 +54,12 @@ def render_files(
         str | None, typer.Option(metavar="NAME", help="Namespace of the operator.")
     ] = None,
 ) -> None:
-    """Show what the operator would make of a resource, byte for byte.
+    """Show what the operator renders from a resource, byte for byte.
 
-    Without --repository and --manifests the files of the model repository are printed. Placeholders stand for the owner's UID and the
-    control key alone. Exit code: 1 the resource is not valid, 2 wrong use.
+    Without --repository and --manifests, the files of the model repository are printed. The only
+    placeholders are the owner's UID and the control key.
+
+    Exit codes: 1 the resource is not valid, 2 wrong usage.
     """
     options = operator_options(
         operator_config,
@@ -68,12 +69,12 @@ def render_files(
         substitute_runner=substitute_runner,
         operator_namespace=operator_namespace,
     )
-    pipeline, graph = only(file, options)
+    pipeline, graph = load_pipeline(file, options)
     try:
         revision = render(pipeline, graph, options)
     except RenderError as error:
-        raise Failure(f"{file} ({pipeline.name}): {error}", EXIT_FINDINGS) from error
-    if padding := padding_of(pipeline, graph):
+        raise CommandError(f"{file} ({pipeline.name}): {error}", EXIT_FINDINGS) from error
+    if padding := padding_line(pipeline, graph):
         typer.echo(padding, err=True)
     if repository is not None:
         _write(revision, graph, repository)
@@ -82,13 +83,13 @@ def render_files(
             err=True,
         )
     if repository is not None or not manifests:
-        _tell_absent(graph)
+        _print_source_files(graph)
     if manifests:
         objects = first_objects(pipeline, graph, revision, options, KEY_PLACEHOLDER)
         typer.echo(
             yaml.dump_all(
                 objects,
-                Dumper=_Dumper,
+                Dumper=_ManifestDumper,
                 explicit_start=True,
                 sort_keys=False,
                 allow_unicode=True,
@@ -101,20 +102,24 @@ def render_files(
             typer.echo(f"# {path}\n{content}")
 
 
-def _tell_absent(graph: Graph) -> None:
-    """Say which files of the model repository are the sources': a pod's init container fetches them, or the cluster mounts their ConfigMap."""
+def _print_source_files(graph: Graph) -> None:
+    """List the files that sources bring.
+
+    A pod's init container fetches them, or the cluster mounts their ConfigMap.
+    """
     absent = dict.fromkeys(
         f"{_target_of(item)} from {item.source.uri.partition('?')[0]}" for item in graph.fetches
     )
     if absent:
         typer.echo(
-            "not rendered, since sources bring it:\n" + "\n".join(f"  {line}" for line in absent),
+            "not rendered, because it comes from sources:\n"
+            + "\n".join(f"  {line}" for line in absent),
             err=True,
         )
 
 
 def _target_of(item: Fetch) -> str:
-    """Where in the model repository a source's content will lie; a folder ends with a slash."""
+    """Return where a source's content goes in the model repository; a folder ends with a slash."""
     if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER):
         return item.target
     if item.kind is FetchKind.MODEL and item.file is not None and not item.whole:
@@ -130,14 +135,17 @@ def _write(revision: Revision, graph: Graph, folder: Path) -> None:
             target.write_text(content, encoding="utf-8")
         (folder / graph.model_name / "1").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Failure(
-            f"--repository: {error.filename or folder} cannot be written: {error.strerror}",
+        raise CommandError(
+            f"--repository: cannot write {error.filename or folder}: {error.strerror}",
             EXIT_USAGE,
         ) from error
 
 
-class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, so that a config in a ConfigMap can be read; texts that kubectl would take for something else in quotes."""
+class _ManifestDumper(yaml.SafeDumper):
+    """Write multi-line strings as blocks, so that a config in a ConfigMap can be read.
+
+    Strings that kubectl would read as another type are quoted.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -151,4 +159,4 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     )
 
 
-_Dumper.add_representer(str, _text)
+_ManifestDumper.add_representer(str, _text)

@@ -1,4 +1,4 @@
-"""What `init` and `import` share: progress of long reads, and the end of both, a resource that was judged before it is handed over."""
+"""The end of `init` and `import`: show progress, check the resource and write it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from triton_pipelines.compile.graph import Options
-from triton_pipelines.tools.importer.yaml_document import Draft
+from triton_pipelines.tools.importer import ResourceDraft
 
-from .documents import Judged, judge
-from .errors import EXIT_FINDINGS, EXIT_USAGE, Failure
+from .documents import CheckedResource, check_resource
+from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
 
-# Smaller files are read before anybody could look at a bar.
+# Smaller files are read before a progress bar could be seen.
 LARGE_BYTES = 16 << 20
 
 
-class Meters:
-    """Progress of long reads on standard error: bars on a terminal, a line for each large file elsewhere."""
+class ReadProgress:
+    """Report progress of long reads: bars on a terminal, a line for each large file elsewhere."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -51,26 +51,40 @@ class Meters:
         self._progress.stop()
 
     def of(self, what: str, size: int | None) -> Callable[[int], None]:
-        """A meter of one read of ``size`` bytes (None: nobody knows)."""
+        """Return a callback for the progress of one read.
+
+        Args:
+            what: description of the read.
+            size: bytes to read; ``None`` if unknown.
+        """
         if not self._bars and (size is None or size >= LARGE_BYTES):
             typer.echo(what + (f" ({size / 1e6:.0f} MB)" if size else ""), err=True)
         task = self._progress.add_task(what, total=size)
         return lambda count: self._progress.advance(task, count)
 
 
-def writable(output: Path | None) -> None:
-    """Refuse a file that is there, before anything long is done."""
+def check_absent(output: Path | None) -> None:
+    """Refuse an existing file, before any long work."""
     if output is not None and output.exists():
-        raise Failure(
-            f"--output: {output} is there already; remove it, or choose another name", EXIT_USAGE
+        raise CommandError(
+            f"--output: {output} already exists; remove it, or choose another name", EXIT_USAGE
         )
 
 
-def finish(made: Draft, output: Path | None, hints: Sequence[str]) -> Judged:
-    """Judge the resource, write it, and say on standard error what stands against it and what may be done next."""
-    writable(output)
-    text = made.text()
-    judged = judge(str(output) if output is not None else made.name, made.document, Options())
+def write_resource(
+    draft: ResourceDraft, output: Path | None, hints: Sequence[str]
+) -> CheckedResource:
+    """Check the resource, write it, and print findings and hints on standard error.
+
+    Raises:
+        CommandError: the file cannot be written.
+        typer.Exit: the resource is invalid.
+    """
+    check_absent(output)
+    text = draft.text()
+    checked = check_resource(
+        str(output) if output is not None else draft.name, draft.document, Options()
+    )
     if output is None:
         typer.echo(text, nl=False)
         sys.stdout.flush()
@@ -78,16 +92,16 @@ def finish(made: Draft, output: Path | None, hints: Sequence[str]) -> Judged:
         try:
             output.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise Failure(
-                f"--output: {output} cannot be written: {error.strerror}", EXIT_USAGE
+            raise CommandError(
+                f"--output: cannot write {output}: {error.strerror}", EXIT_USAGE
             ) from error
-    for finding in judged.findings:
-        typer.echo(f"{judged.label}: error: {finding}", err=True)
-    for warning in judged.warnings:
-        typer.echo(f"{judged.label}: warning: {warning}", err=True)
+    for finding in checked.findings:
+        typer.echo(f"{checked.label}: error: {finding}", err=True)
+    for warning in checked.warnings:
+        typer.echo(f"{checked.label}: warning: {warning}", err=True)
     shown = str(output) if output is not None else "FILE"
     for hint in hints:
         typer.echo(hint.replace("FILE", shown), err=True)
-    if judged.findings:
+    if checked.findings:
         raise typer.Exit(EXIT_FINDINGS)
-    return judged
+    return checked

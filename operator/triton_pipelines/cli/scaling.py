@@ -1,4 +1,4 @@
-"""``tritonpipe explain`` and ``tritonpipe scaling``: what limits a pipeline, what would move it, and what scaling did about it."""
+"""``tritonpipe explain`` and ``tritonpipe scaling``: the bottleneck and what scaling does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
 
 from .output import console
-from .status import Asked, context_namespace, looks, table
+from .status import StatusQuery, context_namespace, poll_pipelines, table
 
 CONDITIONS: Final = ("MetricsAvailable", "ScalingActive", "ScalingLimited")
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
-# Looks that the plot shows; at two seconds each four minutes.
 PLOT_COLUMNS: Final = 120
-_FIGURES: Final = {
+"""Samples in the plot: four minutes at two seconds each."""
+_METRICS: Final = {
     "requestsPerSecond": "requests/s",
     "busyPercent": "busy %",
     "waitMilliseconds": "wait ms",
@@ -42,7 +42,7 @@ Namespace = Annotated[
         "--namespace",
         "-n",
         metavar="NAME",
-        help="Its namespace. Default: that of the kubeconfig's context.",
+        help="Namespace. Default: that of the kubeconfig's context.",
     ),
 ]
 Context = Annotated[
@@ -56,16 +56,16 @@ Kubeconfig = Annotated[
 def explain(
     name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
 ) -> None:
-    """Say in plain words what limits a pipeline, the numbers behind it, and what would move it.
+    """Explain what limits a pipeline, with the numbers behind it and what to do.
 
-    Exit code: 2 there is no such pipeline, 3 the cluster cannot be asked.
+    Exit codes: 2 the pipeline does not exist, 3 the cluster cannot be reached.
     """
 
-    async def once(asked: Asked) -> None:
-        async for (found,) in looks(asked, watch=False):
-            typer.echo("\n".join(explained(found)))
+    async def once(query: StatusQuery) -> None:
+        async for (pipeline,) in poll_pipelines(query, watch=False):
+            typer.echo("\n".join(explanation(pipeline)))
 
-    asyncio.run(once(_asked(name, namespace, context, kubeconfig)))
+    asyncio.run(once(_query(name, namespace, context, kubeconfig)))
 
 
 def scaling(
@@ -76,7 +76,7 @@ def scaling(
         typer.Option(
             "--watch",
             "-w",
-            help="Plot it live, until Ctrl-C; into a pipe, print it whenever it changes.",
+            help="Plot it live; Ctrl-C to stop. In a pipe, print each change.",
         ),
     ] = False,
     context: Context = None,
@@ -85,60 +85,63 @@ def scaling(
         bool, typer.Option("--json", help="Print status.scaling and the scaled steps as JSON.")
     ] = False,
 ) -> None:
-    """Show a pipeline's instance counts, load, wait and verdict, and the last changes.
+    """Show a pipeline's instance counts, load, wait and verdicts, and the last changes.
 
-    Exit code: 2 there is no such pipeline, 3 the cluster cannot be asked.
+    Exit codes: 2 the pipeline does not exist, 3 the cluster cannot be reached.
     """
     try:
         asyncio.run(
-            _show(_asked(name, namespace, context, kubeconfig), watch=watch, as_json=as_json)
+            _run(_query(name, namespace, context, kubeconfig), watch=watch, as_json=as_json)
         )
     except KeyboardInterrupt:
         raise typer.Exit(0 if watch else 128 + signal.SIGINT) from None
 
 
-def _asked(name: str, namespace: str | None, context: str | None, kubeconfig: Path | None) -> Asked:
-    logging.getLogger("kubernetes").setLevel(
-        logging.ERROR
-    )  # what it warns of stands in our own message
+def _query(
+    name: str, namespace: str | None, context: str | None, kubeconfig: Path | None
+) -> StatusQuery:
+    # Warnings of the client repeat what our own message says.
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)
     path = str(kubeconfig) if kubeconfig else None
-    return Asked(namespace or context_namespace(path, context), name, path, context)
+    return StatusQuery(namespace or context_namespace(path, context), name, path, context)
 
 
-async def _show(asked: Asked, *, watch: bool, as_json: bool) -> None:
+async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
     page = console()
     if watch and not as_json and page.is_terminal:
-        history = History()
+        history = ScalingHistory()
         with Live(console=page, auto_refresh=False) as live:
-            async for (found,) in looks(asked, watch=True):
-                history.add(found, time.time())
+            async for (pipeline,) in poll_pipelines(query, watch=True):
+                history.add(pipeline, time.time())
                 live.update(
-                    Group(*lines(found), *history.plot(min(PLOT_COLUMNS, page.width - 32))),
+                    Group(
+                        *summary_lines(pipeline), *history.plot(min(PLOT_COLUMNS, page.width - 32))
+                    ),
                     refresh=True,
                 )
         return
     shown = ""
-    async for (found,) in looks(asked, watch=watch):
+    async for (pipeline,) in poll_pipelines(query, watch=watch):
         text = (
-            json.dumps(document(found), ensure_ascii=False) + "\n"
+            json.dumps(json_document(pipeline), ensure_ascii=False) + "\n"
             if as_json
-            else _printed(found, page)
+            else _format(pipeline, page)
         )
         if text != shown:
             typer.echo(("" if as_json or not shown else "\n") + text, nl=False)
             shown = text
 
 
-def _printed(pipeline: Mapping[str, Any], page: Console) -> str:
+def _format(pipeline: Mapping[str, Any], page: Console) -> str:
     with page.capture() as text:
-        for line in lines(pipeline):
+        for line in summary_lines(pipeline):
             page.print(line)
         steps = [
             (
                 item["name"],
                 f"{item.get('instances', '-')}/{item.get('desiredInstances', '-')}",
                 f"{item.get('podsWithDesiredInstances', '-')}/{item.get('pods', '-')}",
-                *(str(figures_of(pipeline, item).get(name, "-")) for name in _FIGURES),
+                *(str(metrics_of(pipeline, item).get(name, "-")) for name in _METRICS),
                 item.get("verdict", "-"),
                 item.get("verdictReason", ""),
             )
@@ -146,13 +149,20 @@ def _printed(pipeline: Mapping[str, Any], page: Console) -> str:
         ]
         table(
             page,
-            ("step", "instances/wanted", "pods in line", *_FIGURES.values(), "verdict", "why"),
+            (
+                "step",
+                "instances/desired",
+                "pods at desired",
+                *_METRICS.values(),
+                "verdict",
+                "reason",
+            ),
             steps,
         )
         history = (scaling_of(pipeline)).get("history") or ()
         table(
             page,
-            ("time", "step", "from", "to", "why"),
+            ("time", "step", "from", "to", "reason"),
             [
                 tuple(str(item.get(key, "")) for key in ("time", "step", "from", "to", "reason"))
                 for item in history
@@ -161,23 +171,23 @@ def _printed(pipeline: Mapping[str, Any], page: Console) -> str:
     return text.get()
 
 
-# --- what the status holds -------------------------------------------------------------------------------------------------------
-
-
 def scaling_of(pipeline: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``status.scaling``."""
+    """Return ``status.scaling``; empty if it is missing."""
     return (pipeline.get("status") or {}).get("scaling") or {}
 
 
 def scaled_steps(pipeline: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Steps that scaling looks after, as the status has them."""
+    """Return the steps of the status that scaling manages: those with a verdict."""
     return [
         item for item in (pipeline.get("status") or {}).get("steps") or () if item.get("verdict")
     ]
 
 
-def figures_of(pipeline: Mapping[str, Any], step: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The figures of a step of the status; none while its verdict is Unknown: a load that nobody measures is not one of zero."""
+def metrics_of(pipeline: Mapping[str, Any], step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a step's metrics from the status.
+
+    Empty while its verdict is Unknown: an unmeasured load is not zero.
+    """
     if step.get("verdict") == Verdict.UNKNOWN.value:
         return {}
     return next(
@@ -190,135 +200,159 @@ def figures_of(pipeline: Mapping[str, Any], step: Mapping[str, Any]) -> Mapping[
     )
 
 
-def document(pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``--json`` prints."""
+def json_document(pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
     return {"scaling": scaling_of(pipeline), "steps": scaled_steps(pipeline)}
 
 
-def lines(pipeline: Mapping[str, Any]) -> list[Text]:
-    """Name, mode and verdict, and the conditions that are not as they should be."""
+def summary_lines(pipeline: Mapping[str, Any]) -> list[Text]:
+    """Return name, mode and verdict, and the abnormal conditions."""
     metadata, state = pipeline["metadata"], scaling_of(pipeline)
-    head = f"  {state.get('mode', '-')}  {state.get('bottleneck') or 'no verdict'}  last change {state.get('lastScaleTime', '-')}"
+    head = (
+        f"  {state.get('mode', '-')}  {state.get('bottleneck') or 'no verdict'}"
+        f"  last change {state.get('lastScaleTime', '-')}"
+    )
     result = [Text.assemble((f"{metadata['namespace']}/{metadata['name']}", "bold"), head)]
     return result + [
-        Text(f"{kind} {reason}: {message}") for kind, reason, message in _troubles(pipeline)
+        Text(f"{kind} {reason}: {message}")
+        for kind, reason, message in _abnormal_conditions(pipeline)
     ]
 
 
-def _troubles(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Conditions that are not as they should be, with reason and message; those that say the same are named together."""
-    told: dict[tuple[str, str], list[str]] = {}
+def _abnormal_conditions(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the types, reason and message of abnormal conditions; equal messages are merged."""
+    types: dict[tuple[str, str], list[str]] = {}
     for item in (pipeline.get("status") or {}).get("conditions") or ():
         good = "False" if item["type"] == "ScalingLimited" else "True"
         if item["type"] in CONDITIONS and item["status"] != good:
-            told.setdefault(
+            types.setdefault(
                 (item["reason"], item["message"].removeprefix(f"{item['reason']}: ")), []
             ).append(item["type"])
-    for (reason, message), kinds in told.items():
+    for (reason, message), kinds in types.items():
         yield ", ".join(kinds), reason, message
 
 
-def _padding(pipeline: Mapping[str, Any]) -> list[str]:
-    """The padding that runs, and why, with what was measured of others; nothing in a pipeline without tokens."""
-    told = (pipeline.get("status") or {}).get("padding") or {}
-    return [f"Padding: {told['chosen']}: {told.get('reason', '')}"] if told.get("chosen") else []
+def _padding_lines(pipeline: Mapping[str, Any]) -> list[str]:
+    """Return the padding mode in use and its reason; nothing for a pipeline without tokens."""
+    padding = (pipeline.get("status") or {}).get("padding") or {}
+    if not padding.get("chosen"):
+        return []
+    return [f"Padding: {padding['chosen']}: {padding.get('reason', '')}"]
 
 
-def explained(pipeline: Mapping[str, Any]) -> list[str]:
-    """What limits a pipeline, in plain words."""
+def explanation(pipeline: Mapping[str, Any]) -> list[str]:
+    """Return what limits a pipeline, the numbers behind it, and what to do, line by line."""
     metadata, state = pipeline["metadata"], scaling_of(pipeline)
     name = f"{metadata['namespace']}/{metadata['name']}"
-    if not state.get("bottleneck") or _suspended(pipeline):
-        return [f"{name}: {_why_silent(pipeline)}", *_padding(pipeline)]
-    advice = _advice(state["bottleneck"])
-    result = [f"{name}: {state['bottleneck']}", f"What limits it: {advice.means}", "The numbers:"]
-    troubles = list(_troubles(pipeline))
+    if not state.get("bottleneck") or _is_suspended(pipeline):
+        return [f"{name}: {_missing_verdict_reason(pipeline)}", *_padding_lines(pipeline)]
+    advice = _advice_for(state["bottleneck"])
+    conditions = list(_abnormal_conditions(pipeline))
+    moves = _moves(pipeline, advice, state["bottleneck"])
+    return [
+        f"{name}: {state['bottleneck']}",
+        f"Bottleneck: {advice.means}",
+        "Numbers:",
+        *_step_lines(pipeline, conditions),
+        *(f"  {kind} {reason}: {message}" for kind, reason, message in conditions),
+        "What to do:" if moves else "What to do: nothing.",
+        *(f"  {number}. {move}" for number, move in enumerate(moves, 1)),
+        *_padding_lines(pipeline),
+        *_last_change(state),
+    ]
+
+
+def _step_lines(
+    pipeline: Mapping[str, Any], conditions: Sequence[tuple[str, str, str]]
+) -> Iterator[str]:
+    """Yield each scaled step with its metrics and the reason of its verdict."""
     for item in scaled_steps(pipeline):
-        figures = figures_of(pipeline, item)
-        told = (
-            ", ".join(f"{figures[key]} {unit}" for key, unit in _FIGURES.items() if key in figures)
-            or "load not known"
+        metrics = metrics_of(pipeline, item)
+        load = (
+            ", ".join(f"{metrics[key]} {unit}" for key, unit in _METRICS.items() if key in metrics)
+            or "load unknown"
         )
-        result.append(
-            f"  {item['name']} ({item['verdict']}): {item.get('instances', 0)} of {item.get('desiredInstances', 0)} wanted in each pod; {told}"
+        yield (
+            f"  {item['name']} ({item['verdict']}): {item.get('instances', 0)} of"
+            f" {item.get('desiredInstances', 0)} desired in each pod; {load}"
         )
         reason = item.get("verdictReason", "")
-        for _, why, message in troubles:  # what a condition says is said once, there
-            reason = (
-                reason.removesuffix(message).rstrip(" :;").removesuffix(why)
-                if reason.endswith(message)
-                else reason
-            )
+        for _, why, message in conditions:  # shown once, with the condition
+            if reason.endswith(message):
+                reason = reason.removesuffix(message).rstrip(" :;").removesuffix(why)
         if reason:
-            result.append(f"    {reason}")
-    result += [f"  {kind} {reason}: {message}" for kind, reason, message in troubles]
+            yield f"    {reason}"
+
+
+def _moves(pipeline: Mapping[str, Any], advice: VerdictAdvice, bottleneck: str) -> list[str]:
+    """Return the advice for the bottleneck, then for the other verdicts, each once."""
     moves = list(advice.moves)
     for item in scaled_steps(pipeline):
-        moves += [
-            move
-            for move in _advice(item["verdict"]).moves
-            if item["verdict"] != state["bottleneck"] and move not in moves
-        ]
-    result.append("What would move it:" if moves else "What would move it: nothing has to.")
-    result += [f"  {number}. {move}" for number, move in enumerate(moves, 1)]
-    result += _padding(pipeline)
+        if item["verdict"] != bottleneck:
+            moves += [move for move in _advice_for(item["verdict"]).moves if move not in moves]
+    return moves
+
+
+def _last_change(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the last change of an instance count, if there is one."""
     for item in (state.get("history") or ())[:1]:
         verb = "would go" if state.get("mode") == "Advisory" else "went"
-        result.append(
-            f"Last change: {item['time']} {item['step']} {verb} from {item['from']} to {item['to']}: {item['reason']}"
+        yield (
+            f"Last change: {item['time']} {item['step']} {verb} from {item['from']}"
+            f" to {item['to']}: {item['reason']}"
         )
-    return result
 
 
-def _advice(verdict: str) -> VerdictAdvice:
+def _advice_for(verdict: str) -> VerdictAdvice:
     known = {item.value for item in Verdict}
     return (
         ADVICE[Verdict(verdict)]
         if verdict in known
-        else VerdictAdvice(f"{verdict}: a newer operator than this tritonpipe says so.")
+        else VerdictAdvice(f"{verdict}: reported by a newer operator than this tritonpipe knows.")
     )
 
 
-def _suspended(pipeline: Mapping[str, Any]) -> bool:
+def _is_suspended(pipeline: Mapping[str, Any]) -> bool:
     return (pipeline.get("spec") or {}).get("suspend") == "Enabled"
 
 
-def _why_silent(pipeline: Mapping[str, Any]) -> str:
+def _missing_verdict_reason(pipeline: Mapping[str, Any]) -> str:
     spec = pipeline.get("spec") or {}
     if (spec.get("scaling") or {}).get("mode") == "Disabled":
         return (
-            "spec.scaling.mode is Disabled: nobody looks. Mode Advisory looks, and changes nothing."
+            "spec.scaling.mode is Disabled, so there is no verdict."
+            " Mode Advisory gives verdicts without changing anything."
         )
-    if _suspended(pipeline):
-        return "it is suspended: there are no pods to look at."
+    if _is_suspended(pipeline):
+        return "the pipeline is suspended, so there are no pods to measure."
     return (
-        "the operator has said nothing of its scaling yet. It does within a minute of a pod being ready, where a step can be scaled:"
-        " one whose instances have a max above their min, and no autoComplete."
+        "no scaling verdict yet. It appears within a minute of a pod becoming ready, if a step can"
+        " be scaled: instances.max is above instances.min, and autoComplete is off."
     )
 
 
-# --- the plot ----------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
-class History:
-    """What the looks of a watch have shown: series by step and figure, newest last."""
+class ScalingHistory:
+    """Samples of a watch."""
 
     series: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+    """Values by step and metric, newest last."""
     began: float | None = None
+    """Time of the first sample, Unix seconds."""
     ended: float = 0.0
+    """Time of the last sample, Unix seconds."""
 
     def add(self, pipeline: Mapping[str, Any], now: float) -> None:
-        """Take in a look; ``now``: Unix seconds."""
+        """Add a sample; ``now``: Unix seconds."""
         self.began, self.ended = now if self.began is None else self.began, now
         for item in scaled_steps(pipeline):
             values = {
                 "instances": item.get("instances", 0),
-                "wanted": item.get("desiredInstances", 0),
+                "desired": item.get("desiredInstances", 0),
             }
             values |= {
-                unit: figures_of(pipeline, item).get(key, math.nan)
-                for key, unit in _FIGURES.items()
+                unit: metrics_of(pipeline, item).get(key, math.nan)
+                for key, unit in _METRICS.items()
             }
             for unit, value in values.items():
                 self.series.setdefault((item["name"], unit), deque(maxlen=PLOT_COLUMNS)).append(
@@ -326,25 +360,23 @@ class History:
                 )
 
     def plot(self, width: int) -> list[Text]:
-        """A line for each series: its name, its newest value, and how it went."""
+        """Return a line for each series: name, newest value, sparkline."""
         seconds = self.ended - (self.began or self.ended)
         result = [
             Text(
-                f"the last {seconds:.0f} s; figures are as the status has them, which is at most once a minute where nothing happens"
+                f"the last {seconds:.0f} s; metrics are read from the status, which is updated"
+                " at most once a minute while nothing changes"
             )
         ]
         for (step, unit), values in self.series.items():
             newest = "-" if math.isnan(values[-1]) else f"{values[-1]:.0f}"
-            result.append(
-                Text(
-                    f"{step:>12.12} {unit:<10} {newest:>6} {sparkline(list(values)[-max(1, width) :])}"
-                )
-            )
+            line = sparkline(list(values)[-max(1, width) :])
+            result.append(Text(f"{step:>12.12} {unit:<10} {newest:>6} {line}"))
         return result
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Values as blocks from 0 to the largest; a blank for NaN, which is not known."""
+    """Return values as blocks from 0 to the largest; a blank for NaN (unknown)."""
     top = max((value for value in values if not math.isnan(value)), default=0.0)
     return "".join(
         _BLOCKS[0] if not value > 0 else _BLOCKS[max(1, round(value / top * (len(_BLOCKS) - 1)))]

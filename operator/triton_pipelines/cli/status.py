@@ -1,4 +1,4 @@
-"""``tritonpipe status``: what a pipeline's status says, for people."""
+"""``tritonpipe status``: the status of pipelines as tables."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
-from .errors import EXIT_FAILED, EXIT_USAGE, Failure
-from .output import console, shortened
+from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from .output import console, shorten
 
 DEFAULT_NAMESPACE = "default"
-# Between two looks of --watch.
 WATCH_SECONDS = 2.0
+"""Interval of --watch."""
 
 
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Name of the pipeline. Default: a line for each pipeline."
-        ),
+        typer.Argument(metavar="[NAME]", help="Name of the pipeline. Default: list all pipelines."),
     ] = None,
     namespace: Annotated[
         str | None,
@@ -45,14 +43,14 @@ def status(
             "--namespace",
             "-n",
             metavar="NAME",
-            help="Its namespace. Default: that of the kubeconfig's context.",
+            help="Namespace. Default: that of the kubeconfig's context.",
         ),
     ] = None,
     everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Pipelines of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="List the pipelines of all namespaces.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Print it anew whenever it changes, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Watch for changes; Ctrl-C to stop.")
     ] = False,
     context: Annotated[
         str | None,
@@ -63,82 +61,84 @@ def status(
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print the status as JSON; of several pipelines a list of them."
-        ),
+        typer.Option("--json", help="Print the status as JSON; without NAME, a list."),
     ] = False,
 ) -> None:
-    """Show how a pipeline is: conditions, pods, steps, endpoints, sources, warnings. Without NAME: a line for each pipeline.
+    """Show the status of a pipeline: conditions, pods, steps, endpoints, sources and warnings.
 
-    Exit code: 2 there is no such pipeline, 3 the cluster cannot be asked.
+    Without NAME, list all pipelines, one per line.
+
+    Exit codes: 2 the pipeline does not exist, 3 the cluster cannot be reached.
     """
     if name is not None and everywhere:
-        raise Failure("--all-namespaces lists pipelines; leave NAME out", EXIT_USAGE)
-    logging.getLogger("kubernetes").setLevel(
-        logging.ERROR
-    )  # what it warns of stands in our own message
+        raise CommandError("--all-namespaces lists pipelines; leave NAME out", EXIT_USAGE)
+    # Warnings of the client repeat what our own message says.
+    logging.getLogger("kubernetes").setLevel(logging.ERROR)
     path = str(kubeconfig) if kubeconfig else None
-    asked = Asked(
+    query = StatusQuery(
         None if everywhere else namespace or context_namespace(path, context), name, path, context
     )
     try:
-        asyncio.run(_show(asked, watch=watch, as_json=as_json))
+        asyncio.run(_run(query, watch=watch, as_json=as_json))
     except KeyboardInterrupt:
-        # What a watch is ended by.
+        # Ctrl-C is how a watch ends.
         raise typer.Exit(0 if watch else 128 + signal.SIGINT) from None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked for: of one namespace or (``None``) of all, one pipeline or (``None``) every one; and where the cluster is."""
+class StatusQuery:
+    """Which pipelines to read, and from which cluster."""
 
     namespace: str | None
+    """``None``: all namespaces."""
     name: str | None
+    """``None``: all pipelines."""
     kubeconfig: str | None
+    """``None``: the default file."""
     context: str | None
+    """``None``: the current context."""
 
 
-async def _show(asked: Asked, *, watch: bool, as_json: bool) -> None:
+async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
     shown = ""
-    async for found in looks(asked, watch=watch):
-        text = _printed(asked, found, as_json=as_json)
+    async for pipelines in poll_pipelines(query, watch=watch):
+        text = _format(query, pipelines, as_json=as_json)
         if text != shown:
             typer.echo(("" if as_json or not shown else "\n") + text, nl=False)
             shown = text
 
 
-def _printed(asked: Asked, found: list[dict[str, Any]], *, as_json: bool) -> str:
+def _format(query: StatusQuery, pipelines: list[dict[str, Any]], *, as_json: bool) -> str:
     if as_json:
-        states = [item.get("status") or {} for item in found]
+        states = [item.get("status") or {} for item in pipelines]
         document = (
             states[0]
-            if asked.name is not None
+            if query.name is not None
             else [
-                {"metadata": _named(item), "status": state}
-                for item, state in zip(found, states, strict=True)
+                {"metadata": _identity(item), "status": state}
+                for item, state in zip(pipelines, states, strict=True)
             ]
         )
         return json.dumps(document, ensure_ascii=False) + "\n"
     page = console()
     with page.capture() as text:
-        if asked.name is not None:
-            show(found[0], page)
-        elif found:
-            _lines_of(found, page, everywhere=asked.namespace is None)
+        if query.name is not None:
+            print_status(pipelines[0], page)
+        elif pipelines:
+            _print_list(pipelines, page, everywhere=query.namespace is None)
         else:
-            page.print(
-                f"there are no pipelines in {f'namespace {asked.namespace}' if asked.namespace else 'any namespace'}"
-            )
+            place = f"namespace {query.namespace}" if query.namespace else "any namespace"
+            page.print(f"no pipelines found in {place}")
     return text.get()
 
 
-def _named(pipeline: dict[str, Any]) -> dict[str, Any]:
+def _identity(pipeline: dict[str, Any]) -> dict[str, Any]:
     return {key: pipeline["metadata"][key] for key in ("namespace", "name")}
 
 
-def _lines_of(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -> None:
+def _print_list(pipelines: list[dict[str, Any]], page: Console, *, everywhere: bool) -> None:
     rows = []
-    for item in found:
+    for item in pipelines:
         state, metadata = item.get("status") or {}, item["metadata"]
         ready: dict[str, Any] = next(
             (one for one in state.get("conditions") or () if one["type"] == "Ready"), {}
@@ -152,7 +152,7 @@ def _lines_of(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -
                 (state.get("tokenizer") or {}).get("summary", "-"),
                 state.get("revision", "-"),
                 ready.get("reason", "-"),
-                shortened(ready.get("message", "")),
+                shorten(ready.get("message", "")),
             )
         )
     table(
@@ -172,12 +172,12 @@ def _lines_of(found: list[dict[str, Any]], page: Console, *, everywhere: bool) -
 
 
 def context_namespace(kubeconfig: str | None, context: str | None) -> str:
-    """The namespace of a kubeconfig's context, as kubectl takes it; ``default`` where none is named."""
+    """Return the namespace of a kubeconfig's context, as kubectl chooses it."""
     path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     try:
         contexts, current = kube_config.list_kube_config_contexts(config_file=path)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError):
-        return DEFAULT_NAMESPACE  # there is no usable file: what asks the cluster says so
+        return DEFAULT_NAMESPACE  # no usable file; the connection reports it
     chosen = (
         current
         if context is None
@@ -186,53 +186,64 @@ def context_namespace(kubeconfig: str | None, context: str | None) -> str:
     return str((chosen or {}).get("context", {}).get("namespace") or DEFAULT_NAMESPACE)
 
 
-async def looks(asked: Asked, *, watch: bool) -> AsyncIterator[list[dict[str, Any]]]:
-    """What the cluster says now, and with ``watch`` again and again; an API server that is away meanwhile is waited for."""
+async def poll_pipelines(query: StatusQuery, *, watch: bool) -> AsyncIterator[list[dict[str, Any]]]:
+    """Yield the pipelines once, or repeatedly with ``watch``.
+
+    A watch survives an API server that is unavailable for a while.
+
+    Raises:
+        CommandError: no pipeline of that name, or the cluster cannot be reached.
+    """
     first = True
     try:
-        # Tried first, since the client takes a failed login for a file in mid-rotation and waits.
-        await load_configuration(asked.kubeconfig, asked.context)
+        # Checked first: the client treats a failed login as a file being rotated, and waits.
+        await load_configuration(query.kubeconfig, query.context)
         async with Client(
-            lambda: load_configuration(asked.kubeconfig, asked.context),
+            lambda: load_configuration(query.kubeconfig, query.context),
             ClientOptions(attempts=2, timeout_seconds=15.0),
         ) as client:
             while first or watch:
                 try:
-                    yield await _look(client, asked)
+                    yield await _read(client, query)
                 except NotFound:
                     raise
                 except ClusterError as error:
                     if first:
                         raise
-                    typer.echo(f"the cluster cannot be asked: {error}; trying again", err=True)
+                    typer.echo(f"cannot reach the cluster: {error}; retrying", err=True)
                 first = False
                 if watch:
                     await asyncio.sleep(WATCH_SECONDS)
     except NotFound as error:
-        if asked.name is not None and f'"{asked.name}"' in error.message:
-            raise Failure(
-                f"there is no {names.KIND} {asked.name} in namespace {asked.namespace}; --namespace names another",
+        if query.name is not None and error.of_an_object:
+            raise CommandError(
+                f"{names.KIND} {query.name} does not exist in namespace {query.namespace};"
+                " choose another with --namespace",
                 EXIT_USAGE,
             ) from error
-        raise Failure(
-            f"the cluster knows no {names.KIND}; install the operator, or its definition alone with `tritonpipe crd`"
+        raise CommandError(
+            f"the cluster has no resource {names.KIND}; install the operator,"
+            " or only its definition with `tritonpipe crd`"
         ) from error
     except LoginError as error:
-        raise Failure(
-            f"the cluster cannot be asked: {error.message}; --kubeconfig and --context choose another"
+        raise CommandError(
+            f"cannot reach the cluster: {error.message};"
+            " choose another with --kubeconfig or --context"
         ) from error
     except ClusterError as error:
-        raise Failure(f"the cluster cannot be asked: {error}", EXIT_FAILED) from error
+        raise CommandError(f"cannot reach the cluster: {error}", EXIT_FAILED) from error
 
 
-async def _look(client: Client, asked: Asked) -> list[dict[str, Any]]:
-    if asked.name is not None:
-        return [await client.get(INFERENCE_PIPELINES, asked.namespace, asked.name)]
-    found = (await client.list(INFERENCE_PIPELINES, asked.namespace)).items
-    return sorted(found, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
+async def _read(client: Client, query: StatusQuery) -> list[dict[str, Any]]:
+    if query.name is not None:
+        return [await client.get(INFERENCE_PIPELINES, query.namespace, query.name)]
+    pipelines = (await client.list(INFERENCE_PIPELINES, query.namespace)).items
+    return sorted(
+        pipelines, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"])
+    )
 
 
-def show(pipeline: dict[str, Any], output: Console) -> None:
+def print_status(pipeline: dict[str, Any], output: Console) -> None:
     """Print one pipeline's status as tables."""
     state = pipeline.get("status") or {}
     metadata = pipeline["metadata"]
@@ -247,14 +258,12 @@ def show(pipeline: dict[str, Any], output: Console) -> None:
         )
     )
     if not state.get("conditions"):
-        output.print(
-            "no operator has looked at it yet: is one running that watches this namespace?"
-        )
+        output.print("no status yet: is an operator running that watches this namespace?")
     elif state.get("observedGeneration") != metadata.get(
         "generation", state.get("observedGeneration")
     ):
         output.print(
-            "the operator has not looked at its latest change yet; what follows is of an earlier one"
+            f"status is out of date: generation {metadata['generation']} has not been processed yet"
         )
     conditions = [
         (item["type"], item["status"], item["reason"], item["message"])
@@ -273,12 +282,12 @@ def show(pipeline: dict[str, Any], output: Console) -> None:
         for item in state.get("steps") or ()
     ]
     table(output, ("step", "model", "ready pods", "instances", "verdict", "reason"), steps)
-    for line in _lines(state):
+    for line in _detail_lines(state):
         output.print(Text(line))
 
 
-def _lines(state: dict[str, Any]) -> list[str]:
-    """What stands below the tables, a line each."""
+def _detail_lines(state: dict[str, Any]) -> list[str]:
+    """Return the lines below the tables: tensors, endpoints, sources, tuning, warnings."""
     lines = []
     ensemble = state.get("ensemble") or {}
     for kind in ("inputs", "outputs") if ensemble else ():
@@ -291,7 +300,8 @@ def _lines(state: dict[str, Any]) -> list[str]:
     ]
     for item in state.get("sources") or ():
         lines.append(
-            f"source of {item['step']}: {item['uri']} at {item.get('resolvedRevision', '-')} sha256 {item.get('sha256', '-')[:12]}"
+            f"source of {item['step']}: {item['uri']} at {item.get('resolvedRevision', '-')}"
+            f" sha256 {item.get('sha256', '-')[:12]}"
         )
     tuning = state.get("tuning") or {}
     if tuning.get("state"):
@@ -304,7 +314,7 @@ def _lines(state: dict[str, Any]) -> list[str]:
 
 
 def table(output: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows under columns; nothing where there are none."""
+    """Print rows under columns; nothing if there are no rows."""
     if not rows:
         return
     table = Table()

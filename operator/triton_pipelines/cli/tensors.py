@@ -1,10 +1,13 @@
-"""Requests and answers of ``tritonpipe infer``: tensors from what stands on a command line, Triton's HTTP bodies, cells for people. Pure."""
+"""Requests and answers of ``tritonpipe infer``. Pure except for reading files.
+
+Turns options into tensors, tensors into Triton's HTTP bodies, and answers into table cells.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from triton_pipelines.api.tensors import DataType
 from triton_pipelines.compile.graph.example_request import parse_element
 from triton_pipelines.tools.loadgen import http_body
 
-from .errors import EXIT_USAGE, Failure
+from .errors import EXIT_USAGE, CommandError
 
 Array = np.ndarray[Any, Any]
 BYTES = "BYTES"
@@ -29,38 +32,53 @@ NUMPY_SUFFIX = ".npy"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A tensor as the server describes it: its type on the wire, its shape with the batch axis (-1: any length)."""
+class TensorMetadata:
+    """A tensor as the server describes it."""
 
     name: str
+    """Name of the tensor."""
     data_type: str
+    """Triton's type name."""
     shape: tuple[int, ...]
+    """Shape including the batch axis; -1: any length."""
     optional: bool = False
+    """Whether a request may omit it."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.data_type}{list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A served model as the server describes it. ``batched``: the first axis of every tensor is that of the batch; ``steps``: of an ensemble."""
+class ModelMetadata:
+    """A served model as the server describes it."""
 
-    inputs: tuple[Described, ...]
+    inputs: tuple[TensorMetadata, ...]
+    """Inputs, in the server's order."""
     outputs: tuple[str, ...]
+    """Names of the outputs."""
     batched: bool
+    """Whether the first axis of every tensor is the batch axis."""
     decoupled: bool = False
+    """Whether it answers with a stream of responses."""
     steps: tuple[str, ...] = ()
+    """Models of an ensemble's steps."""
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Model:
-        """From the answers to ``/v2/models/MODEL`` and ``…/config`` (may be empty).
+    def of(cls, metadata: Mapping[str, Any], config: Mapping[str, Any]) -> ModelMetadata:
+        """Return the metadata from the answers to ``/v2/models/MODEL`` and ``…/config``.
+
+        Args:
+            metadata: the model's metadata.
+            config: its config; may be empty.
 
         Raises:
-            KeyError, TypeError, ValueError: the metadata is none.
+            KeyError: the metadata lacks a field.
+            TypeError: the metadata has another structure.
+            ValueError: a field has an invalid value.
         """
         optional = {item["name"] for item in config.get("input") or () if item.get("optional")}
         inputs = tuple(
-            Described(
+            TensorMetadata(
                 str(item["name"]),
                 str(item["datatype"]),
                 tuple(map(int, item.get("shape", (-1, 1)))),
@@ -87,85 +105,100 @@ class Model:
         )
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------------
-
-
-def requests(
-    model: Model,
+def request_arrays(
+    model: ModelMetadata,
     texts: Sequence[str],
     pairs: Sequence[str],
     values: Sequence[str],
     files: Sequence[str],
 ) -> dict[str, Array]:
-    """The arrays of a request, by input name.
+    """Return the arrays of a request, by input name.
 
-    ``texts`` go to the first text input that nothing else fills, ``pairs`` to the second; ``values`` are ``NAME=VALUE``, ``files``
-    ``NAME=PATH``. Where the model batches, an input of one row is repeated for all rows of the others.
+    An input of one row is repeated for all rows of the others, if the model batches.
+
+    Args:
+        model: the model as the server describes it.
+        texts: values of the first text input that nothing else sets.
+        pairs: values of the second one.
+        values: ``NAME=VALUE`` items.
+        files: ``NAME=PATH`` items.
 
     Raises:
-        Failure: something does not fit the model.
+        CommandError: a value does not fit the model.
     """
     known = {item.name: item for item in model.inputs}
-    given: dict[str, list[str]] = {}
-    paths: dict[str, list[Path]] = {}
-    for option, pieces in (("--input", values), ("--input-file", files)):
-        for piece in pieces:
-            name, found, value = piece.partition("=")
-            if not found or name not in known:
-                raise Failure(
-                    f"{option} {piece:.80}: write NAME=…, where NAME is an input; the model takes {_listed(model.inputs)}",
-                    EXIT_USAGE,
-                )
-            if option == "--input":
-                given.setdefault(name, []).append(value)
-            else:
-                paths.setdefault(name, []).append(Path(value))
-    if twice := sorted(given.keys() & paths.keys()):
-        raise Failure(
-            f"{', '.join(twice)} is given by --input and by --input-file; choose one", EXIT_USAGE
+    named_values = _by_input("--input", values, known)
+    named_files = _by_input("--input-file", files, known)
+    if twice := sorted(named_values.keys() & named_files.keys()):
+        raise CommandError(
+            f"{', '.join(twice)}: set by both --input and --input-file; choose one", EXIT_USAGE
         )
-    free = [
-        item
-        for item in model.inputs
-        if item.data_type == BYTES and item.name not in given and item.name not in paths
-    ]
-    arrays = {}
-    for what, words in (("TEXT", texts), ("--pair", pairs)):
+    arrays = {name: _value(known[name], words) for name, words in named_values.items()}
+    for name, paths in named_files.items():
+        arrays[name] = _file(known[name], [Path(path) for path in paths], model.batched)
+    arrays = _text_arrays(model, texts, pairs, arrays.keys()) | arrays
+    missing = [item for item in model.inputs if item.name not in arrays and not item.optional]
+    if missing:
+        raise CommandError(
+            f"values are missing for {_listed(missing)}: give texts as TEXT (the second of a pair"
+            " with --pair), others with --input NAME=VALUE or --input-file NAME=PATH",
+            EXIT_USAGE,
+        )
+    return _repeat_rows(arrays) if model.batched else arrays
+
+
+def _by_input(
+    option: str, items: Sequence[str], known: Mapping[str, TensorMetadata]
+) -> dict[str, list[str]]:
+    """Return the values of ``NAME=VALUE`` items by input."""
+    result: dict[str, list[str]] = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator or name not in known:
+            raise CommandError(
+                f"{option} {item:.80}: write NAME=…, where NAME is an input;"
+                f" the model takes {_listed(tuple(known.values()))}",
+                EXIT_USAGE,
+            )
+        result.setdefault(name, []).append(value)
+    return result
+
+
+def _text_arrays(
+    model: ModelMetadata, texts: Sequence[str], pairs: Sequence[str], taken: Collection[str]
+) -> dict[str, Array]:
+    """Return the arrays of the text inputs that TEXT and --pair fill."""
+    free = [item for item in model.inputs if item.data_type == BYTES and item.name not in taken]
+    arrays: dict[str, Array] = {}
+    for option, words in (("TEXT", texts), ("--pair", pairs)):
         if not words:
             continue
         if not free:
-            raise Failure(
-                f"{what}: no text input is left for it; the model takes {_listed(model.inputs)}",
+            raise CommandError(
+                f"{option}: the model has no further text input; it takes {_listed(model.inputs)}",
                 EXIT_USAGE,
             )
-        taken = free.pop(0)
-        arrays[taken.name] = _fitted(taken, _elements(taken, words), texts=True)
-    arrays |= {name: _value(known[name], words) for name, words in given.items()}
-    arrays |= {name: _file(known[name], places, model.batched) for name, places in paths.items()}
-    if missing := [item for item in model.inputs if item.name not in arrays and not item.optional]:
-        raise Failure(
-            f"nothing is given for {_listed(missing)}: texts as TEXT (of a pair, the second by --pair), others by --input NAME=VALUE or --input-file NAME=PATH",
-            EXIT_USAGE,
-        )
-    return _even(arrays) if model.batched else arrays
+        target = free.pop(0)
+        arrays[target.name] = text_rows(target, words)
+    return arrays
 
 
-def text_rows(info: Described, words: Sequence[str]) -> Array:
-    """Texts in the shape of a text input, a row each.
+def text_rows(info: TensorMetadata, words: Sequence[str]) -> Array:
+    """Return texts in the shape of a text input, one per row.
 
     Raises:
-        Failure: as many do not fit it.
+        CommandError: their number does not fit the shape.
     """
     return _fitted(info, _elements(info, words), texts=True)
 
 
-def _even(arrays: dict[str, Array]) -> dict[str, Array]:
+def _repeat_rows(arrays: dict[str, Array]) -> dict[str, Array]:
     rows = max((len(array) for array in arrays.values()), default=1)
     for name, array in arrays.items():
         if len(array) not in (1, rows):
             counts = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-            raise Failure(
-                f"inputs differ in rows: {counts}; give as many of {name} as of the others, or one for all",
+            raise CommandError(
+                f"inputs differ in rows: {counts}; give {name} as many rows as the others, or one",
                 EXIT_USAGE,
             )
     return {
@@ -174,14 +207,14 @@ def _even(arrays: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _elements(info: Described, words: Iterable[str]) -> Array:
+def _elements(info: TensorMetadata, words: Iterable[str]) -> Array:
     kind = DataType.STRING if info.data_type == BYTES else DataType(info.data_type)
     elements = []
     for word in words:
         try:
             elements.append(parse_element(word, kind))
         except ValueError as error:
-            raise Failure(
+            raise CommandError(
                 f"{info.name}: {word!r:.60} {error}; it is {info.data_type}", EXIT_USAGE
             ) from error
     array = np.empty(len(elements), dtype=triton_to_np_dtype(info.data_type))
@@ -189,13 +222,14 @@ def _elements(info: Described, words: Iterable[str]) -> Array:
     return array
 
 
-def _value(info: Described, words: Sequence[str]) -> Array:
-    """``--input``: text as it is, once for each element; of other types numbers with commas between, or nested lists as in JSON."""
+def _value(info: TensorMetadata, words: Sequence[str]) -> Array:
+    """Parse ``--input``: texts as they are, numbers separated by commas, or nested JSON lists."""
     if info.data_type == BYTES:
         return _fitted(info, _elements(info, words), texts=True)
     if len(words) > 1:
-        raise Failure(
-            f"--input {info.name}: is given {len(words)} times; write all its numbers into one, such as {info.name}=1,2,3",
+        raise CommandError(
+            f"--input {info.name}: given {len(words)} times; write all numbers into one,"
+            f" such as {info.name}=1,2,3",
             EXIT_USAGE,
         )
     (text,) = words
@@ -207,13 +241,14 @@ def _value(info: Described, words: Sequence[str]) -> Array:
             json.loads(text, parse_int=str, parse_float=str, parse_constant=str), dtype=np.object_
         )
     except ValueError as error:
-        raise Failure(
-            f"--input {info.name}: {text:.60} is no list of numbers as in JSON: {error}", EXIT_USAGE
+        raise CommandError(
+            f"--input {info.name}: {text:.60} is not a JSON list of numbers: {error}", EXIT_USAGE
         ) from error
     flat = [str(item).lower() if isinstance(item, bool) else item for item in nested.ravel()]
     if not all(isinstance(item, str) for item in flat):
-        raise Failure(
-            f"--input {info.name}: {text:.60} holds lists of different lengths, or what is no number",
+        raise CommandError(
+            f"--input {info.name}: {text:.60} has lists of different lengths, or values that"
+            " are not numbers",
             EXIT_USAGE,
         )
     elements = _elements(info, flat)
@@ -224,15 +259,18 @@ def _value(info: Described, words: Sequence[str]) -> Array:
     )
 
 
-def _file(info: Described, places: Sequence[Path], batched: bool) -> Array:
-    """``--input-file``: an array that NumPy saved; else the bytes of each file, as an element of text or as numbers of UINT8."""
+def _file(info: TensorMetadata, places: Sequence[Path], batched: bool) -> Array:
+    """Read ``--input-file``: an array saved by NumPy, or the bytes of each file.
+
+    Bytes become an element of a text input, or the numbers of a UINT8 input.
+    """
     try:
         if places[0].suffix == NUMPY_SUFFIX and len(places) == 1:
             return _saved(info, places[0])
         contents = [place.read_bytes() for place in places]
     except OSError as error:
-        raise Failure(
-            f"--input-file {info.name}: {error.filename} cannot be read: {error.strerror}",
+        raise CommandError(
+            f"--input-file {info.name}: cannot read {error.filename}: {error.strerror}",
             EXIT_USAGE,
         ) from error
     if info.data_type == BYTES:
@@ -241,47 +279,54 @@ def _file(info: Described, places: Sequence[Path], batched: bool) -> Array:
         return _fitted(info, array, texts=True)
     if info.data_type == "UINT8" and len(contents) == 1:
         return _fitted(info, np.frombuffer(contents[0], np.uint8))
-    raise Failure(
-        f"--input-file {info.name}: it is {info.data_type}; give one file that numpy.save wrote ({NUMPY_SUFFIX})",
+    raise CommandError(
+        f"--input-file {info.name}: the type is {info.data_type}; give one file saved by"
+        f" numpy.save ({NUMPY_SUFFIX})",
         EXIT_USAGE,
     )
 
 
-def _saved(info: Described, place: Path) -> Array:
+def _saved(info: TensorMetadata, place: Path) -> Array:
     try:
         array = np.load(place, allow_pickle=False)
     except ValueError as error:
-        raise Failure(
-            f"--input-file {info.name}: {place} is no array of numbers or texts: {error}",
+        raise CommandError(
+            f"--input-file {info.name}: {place} is not an array of numbers or texts: {error}",
             EXIT_USAGE,
         ) from error
-    wanted = np.dtype(triton_to_np_dtype(info.data_type))
+    expected = np.dtype(triton_to_np_dtype(info.data_type))
     if array.dtype.kind in "US" and info.data_type == BYTES:
         array = np.array(
             [item.encode() if isinstance(item, str) else bytes(item) for item in array.ravel()],
             np.object_,
         ).reshape(array.shape)
-    elif array.dtype != wanted and (info.data_type != "BF16" or array.dtype.kind != "f"):
-        raise Failure(
-            f"--input-file {info.name}: {place} holds {array.dtype}, and the input is {info.data_type}; save it as {wanted}",
+    elif array.dtype != expected and (info.data_type != "BF16" or array.dtype.kind != "f"):
+        raise CommandError(
+            f"--input-file {info.name}: {place} has type {array.dtype}, but the input is"
+            f" {info.data_type}; save it as {expected}",
             EXIT_USAGE,
         )
-    return _exact(info, array.astype(wanted))
+    return _exact(info, array.astype(expected))
 
 
-def _exact(info: Described, array: Array) -> Array:
-    """An array with a shape of its own; a batch axis of one row may be left out."""
+def _exact(info: TensorMetadata, array: Array) -> Array:
+    """Return an array that has a shape; a batch axis of one row may be missing."""
     if array.ndim == len(info.shape) - 1 and info.shape[0] == -1:
         array = array[np.newaxis]
     if array.ndim != len(info.shape) or any(
         a not in (-1, b) for a, b in zip(info.shape, array.shape, strict=True)
     ):
-        raise Failure(f"{info.name}: shape {list(array.shape)} does not fit {info}", EXIT_USAGE)
+        raise CommandError(
+            f"{info.name}: shape {list(array.shape)} does not fit {info}", EXIT_USAGE
+        )
     return array
 
 
-def _fitted(info: Described, flat: Array, *, texts: bool = False) -> Array:
-    """A row of elements in the input's shape. Of the axes of any length, texts go along the first (a row each), numbers along the last."""
+def _fitted(info: TensorMetadata, flat: Array, *, texts: bool = False) -> Array:
+    """Return a flat array in the input's shape.
+
+    Texts fill the first axis of variable length (one per row), numbers the last.
+    """
     fixed = math.prod(size for size in info.shape if size >= 0)
     free = [index for index, size in enumerate(info.shape) if size < 0]
     shape = [max(size, 1) if size < 0 else size for size in info.shape]
@@ -290,28 +335,34 @@ def _fitted(info: Described, flat: Array, *, texts: bool = False) -> Array:
     if fixed and flat.size % fixed == 0 and free:
         shape[free[0] if texts else free[-1]] = flat.size // fixed
     if math.prod(shape) != flat.size:
-        raise Failure(f"{info.name}: {flat.size} elements do not fit {info}", EXIT_USAGE)
+        raise CommandError(f"{info.name}: {flat.size} elements do not fit {info}", EXIT_USAGE)
     return flat.reshape(shape)
 
 
-def _listed(tensors: Sequence[Described]) -> str:
+def _listed(tensors: Sequence[TensorMetadata]) -> str:
     return ", ".join(map(str, tensors)) or "nothing"
 
 
-# --- Triton's HTTP bodies (extension for binary tensors) ----------------------------------------------------------------------
+def encode(arrays: Mapping[str, Array], model: ModelMetadata) -> tuple[bytes, int]:
+    """Return the body of an inference request with binary tensors, and its JSON part's length.
 
-
-def encode(arrays: Mapping[str, Array], model: Model) -> tuple[bytes, int]:
-    """The body of an inference request with binary tensors, and the length of its JSON part, which the header has to name."""
-    # The types are the model's: BF16 has no type of its own in NumPy, and no form in JSON, as FP16.
+    The length has to be in the request's header.
+    """
+    # Types come from the model: NumPy has no BF16, and JSON has no form of BF16 and FP16.
     return http_body(arrays, model.outputs, {item.name: item.data_type for item in model.inputs})
 
 
 def decode(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
-    """The outputs of an answer: its JSON part and the bytes behind it.
+    """Return the outputs of an answer.
+
+    Args:
+        document: its JSON part.
+        rest: the bytes after it.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError: the document lacks a field.
+        TypeError: the document has another structure.
+        ValueError: a tensor cannot be decoded.
     """
     result: dict[str, Array] = {}
     for item in document["outputs"]:
@@ -337,11 +388,8 @@ def decode(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
     return result
 
 
-# --- what is shown -------------------------------------------------------------------------------------------------------------
-
-
-def plain(value: Any) -> Any:
-    """An element as JSON has it: bytes as text, numbers as short as their type allows, no NaN."""
+def json_value(value: Any) -> Any:
+    """Return an element for JSON: bytes as text, numbers as short as their type allows, no NaN."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, np.bool_ | bool):
@@ -354,12 +402,12 @@ def plain(value: Any) -> Any:
     return number if math.isfinite(number) else str(number)
 
 
-def cell(array: Array) -> str:
-    """The elements of one row for people: the first ones, and how many there are."""
+def format_row(array: Array) -> str:
+    """Return the first elements of a row, and how many there are."""
     flat = array.ravel()
     shown = [
         f"{item:.4f}" if isinstance(item, float) else str(item)
-        for item in map(plain, flat[:SHOWN_NUMBERS])
+        for item in map(json_value, flat[:SHOWN_NUMBERS])
     ]
     if flat.size <= SHOWN_NUMBERS:
         return " ".join(shown)

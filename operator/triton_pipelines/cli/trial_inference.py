@@ -1,4 +1,7 @@
-"""The request that the operator would ask every pod, asked of the server here: what would keep a pipeline from becoming Ready is told before it is in a cluster."""
+"""Run the operator's test inference against a local server.
+
+What would keep a pipeline from becoming Ready is found before it is in a cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.triton.probe import probe
 
 
-def fault_of(pipeline: InferencePipeline, graph: Graph, address: str) -> str | None:
-    """Why an example request is not answered as it should be, in words; None where it is, and where no request can be made up.
+def trial_inference_error(pipeline: InferencePipeline, graph: Graph, address: str) -> str | None:
+    """Return why the test inference fails, for people.
+
+    ``None`` if it succeeds, or if no request can be generated.
 
     Args:
-        pipeline, graph: what is served.
+        pipeline: the resource.
+        graph: its graph.
         address: ``host:port`` of the server's gRPC API.
     """
-    # Late: it leads to the whole reconciler, which commands that never get here need not wait for.
+    # Imported late: it imports the whole reconciler, which other commands need not wait for.
     from triton_pipelines.controllers.pipeline.prober import question_of
 
     example = example_of(pipeline, graph)

@@ -1,4 +1,4 @@
-"""``tritonpipe tune``: batching chosen by measurement."""
+"""``tritonpipe tune``: choose batching by measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
-from triton_pipelines.compile.graph import build
+from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size
 from triton_pipelines.tools.loadgen import TextLengths, TextsError, precise_event_loop, read_lines
@@ -44,18 +44,19 @@ from triton_pipelines.tools.tuner import (
 )
 from triton_pipelines.tools.tuner import tune as run
 
-from .cluster_tuning import asking, refuse
-from .documents import STANDARD_INPUT, only, resource
-from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, Failure
+from .cluster_tuning import check_options, tuning_commands
+from .documents import STANDARD_INPUT, load_pipeline, parse_pipeline
+from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, CommandError
+from .local_options import Mounts
+from .local_pipeline import StoppedBySignal, raise_on_signals, serve_locally
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import figures, plottable, writable
-from .serve import Mounts, Stopped, local, signals
+from .output import check_plottable, check_writable, print_wide
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@\[\]]+):[0-9]{1,5}")
 
 
-class Output(StrEnum):
-    """How the report is printed."""
+class TuneOutput(StrEnum):
+    """Format of the printed report."""
 
     TABLE = "table"
     JSON = "json"
@@ -74,7 +75,8 @@ def tune(
         bool,
         typer.Option(
             "--in-cluster",
-            help="Print the command that starts a run in the cluster; FILE is the pipeline's name there.",
+            help="Print the command that starts a run in the cluster;"
+            " FILE is the pipeline's name there.",
         ),
     ] = False,
     namespace: Annotated[
@@ -87,14 +89,15 @@ def tune(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="gRPC address of a Triton that runs this pipeline and serves nobody else. Default: it is served here.",
+            help="gRPC address of a Triton that serves this pipeline without other traffic."
+            " Default: serve it here.",
         ),
     ] = None,
     control_key_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --server: file with the key of its control API, where that is restricted.",
+            help="With --server: file with the key of its control API, if that is restricted.",
         ),
     ] = None,
     thorough: Annotated[
@@ -105,7 +108,7 @@ def tune(
         typer.Option(
             metavar="MS",
             min=1,
-            help="p99 to keep, in milliseconds. Default: spec.slo.p99Milliseconds.",
+            help="p99 latency to keep, in milliseconds. Default: spec.slo.p99Milliseconds.",
         ),
     ] = None,
     rate: Annotated[
@@ -113,37 +116,39 @@ def tune(
         typer.Option(
             metavar="N",
             min=0.1,
-            help="Requests per second that it gets, to compare with. Default: as many as it can carry.",
+            help="Request rate (per second) to compare settings at."
+            " Default: the highest that the pipeline sustains.",
         ),
     ] = None,
     texts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts of the real traffic, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="Texts of real traffic, one per line.")
     ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
             metavar="median=N,sigma=X,cap=N",
-            help="Lengths in tokens of made-up texts. Default: median=32,sigma=0.6, up to maxLength.",
+            help="Lengths of generated texts, in tokens."
+            " Default: median=32,sigma=0.6, up to maxLength.",
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows (texts) of a request.")] = 1,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows (texts) per request.")] = 1,
     output: Annotated[
-        Output,
-        typer.Option("--output", "-o", help="How the report is printed; yaml is the patch alone."),
-    ] = Output.TABLE,
+        TuneOutput,
+        typer.Option("--output", "-o", help="Format of the report; yaml prints only the patch."),
+    ] = TuneOutput.TABLE,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the throughput-latency curve as SVG.")
     ] = None,
     report_file: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the report as JSON, in the shape of status.tuning."
+            metavar="FILE", help="Write the report as JSON, in the format of status.tuning."
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=1, help="Length of a measured point. Default: 16, thorough 60."
+            metavar="SECONDS", min=1, help="Duration of a measurement. Default: 16, thorough 60."
         ),
     ] = None,
     cores: Annotated[
@@ -151,7 +156,7 @@ def tune(
         typer.Option(
             metavar="N",
             min=0.5,
-            help="CPU cores that the server may use. Default: those of this machine.",
+            help="CPU cores that the server may use. Default: all of this machine.",
         ),
     ] = None,
     source_map: SourceMaps = None,
@@ -159,43 +164,27 @@ def tune(
     operator_config: OperatorConfigFile = None,
     substitute_runner: SubstituteRunner = None,
 ) -> None:
-    """Measure a pipeline, choose its batching for the SLO and prove it; prints a patch for the resource.
+    """Measure a pipeline, choose its batching for the SLO, verify it and print a patch.
 
-    Nothing is changed but on the server that is measured, and there only for the time of the run. Without --server the pipeline is served
-    here, on CPU. Exit code: 0 measured, whether or not anything better is proven; 1 the resource is not valid, 2 wrong use, 3 the server failed.
+    Only the measured server is changed, and only during the run. Without --server, the pipeline is
+    served here, on CPU.
+
+    Exit codes: 0 measured, whether or not a better setting was verified; 1 the resource is not
+    valid, 2 wrong usage, 3 the server failed.
     """
     if in_cluster:
-        refuse(_given(context))
-        typer.echo(asking(str(file), namespace, thorough, dt.datetime.now(dt.UTC)))
+        check_options(_given_options(context))
+        typer.echo(tuning_commands(str(file), namespace, thorough, dt.datetime.now(dt.UTC)))
         return
     if namespace is not None:
-        raise Failure(
-            "--namespace: goes with --in-cluster; a pipeline served here is in none", EXIT_USAGE
-        )
-    for option, number in (
-        ("--slo", slo),
-        ("--rate", rate),
-        ("--seconds", seconds),
-        ("--cores", cores),
-    ):
-        if number is not None and not math.isfinite(number):
-            raise Failure(f"{option}: {number} is no finite number", EXIT_USAGE)
-    if texts is not None and lengths is not None:
-        raise Failure(
-            "--lengths: is of made-up texts, and --texts gives real ones; leave one out", EXIT_USAGE
-        )
-    if server is not None and mounts:
-        raise Failure(
-            "--mounts: goes with a pipeline that is served here; the one at --server has its files",
+        raise CommandError(
+            "--namespace: only valid with --in-cluster; a pipeline served here has none",
             EXIT_USAGE,
         )
-    if server is not None and not _ADDRESS.fullmatch(server):
-        raise Failure(
-            f"--server: {server!r} is no HOST:PORT, the address of a server's gRPC API such as 127.0.0.1:8001",
-            EXIT_USAGE,
-        )
-    plottable(plot, "--plot")
-    writable(report_file, "--report-file")
+    _check_finite({"--slo": slo, "--rate": rate, "--seconds": seconds, "--cores": cores})
+    _check_server_options(server, control_key_file, mounts, texts, lengths)
+    check_plottable(plot, "--plot")
+    check_writable(report_file, "--report-file")
     settings = TuningOptions(
         mode=TuningMode.THOROUGH if thorough else TuningMode.QUICK,
         slo_ms=slo,
@@ -206,81 +195,156 @@ def tune(
         cores=cores or float(os.cpu_count() or 1),
         seconds=seconds,
     )
-    if control_key_file is not None and server is None:
-        raise Failure(
-            "--control-key-file: goes with --server; the pipeline served here has no key",
-            EXIT_USAGE,
-        )
-    left: list[str] = []
+    notices: list[str] = []
     try:
         if str(file) != STANDARD_INPUT:
-            # Before anything is fetched and started.
-            pipeline = resource(file)
+            # Checked before anything is fetched and started.
+            pipeline = parse_pipeline(file)
             slo_and_latency_budget(pipeline, settings)
-            _rows_fit(pipeline, rows)
-        with signals():
+            _check_rows(pipeline, rows)
+        with raise_on_signals():
             if server is not None:
                 options = operator_options(
                     operator_config, source_map=source_map, substitute_runner=substitute_runner
                 )
-                pipeline, graph = only(file, options)
-                _rows_fit(pipeline, rows)
-                target = TuningTarget(
-                    server, lambda changed: build(changed, options), _key(control_key_file)
+                report = _tune_server(
+                    server, _key(control_key_file), file, options, settings, notices.append
                 )
-                report = _run(target, pipeline, graph, settings, left.append)
             else:
-                # Triton needs a moment to end; that is no part of a measurement.
-                with local(file, source_map or _from_environment(), mounts=mounts) as running:
-                    _rows_fit(running.pipeline, rows)
-                    target = TuningTarget(
-                        running.server.grpc_address,
-                        running.rebuild,
-                        url=running.server.http_url,
-                        own=True,
-                    )
-                    report = _run(target, running.pipeline, running.graph, settings, left.append)
+                report = _tune_locally(
+                    file,
+                    source_map or _source_map_of_environment(),
+                    mounts,
+                    settings,
+                    notices.append,
+                )
     except TuneError as error:
-        raise Failure(
+        raise CommandError(
             str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED
         ) from error
-    except Stopped as stopped:
-        typer.echo(
-            f"stopped; {_after_stop(server, left, again=isinstance(stopped.__context__, Stopped))}",
-            err=True,
-        )
+    except StoppedBySignal as stopped:
+        again = isinstance(stopped.__context__, StoppedBySignal)
+        typer.echo(f"stopped; {_state_after_stop(server, notices, again=again)}", err=True)
         raise typer.Exit(128 + stopped.number) from None
+    _write_report(report, output, plot, report_file)
+
+
+def _check_finite(numbers: dict[str, float | None]) -> None:
+    """Refuse infinities and NaN. ``numbers``: values by option."""
+    for option, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise CommandError(f"{option}: {number} is not a finite number", EXIT_USAGE)
+
+
+def _check_server_options(
+    server: str | None,
+    control_key_file: Path | None,
+    mounts: Path | None,
+    texts: Path | None,
+    lengths: str | None,
+) -> None:
+    """Refuse options that contradict each other."""
+    if texts is not None and lengths is not None:
+        raise CommandError(
+            "--lengths: sets the lengths of generated texts, but --texts gives real ones;"
+            " leave one out",
+            EXIT_USAGE,
+        )
+    if server is not None and mounts:
+        raise CommandError(
+            "--mounts: only valid for a pipeline that is served here;"
+            " the server at --server has its files",
+            EXIT_USAGE,
+        )
+    if server is not None and not _ADDRESS.fullmatch(server):
+        raise CommandError(
+            f"--server: {server!r} is not HOST:PORT, the address of a server's gRPC API"
+            " such as 127.0.0.1:8001",
+            EXIT_USAGE,
+        )
+    if control_key_file is not None and server is None:
+        raise CommandError(
+            "--control-key-file: only valid with --server; the pipeline served here has no key",
+            EXIT_USAGE,
+        )
+
+
+def _tune_server(
+    server: str,
+    key: str | None,
+    file: Path,
+    options: Options,
+    settings: TuningOptions,
+    notify: Callable[[str], None],
+) -> TuningReport:
+    """Tune the pipeline on a running server."""
+    pipeline, graph = load_pipeline(file, options)
+    _check_rows(pipeline, settings.rows)
+    target = TuningTarget(server, lambda changed: build(changed, options), key)
+    return _run(target, pipeline, graph, settings, notify)
+
+
+def _tune_locally(
+    file: Path,
+    source_map: list[str],
+    mounts: Path | None,
+    settings: TuningOptions,
+    notify: Callable[[str], None],
+) -> TuningReport:
+    """Serve the pipeline on this machine and tune it there."""
+    # Triton needs a moment to stop; that is not part of a measurement.
+    with serve_locally(file, source_map, mounts=mounts) as running:
+        _check_rows(running.pipeline, settings.rows)
+        target = TuningTarget(
+            running.server.grpc_address, running.rebuild, url=running.server.http_url, own=True
+        )
+        return _run(target, running.pipeline, running.graph, settings, notify)
+
+
+def _write_report(
+    report: TuningReport, output: TuneOutput, plot: Path | None, report_file: Path | None
+) -> None:
+    """Print the report and write its files.
+
+    Raises:
+        CommandError: the run ended early, or a file cannot be written.
+    """
     if plot is not None:
         _write(plot, svg(chart(report)), "--plot")
-    if not report.ended:  # that file is a result, and this is none
+    if not report.ended:  # that file is a result; an interrupted run has none
         _write(report_file, json.dumps(status_of(report)), "--report-file")
-    if output is Output.YAML:
+    if output is TuneOutput.YAML:
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
-    elif output is Output.JSON:
+    elif output is TuneOutput.JSON:
         typer.echo(json.dumps(report_document(report), indent=1, allow_nan=False))
     else:
         _print(report)
     if report.ended:
-        raise Failure(
-            f"ended after {len(report.points)} points, which are shown: {report.ended}", EXIT_FAILED
+        raise CommandError(
+            f"ended after {len(report.points)} points, shown above: {report.ended}", EXIT_FAILED
         )
 
 
-def _after_stop(server: str | None, left: Sequence[str], *, again: bool) -> str:
-    """What a run that was stopped leaves. ``left``: what it said itself; ``again``: it was stopped once more on its way out."""
+def _state_after_stop(server: str | None, notices: Sequence[str], *, again: bool) -> str:
+    """Describe what an interrupted run leaves behind.
+
+    Args:
+        server: address of the measured server; ``None``: it was a local one.
+        notices: what the run reported about it.
+        again: whether it was interrupted again while it was cleaning up.
+    """
     if server is None:
         return "nothing was changed"
-    if again and not left:
-        return (
-            f"{server}: the first setting may not have been put back on the server; start it anew"
-        )
+    if again and not notices:
+        return f"{server}: the original setting may not have been restored; restart the server"
     return (
-        "; ".join(f"{server}: {said}" for said in left) or f"{server} has the setting that it had"
+        "; ".join(f"{server}: {notice}" for notice in notices)
+        or f"{server}: the original setting is restored"
     )
 
 
-def _rows_fit(pipeline: InferencePipeline, rows: int) -> None:
-    """Refuse requests that the current setting, with which all others are compared, could not take."""
+def _check_rows(pipeline: InferencePipeline, rows: int) -> None:
+    """Refuse requests that are too large for the current setting, the baseline of all others."""
     for field, most in (
         (
             "spec.model.maxBatchSize",
@@ -289,14 +353,15 @@ def _rows_fit(pipeline: InferencePipeline, rows: int) -> None:
         ("spec.ensemble.maxBatchSize", pipeline.spec.ensemble.max_batch_size),
     ):
         if most and rows > most:
-            raise Failure(
-                f"--rows {rows}: a request has more rows than {field} {most} lets in; send fewer, or raise that first",
+            raise CommandError(
+                f"--rows {rows}: a request exceeds {field} ({most});"
+                " send fewer rows, or raise the field first",
                 EXIT_USAGE,
             )
 
 
-def _given(context: typer.Context) -> dict[str, str]:
-    """Parameters on the command line, with the options that they are written as."""
+def _given_options(context: typer.Context) -> dict[str, str]:
+    """Return the parameters on the command line with the options they are written as."""
     return {
         param.name: param.opts[0]
         for param in context.command.params
@@ -306,7 +371,7 @@ def _given(context: typer.Context) -> dict[str, str]:
     }
 
 
-def _from_environment() -> list[str]:
+def _source_map_of_environment() -> list[str]:
     return [rules] if (rules := os.environ.get("TRITONPIPE_SOURCE_MAP")) else []
 
 
@@ -315,21 +380,22 @@ def _run(
     pipeline: InferencePipeline,
     graph: Graph,
     settings: TuningOptions,
-    left: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> TuningReport:
     with _progress() as tell, asyncio.Runner(loop_factory=precise_event_loop) as runner:
-        return runner.run(run(target, pipeline, graph, settings, tell, left))
+        return runner.run(run(target, pipeline, graph, settings, tell, notify))
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[ProgressCallback]:
-    """A bar on a terminal; a line for each stage in a log."""
+    """Yield a progress callback: a bar on a terminal, a line for each stage in a log."""
     if not sys.stderr.isatty():
-        said: list[str] = []
+        previous = ""
 
         def line(done: float, text: str) -> None:
-            if text != (said[-1] if said else ""):
-                said.append(text)
+            nonlocal previous
+            if text != previous:
+                previous = text
                 typer.echo(f"{done:4.0%} {text}", err=True)
 
         yield line
@@ -352,8 +418,10 @@ def _texts(file: Path | None) -> tuple[str, ...]:
     try:
         return tuple(read_lines(file.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, TextsError) as error:
-        raise Failure(
-            f"--texts: {file} {error if isinstance(error, TextsError) else f'cannot be read: {error}'}",
+        raise CommandError(
+            f"--texts: {file} {error}"
+            if isinstance(error, TextsError)
+            else f"--texts: cannot read {file}: {error}",
             EXIT_USAGE,
         ) from error
 
@@ -362,14 +430,16 @@ def _lengths(text: str | None) -> TextLengths | None:
     try:
         return None if text is None else TextLengths.parse(text)
     except TextsError as error:
-        raise Failure(f"--lengths: {error}", EXIT_USAGE) from error
+        raise CommandError(f"--lengths: {error}", EXIT_USAGE) from error
 
 
 def _key(file: Path | None) -> str | None:
     try:
         return None if file is None else file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"--control-key-file: {file} cannot be read: {error}", EXIT_USAGE) from error
+        raise CommandError(
+            f"--control-key-file: cannot read {file}: {error}", EXIT_USAGE
+        ) from error
 
 
 def _write(file: Path | None, content: str, option: str) -> None:
@@ -378,8 +448,8 @@ def _write(file: Path | None, content: str, option: str) -> None:
     try:
         file.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise Failure(
-            f"{option}: {file} cannot be written: {error.strerror}", EXIT_USAGE
+        raise CommandError(
+            f"{option}: cannot write {file}: {error.strerror}", EXIT_USAGE
         ) from error
 
 
@@ -389,34 +459,58 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}" if seconds < 3600 else "failed"
 
 
+_OUTCOMES = {
+    PointOutcome.WITHIN: "met",
+    PointOutcome.BREAKS: "exceeded",
+    PointOutcome.PREDICTED: "not measured",
+}
+
+
 def _print(report: TuningReport) -> None:
+    late = f", {report.late_requests} timed out or rejected" if report.late_requests else ""
     typer.echo(
-        f"{report.pipeline}: SLO {report.slo * 1e3:g} ms, latency budget {report.latency_budget * 1e3:g} ms; {report.workload};"
-        f" {report.mode.value.lower()} run of {report.seconds:.0f} s, {report.failed_requests} failed requests"
-        + (f", {report.late_requests} timed out or rejected" if report.late_requests else "")
+        f"{report.pipeline}: SLO {report.slo * 1e3:g} ms,"
+        f" latency budget {report.latency_budget * 1e3:g} ms; {report.workload};"
+        f" {report.mode.value.lower()} run of {report.seconds:.0f} s,"
+        f" {report.failed_requests} failed requests{late}"
     )
+    print_wide(_points_table(report))
+    typer.echo(terminal(report))
+    print_wide(_steps_table(report))
+    typer.echo(report.message)
+    typer.echo(report.advice)
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    if report.patch:
+        typer.echo("\nto apply it, merge into the resource (kubectl patch --type=merge, or edit):")
+        typer.echo(yaml.safe_dump(report.patch, sort_keys=False), nl=False)
+
+
+def _points_table(report: TuningReport) -> Table:
+    """Return a table of the measured and predicted settings."""
     table = Table()
-    tried = any(point.setting.padding.mode for point in report.points)
+    padding_tried = any(point.setting.padding.mode for point in report.points)
     for name in (
         "setting",
-        *(("padding",) if tried else ()),
+        *(("padding",) if padding_tried else ()),
         "batch",
         "delay ms",
         "model",
         "tokenizer",
         "offered /s",
-        "carried /s",
+        "completed /s",
         "p50 ms",
         "p99 ms",
         "predicted",
-        "",
+        "latency budget",
     ):
-        table.add_column(name, justify="left" if name in ("setting", "padding", "") else "right")
+        left = name in ("setting", "padding", "latency budget")
+        table.add_column(name, justify="left" if left else "right")
     for point in (*report.points, *report.ends):
         setting = point.setting
         table.add_row(
             point.name,
-            *((str(setting.padding) or "as it is",) if tried else ()),
+            *((str(setting.padding) or "unchanged",) if padding_tried else ()),
             str(setting.max_batch_size),
             f"{setting.queue_delay / 1000:g}",
             str(setting.model_instances),
@@ -426,31 +520,28 @@ def _print(report: TuningReport) -> None:
             _milliseconds(point.p50),
             _milliseconds(point.p99),
             _milliseconds(point.predicted_p99),
-            {
-                PointOutcome.WITHIN: "within the latency budget",
-                PointOutcome.BREAKS: "exceeds the latency budget",
-                PointOutcome.PREDICTED: "not measured",
-            }[point.outcome],
+            _OUTCOMES[point.outcome],
         )
-    figures(table)
-    typer.echo(terminal(report))
-    steps = Table()
-    for name in ("step", "each execution ms", "each row us", "each token us", "fit off by", "busy"):
-        steps.add_column(name, justify="left" if name == "step" else "right")
+    return table
+
+
+def _steps_table(report: TuningReport) -> Table:
+    """Return a table of the service times fitted for each step."""
+    table = Table()
+    for name in (
+        "step",
+        "per execution ms",
+        "per row us",
+        "per token us",
+        "fit error",
+        "busy",
+    ):
+        table.add_column(name, justify="left" if name == "step" else "right")
     for step in report.steps:
         law = (
             (f"{step.fixed * 1e3:.2f}", f"{step.per_row * 1e6:.1f}", f"{step.per_token * 1e6:.2f}")
             if step.fitted
-            else ("table", "", "")
+            else ("measured", "", "")
         )
-        steps.add_row(step.step, *law, f"{step.residual:.0%}", f"{step.busy:.0%}")
-    figures(steps)
-    typer.echo(report.message)
-    typer.echo(report.advice)
-    for note in report.notes:
-        typer.echo(f"note: {note}")
-    if report.patch:
-        typer.echo(
-            "\nto have it, merge into the resource (kubectl patch --type=merge, or by hand):"
-        )
-        typer.echo(yaml.safe_dump(report.patch, sort_keys=False), nl=False)
+        table.add_row(step.step, *law, f"{step.residual:.0%}", f"{step.busy:.0%}")
+    return table

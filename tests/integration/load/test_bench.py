@@ -25,7 +25,7 @@ from tests.support import pipelines
 from tests.support.serving import SAMPLES, TRITONPIPE, sample_sources
 from tests.support.serving import run as command
 from tests.support.triton import triton_server
-from triton_pipelines.cli.errors import Failure
+from triton_pipelines.cli.errors import CommandError
 from triton_pipelines.cli.main import app
 from triton_pipelines.tools.loadgen import (
     InferenceProtocol,
@@ -70,7 +70,7 @@ def url(server: LocalTriton) -> str:
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No further windows: whether a run is stable is not asked here."""
-    monkeypatch.setattr("triton_pipelines.cli.bench.EXTEND", 0)
+    monkeypatch.setattr("triton_pipelines.cli.bench.EXTRA_WINDOWS", 0)
 
 
 def bench(*arguments: str, columns: str = "400") -> Result:
@@ -189,9 +189,9 @@ def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) 
     done = bench(url(server), "--concurrency=2", "--rows=4", columns="110")
     for words in (
         "one by one",
-        "one client, 4 rows a request",
+        "one client, 4 rows per request",
         "concurrency 2",
-        "where the time goes at",
+        "time per request at",
         *(pipelines.TOKENIZER, pipelines.MODEL),
     ):
         assert words in done.stdout
@@ -228,7 +228,7 @@ def test_what_is_wrong_is_one_message(
         {"URL": url(server), "FILE": "manifests/samples/sentiment.yaml"}.get(word, word)
         for word in arguments
     ]
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CommandError) as caught:
         bench(*words)
     assert message in str(caught.value)
     assert caught.value.code == code

@@ -24,7 +24,8 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "Longest": {"padding": "Longest"},
 }
 SECONDS = 100.0
-# Requests as numbers of golden cases, the longest text (cut at maxLength) being number 0: alone, with short ones, all short ones at once.
+# Requests as numbers of golden cases, the longest text (cut at maxLength) being number 0: alone,
+# with short ones, all short ones at once.
 BATCHES = [
     [0],
     [1, 19, 4],

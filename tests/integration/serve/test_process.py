@@ -1,4 +1,6 @@
-"""`tritonpipe serve` as a process: what goes wrong around it ends in one message and the right exit code."""
+"""`tritonpipe serve` as a process: what goes wrong around it ends in one message and the right exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def test_triton_killed_underneath(tmp_path: Path) -> None:
         os.kill(triton, signal.SIGKILL)
         code, said = ended(running.process, log)
     assert code == 3
-    assert "Triton ended by itself" in said
+    assert "Triton exited unexpectedly" in said
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -108,14 +110,17 @@ def test_stopped_while_it_starts_nothing_is_left(tmp_path: Path, number: int, co
         process.send_signal(number)
         found, said = ended(process, log)
     assert found == code
-    place = re.search(r"laying out revision \S+ in (\S+)", said)
+    place = re.search(r"preparing the files of revision \S+ in (\S+)", said)
     assert place is not None
     assert not Path(place[1]).exists()
     assert not any(Path(f"/proc/{child}").exists() for child in begun_children)
 
 
 def test_a_model_that_fails_at_load(tmp_path: Path) -> None:
-    code = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no weights here')\n"
+    code = (
+        "class TritonPythonModel:\n    def initialize(self, args):\n"
+        "        raise ValueError('no weights here')\n"
+    )
     file = changed(tmp_path, "custom-python", model={"python": {"code": {"inline": code}}})
     with begun(file, *FREE_PORTS, *sample_sources(), log=tmp_path / "serve.log") as process:
         exit_code, said = ended(process, tmp_path / "serve.log")
@@ -131,8 +136,12 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("{name}", np.ones((len(text), 1), np.float32))]) for text in texts]
+        responses = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()
+            scores = pb_utils.Tensor("{name}", np.ones((len(text), 1), np.float32))
+            responses.append(pb_utils.InferenceResponse([scores]))
+        return responses
 """
 
 
@@ -160,7 +169,7 @@ def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(
         if fault is not None:
             wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
             assert (
-                f"margin: warning: a test inference failed: {fault} (made by spec.model: "
+                f"margin: warning: the test inference failed: {fault} (made by spec.model: "
                 in log.read_text()
             )
         else:
@@ -187,4 +196,4 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     done = run("serve", str(SAMPLE), *FREE_PORTS, f"--source-map=hf://={tmp_path.as_uri()}/")
     assert done.returncode == 1
     assert "SourceUnavailable spec.tokenizer.source" in done.stderr
-    assert "could not be laid out" in done.stderr
+    assert "could not prepare the model repository" in done.stderr

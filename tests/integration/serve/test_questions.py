@@ -1,4 +1,6 @@
-"""Pipelines of several shapes on `tritonpipe serve`: asked as the operator asks pods, and by `tritonpipe infer`."""
+"""Pipelines of several shapes on `tritonpipe serve`: asked as the operator asks pods, and by
+`tritonpipe infer`.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,15 @@ IMPORTS = "import json\nimport numpy as np\nimport triton_python_backend_utils a
 # Answers with what it got: types, shapes and elements, and of a sequence its signals.
 ECHO = """class TritonPythonModel:
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", self.seen(request))]) for request in requests]
+        seen = [pb_utils.Tensor("SEEN", self.seen(request)) for request in requests]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in seen]
 
     def seen(self, request):
         found = {}
         for tensor in request.inputs():
             array = tensor.as_numpy()
-            values = [item.decode() if isinstance(item, bytes) else item for item in array.ravel().tolist()]
+            values = array.ravel().tolist()
+            values = [item.decode() if isinstance(item, bytes) else item for item in values]
             found[tensor.name()] = [str(array.dtype), list(array.shape), values]
         return np.array([json.dumps(found).encode()], dtype=object).reshape(SHAPE)
 """
@@ -259,12 +263,14 @@ async def test_an_entry_point_without_its_optional_input_and_without_a_batch_axi
 
 FIRST_ROW = """class TritonPythonModel:
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("SCORE", np.ones((1, 1), np.float32))]) for _ in requests]
+        score = pb_utils.Tensor("SCORE", np.ones((1, 1), np.float32))
+        return [pb_utils.InferenceResponse([score]) for _ in requests]
 """
 DOUBLES = """class TritonPythonModel:
     def execute(self, requests):
-        rows = [len(pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()) for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("RAW", np.ones((count, 2)))]) for count in rows]
+        texts = [pb_utils.get_input_tensor_by_name(request, "TEXT") for request in requests]
+        raw = [pb_utils.Tensor("RAW", np.ones((len(text.as_numpy()), 2))) for text in texts]
+        return [pb_utils.InferenceResponse([tensor]) for tensor in raw]
 """
 SCORE = {"name": "SCORE", "dataType": "FP32", "dims": [1]}
 RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
@@ -275,17 +281,20 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
     [
         pytest.param(
             pipeline("scored", FIRST_ROW, [TEXT], [SCORE]),
-            "output SCORE has 1 rows for 2 rows of input (made by spec.model: step model declares its output as SCORE FP32[1], and must return exactly that)",
+            "output SCORE has 1 rows for 2 rows of input (made by spec.model: step model"
+            " declares its output as SCORE FP32[1], and must return exactly that)",
             id="of every request the first row alone",
         ),
         pytest.param(
             pipeline("raw", DOUBLES, [TEXT], [RAW]),
-            "output RAW is FP64, declared FP32 (made by spec.model: step model declares its output as RAW FP32[2], and must return exactly that)",
+            "output RAW is FP64, declared FP32 (made by spec.model: step model declares its"
+            " output as RAW FP32[2], and must return exactly that)",
             id="another type, read by clients",
         ),
         pytest.param(
             pipeline("read", DOUBLES, [TEXT], [RAW], postprocess={"type": "Softmax"}),
-            "inference input 'RAW' data-type is 'FP64', but model 'postprocess' expects 'FP32' (made by spec.model: step model declares its output as RAW "
+            "inference input 'RAW' data-type is 'FP64', but model 'postprocess' expects 'FP32'"
+            " (made by spec.model: step model declares its output as RAW "
             "FP32[2], and must return exactly that)",
             id="another type, read by a step",
         ),
@@ -294,7 +303,7 @@ RAW = {"name": "RAW", "dataType": "FP32", "dims": [2]}
 def test_own_code_that_answers_something_else_than_it_declares(
     tmp_path: Path, resource: dict[str, Any], told: str
 ) -> None:
-    """Triton hands on what a python step answers; `serve` warns, and a pod does not become Ready."""
+    """Triton passes on invalid outputs; `serve` warns, and a pod does not become Ready."""
     with serving(resource, tmp_path) as (running, parsed):
         assert not asyncio.run(ask(running, parsed)).healthy
         log = tmp_path / "serve.log"

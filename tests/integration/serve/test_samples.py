@@ -46,7 +46,9 @@ def curl_json(served: Served, rows: Sequence[str]) -> Answer:
 
 
 def curl_binary(served: Served, rows: Sequence[str], folder: Path) -> Answer:
-    """As docs of the binary tensor data extension describe: a JSON header, its length in a request header, then 4-byte lengths and bytes."""
+    """As docs of the binary tensor data extension describe: a JSON header, its length in a request
+    header, then 4-byte lengths and bytes.
+    """
     data = b"".join(struct.pack("<I", len(row.encode())) + row.encode() for row in rows)
     tensor = {
         "name": "TEXT",
@@ -184,7 +186,9 @@ def test_embedding_by_every_client(embedding: Served, way: str, count: int, tmp_
 
 
 def test_the_plain_tritonclient_program(sentiment: Served) -> None:
-    """A client as people write it: text in an object array, one requested output, both as binary tensors."""
+    """A client as people write it: text in an object array, one requested output, both as binary
+    tensors.
+    """
     sentences = [
         "I love this product, it works perfectly!",
         "This is the worst purchase I have ever made.",
@@ -208,7 +212,7 @@ def test_the_plain_tritonclient_program(sentiment: Served) -> None:
     assert [item["name"] for item in response.get_response()["outputs"]] == ["PROBABILITIES"]
 
 
-# --- custom-python: expected answers from words, never from the ids in the sample ---------------------------------------------------
+# --- custom-python: expected answers from words, never from the ids in the sample
 QUEUES = {
     "billing": {"payment", "charged", "bill", "subscription", "price"},
     "technical": {"error", "crash", "password", "bug", "broken"},

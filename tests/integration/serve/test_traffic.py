@@ -1,4 +1,6 @@
-"""Many clients at once, and wrong requests among good ones: every row right, every fault with its own client alone."""
+"""Many clients at once, and wrong requests among good ones: every row right, every fault with its
+own client alone.
+"""
 
 from __future__ import annotations
 
@@ -142,8 +144,10 @@ WRONG: Mapping[str, tuple[bytes, dict[str, str]]] = {
     "invalid UTF-8": binary(b"\xff\xfe"),
     "header length that lies": binary(b"ok", header_length=7),
 }
-# A tensor whose own lengths lie, which no client library can make. Triton 24.10 finds it out only in its python backend's C++ part, before any
-# model.py sees the requests, and answers the whole batch with the error: so it is sent without company here.
+# A tensor whose own lengths lie, which no client library can make. Triton 24.10 finds it out only
+# in its python backend's C++ part, before any
+# model.py sees the requests, and answers the whole batch with the error: so it is sent without
+# company here.
 BROKEN_TENSOR = binary(b"ok", length=1_000_000)
 # Unusual, but right: what the answer must be, by the text of a golden case.
 UNUSUAL: Mapping[str, tuple[str, str]] = {

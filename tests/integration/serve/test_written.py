@@ -1,4 +1,6 @@
-"""Resources that `tritonpipe init` and `tritonpipe import` wrote, served as they are, answer as independent computations do."""
+"""Resources that `tritonpipe init` and `tritonpipe import` wrote, served as they are, answer as
+independent computations do.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def ask(server: Served, rows: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
-    """What `init` says to try is what is run here; the answer is the tiny model's, computed in numpy."""
+    """What `init` says to try is what is run here; the answer is the tiny model's, computed in
+    numpy.
+    """
     tinymodel.write(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(
         json.dumps(
@@ -97,7 +101,9 @@ def test_a_repository_of_a_hub(tmp_path: Path) -> None:
 
 
 def test_a_repository_that_serves(tmp_path: Path) -> None:
-    """The repository of a served pipeline, imported and served again: the same golden answers, without the resource that it was made from."""
+    """The repository of a served pipeline, imported and served again: the same golden answers,
+    without the resource that it was made from.
+    """
     rows = golden("sentiment", 3, longest=SHORT)
     with served(
         SAMPLES / "sentiment.yaml",

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.support.serving import ROOT, sample_sources
-from triton_pipelines.cli.serve import local
+from triton_pipelines.cli.local_pipeline import serve_locally
 from triton_pipelines.tools.loadgen import TextLengths
 from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions, TuningTarget
 from triton_pipelines.tools.tuner.measured_server import MeasuredServer
@@ -40,7 +40,9 @@ async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path:
     document["spec"]["tokenizer"] |= {"inputs": {"textFrom": "same.SAME"}, "maxBatchSize": 16}
     file = tmp_path / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document))
-    with local(file, [rule.removeprefix("--source-map=") for rule in sample_sources()]) as running:
+    with serve_locally(
+        file, [rule.removeprefix("--source-map=") for rule in sample_sources()]
+    ) as running:
         target = TuningTarget(
             running.server.grpc_address, running.rebuild, url=running.server.http_url
         )

@@ -13,7 +13,7 @@ import yaml
 from tests.support.operators import eventually
 from tests.support.serving import ROOT, sample_sources
 from triton_pipelines.api.v1alpha1 import TuningMode
-from triton_pipelines.cli.serve import Local, local
+from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
 from triton_pipelines.tools.loadgen import LoadSpec, TextLengths
 from triton_pipelines.tools.tuner import (
     BatchingSetting,
@@ -34,7 +34,7 @@ WAITING = 6
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]:
     """The benchmark's step with a queue of few, a time limit in it, two priorities of which
     requests have the lower one, and the cache.
     """
@@ -53,16 +53,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     }
     file = tmp_path_factory.mktemp("limited") / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document))
-    with local(file, [rule.removeprefix("--source-map=") for rule in sample_sources()]) as served:
+    with serve_locally(
+        file, [rule.removeprefix("--source-map=") for rule in sample_sources()]
+    ) as served:
         yield served
 
 
-def target_of(running: Local) -> TuningTarget:
+def target_of(running: LocalPipeline) -> TuningTarget:
     """The server as a run has it."""
     return TuningTarget(running.server.grpc_address, running.rebuild, url=running.server.http_url)
 
 
-async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(running: Local) -> None:
+async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(
+    running: LocalPipeline,
+) -> None:
     async with TritonClient(running.server.grpc_address) as client:
 
         async def executions() -> int:
@@ -100,7 +104,7 @@ async def test_a_setting_is_measured_without_the_cache_and_with_the_queue(runnin
 
 
 async def test_a_whole_run_has_no_failed_request(
-    running: Local, monkeypatch: pytest.MonkeyPatch
+    running: LocalPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shorter than a user's: fewer points, and as little of everything as there can be."""
     usual = effort.EFFORTS[TuningMode.QUICK]

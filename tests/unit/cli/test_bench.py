@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from triton_pipelines.cli.bench_loads import concurrencies, made, rates
+from triton_pipelines.cli.bench_loads import build_requests, concurrencies, rates
 from triton_pipelines.cli.bench_report import (
     BASELINE,
     COLUMNS,
-    Report,
+    BenchReport,
     as_csv,
     as_json,
     chart,
     plot,
-    remarks,
-    shown,
+    tables,
+    warnings_of,
 )
-from triton_pipelines.cli.errors import EXIT_USAGE, Failure
-from triton_pipelines.cli.output import figures, plottable
-from triton_pipelines.cli.tensors import Described, Model
+from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
+from triton_pipelines.cli.output import check_plottable, print_wide
+from triton_pipelines.cli.tensors import ModelMetadata, TensorMetadata
 from triton_pipelines.tools.loadgen import (
     LoadSpec,
     LoadStability,
@@ -40,9 +40,9 @@ from triton_pipelines.tools.loadgen import (
 )
 from triton_pipelines.tools.loadgen.plots import svg
 
-TEXT = Described("TEXT", "BYTES", (-1, 1))
-MODEL = Model((TEXT,), ("LABEL",), batched=True)
-IDS = Model((Described("IDS", "INT64", (-1, -1)),), ("OUT",), batched=True)
+TEXT = TensorMetadata("TEXT", "BYTES", (-1, 1))
+MODEL = ModelMetadata((TEXT,), ("LABEL",), batched=True)
+IDS = ModelMetadata((TensorMetadata("IDS", "INT64", (-1, -1)),), ("OUT",), batched=True)
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def test_rates() -> None:
     ["", "x", "0", "-1", "4:1", "1:2:3:4", "1.5", "1:8:0", "1:9999:1", "nan", "inf", "9999"],
 )
 def test_wrong_concurrencies_name_the_option(written: str) -> None:
-    with pytest.raises(Failure, match=r"--concurrency") as caught:
+    with pytest.raises(CommandError, match=r"--concurrency") as caught:
         concurrencies(written)
     assert caught.value.code == EXIT_USAGE
 
 
 @pytest.mark.parametrize("written", ["50:400", "1:100:0.1", "a:b:c", "1:2:1e-320"])
 def test_wrong_rates_name_the_option(written: str) -> None:
-    with pytest.raises(Failure, match=r"--rate"):
+    with pytest.raises(CommandError, match=r"--rate"):
         rates(written)
 
 
-def requests(model: Model = MODEL, **options: Any) -> Any:
-    return made(
+def requests(model: ModelMetadata = MODEL, **options: Any) -> Any:
+    return build_requests(
         model,
         **{
             "file": None,
@@ -123,7 +123,8 @@ def test_requests_of_a_file(tmp_path: Path) -> None:
 def test_requests_of_perf_analyzers_input_data(tmp_path: Path) -> None:
     file = tmp_path / "data.json"
     file.write_text(
-        '{"data": [{"IDS": [1, 2]}, {"IDS": {"content": [3, 4], "shape": [2]}}, {"IDS": {"b64": "BQAAAAAAAAAGAAAAAAAAAA=="}}]}'
+        '{"data": [{"IDS": [1, 2]}, {"IDS": {"content": [3, 4], "shape": [2]}},'
+        ' {"IDS": {"b64": "BQAAAAAAAAAGAAAAAAAAAA=="}}]}'
     )
     assert [item["IDS"].tolist() for item in requests(IDS, file=file).arrays] == [
         [[1, 2]],
@@ -136,7 +137,7 @@ def test_requests_of_perf_analyzers_input_data(tmp_path: Path) -> None:
 
 
 def test_other_inputs_are_the_same_in_every_request() -> None:
-    model = Model((TEXT, Described("TOP", "INT32", (-1, 1))), ("LABEL",), batched=True)
+    model = ModelMetadata((TEXT, TensorMetadata("TOP", "INT32", (-1, 1))), ("LABEL",), batched=True)
     found = requests(model, values=["TOP=3"], rows=2)
     assert found.arrays[0]["TOP"].tolist() == found.arrays[9]["TOP"].tolist() == [[3], [3]]
     assert requests(IDS, values=["IDS=1,2,3"]).arrays[0]["IDS"].tolist() == [[1, 2, 3]]
@@ -147,7 +148,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
     [
         ("", {}, "contains no text"),
         ("one\n", {"lengths": "median=3"}, "--texts and --lengths"),
-        ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: no input; the model takes TEXT"),
+        ('{"data": [{"OTHER": [1]}]}', {}, "OTHER: not an input"),
         (
             '{"data": [{"TEXT": {"content": ["a", "b"], "shape": [7]}}]}',
             {},
@@ -158,7 +159,7 @@ def test_other_inputs_are_the_same_in_every_request() -> None:
         (None, {"file": None, "lengths": "median=0"}, "--lengths"),
         (
             None,
-            {"file": None, "model": Model((TEXT,), ("L",), batched=False), "rows": 2},
+            {"file": None, "model": ModelMetadata((TEXT,), ("L",), batched=False), "rows": 2},
             "--rows 2",
         ),
     ],
@@ -169,13 +170,13 @@ def test_what_is_wrong_is_named(
     file = tmp_path / "texts"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CommandError) as caught:
         requests(**{"file": file, **options})
     assert message in str(caught.value)
     assert caught.value.code == EXIT_USAGE
 
 
-# --- what is printed ----------------------------------------------------------------------------------------------------------
+# --- what is printed
 
 
 def summary(
@@ -198,14 +199,30 @@ def summary(
         {2: 50},
     )
     values: dict[str, Any] = {
-        "load": "", "requests_per_s": rate, "rows_per_s": rate * rows, "requests": 100, "failed": 0, "mean_s": 0.01, "p50_s": 0.01, "p90_s": 0.012,
-        "p95_s": 0.015, "p99_s": p99, "max_s": 0.05, "lag_p99_s": 0.0001, "cpu_per_request_s": 4e-5, "cpu_share": 0.1, "errors": {},
-        "stability": LoadStability(stable, "" if stable else "p99 differs by 40% between windows", ()), "steps": {"tokenizer": step},
-    }  # fmt: skip
+        "load": "",
+        "requests_per_s": rate,
+        "rows_per_s": rate * rows,
+        "requests": 100,
+        "failed": 0,
+        "mean_s": 0.01,
+        "p50_s": 0.01,
+        "p90_s": 0.012,
+        "p95_s": 0.015,
+        "p99_s": p99,
+        "max_s": 0.05,
+        "lag_p99_s": 0.0001,
+        "cpu_per_request_s": 4e-5,
+        "cpu_share": 0.1,
+        "errors": {},
+        "stability": LoadStability(
+            stable, "" if stable else "p99 differs by 40% between windows", ()
+        ),
+        "steps": {"tokenizer": step},
+    }
     return LoadSummary(**{**values, **fields})
 
 
-def report(**fields: Any) -> Report:
+def report(**fields: Any) -> BenchReport:
     points = [
         SweepResult(LoadSpec(concurrency=1), (summary(90), summary(100), summary(98))),
         SweepResult(
@@ -214,10 +231,18 @@ def report(**fields: Any) -> Report:
         SweepResult(LoadSpec(rate=200), (summary(199, 0.03),) * 3),
     ]
     values: dict[str, Any] = {
-        "model": "sentiment", "address": "http://h:8000", "protocol": "http", "source": "texts.txt", "rows": 1, "seconds": 6.0, "warmup_seconds": 1.0,
-        "points": points, "baseline": {BASELINE: points[0]}, "names": ("tokenizer",),
-    }  # fmt: skip
-    return Report(**{**values, **fields})
+        "model": "sentiment",
+        "address": "http://h:8000",
+        "protocol": "http",
+        "source": "texts.txt",
+        "rows": 1,
+        "seconds": 6.0,
+        "warmup_seconds": 1.0,
+        "points": points,
+        "baseline": {BASELINE: points[0]},
+        "names": ("tokenizer",),
+    }
+    return BenchReport(**{**values, **fields})
 
 
 def test_csv_has_a_line_for_each_load() -> None:
@@ -225,10 +250,21 @@ def test_csv_has_a_line_for_each_load() -> None:
     assert list(rows[0]) == list(COLUMNS)
     assert [row["load"] for row in rows] == [BASELINE, "concurrency 8", "200/s poisson"]
     assert rows[1] == {
-        "load": "concurrency 8", "requests_per_second": "410.0000", "requests_per_second_min": "400.0000", "requests_per_second_max": "420.0000",
-        "rows_per_second": "410.0000", "p50_ms": "10.0000", "p90_ms": "12.0000", "p95_ms": "15.0000", "p99_ms": "55.0000", "max_ms": "50.0000",
-        "requests": "300", "failed": "0", "stable": "yes", "runs": "3",
-    }  # fmt: skip
+        "load": "concurrency 8",
+        "requests_per_second": "410.0000",
+        "requests_per_second_min": "400.0000",
+        "requests_per_second_max": "420.0000",
+        "rows_per_second": "410.0000",
+        "p50_ms": "10.0000",
+        "p90_ms": "12.0000",
+        "p95_ms": "15.0000",
+        "p99_ms": "55.0000",
+        "max_ms": "50.0000",
+        "requests": "300",
+        "failed": "0",
+        "stable": "yes",
+        "runs": "3",
+    }
 
 
 def test_json_has_every_run() -> None:
@@ -270,13 +306,13 @@ def test_a_load_without_an_answer_is_printed_without_numbers() -> None:
     found = report(points=[SweepResult(LoadSpec(concurrency=2), (silent,))], baseline={})
     assert json.loads(as_json(found))["points"][0]["median"]["p99Milliseconds"] is None
     assert ",," in as_csv(found)
-    assert "concurrency 2: 9 failed: 503: no" in remarks(found)
+    assert "concurrency 2: 9 failed: 503: no" in warnings_of(found)
     ET.fromstring(svg(chart(found)))
 
 
 def test_table_shows_loads_steps_and_remarks() -> None:
     out = Console(width=220, record=True, file=io.StringIO())
-    for part in shown(report()):
+    for part in tables(report()):
         out.print(part)
     text = out.export_text()
     for words in (
@@ -285,7 +321,7 @@ def test_table_shows_loads_steps_and_remarks() -> None:
         "4.18",
         "200/s poisson",
         "tokenizer",
-        "where the time goes at concurrency 8",
+        "time per request at concurrency 8",
         "rows/s",
     ):
         assert words in text
@@ -295,8 +331,8 @@ def test_a_narrow_terminal_cuts_no_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for part in shown(report()):
-        figures(part)
+    for part in tables(report()):
+        print_wide(part)
     text = capsys.readouterr().out
     assert "…" not in text
     assert "× one by one" in text
@@ -321,16 +357,18 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
             ),
         ),
     ]
-    text = "\n".join(remarks(report(points=points, baseline={})))
+    text = "\n".join(warnings_of(report(points=points, baseline={})))
     assert "not stable: concurrency 1 (p99 differs by 40% between windows)" in text
-    assert "generator itself kept a core busy at concurrency 64" in text
-    assert "left late at 500/s poisson" in text
-    assert "overloaded at 500/s poisson: 300 requests/s are answered, and latency grows" in text
-    assert "of those that failed no time is among the percentiles" in text
+    assert "used a full core at concurrency 64" in text
+    assert "sent late at 500/s poisson" in text
+    assert (
+        "overloaded at 500/s poisson: only 300 requests/s are answered, and latency grows" in text
+    )
+    assert "percentiles exclude the failed requests" in text
     assert "500/s poisson (p99 differs" not in text, (
         "a longer measurement of a queue that grows is no steadier"
     )
-    assert remarks(report()) == []
+    assert warnings_of(report()) == []
 
 
 def test_plots_hold_every_point() -> None:
@@ -352,11 +390,11 @@ def test_without_matplotlib_a_plot_is_refused_before_measuring(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        Failure, match=r"--plot: matplotlib is not installed; run `pip install matplotlib`"
+        CommandError, match=r"--plot: matplotlib is not installed; run `pip install matplotlib`"
     ) as error:
-        plottable(tmp_path / "curve.svg", "--plot")
+        check_plottable(tmp_path / "curve.svg", "--plot")
     assert error.value.code == EXIT_USAGE
-    plottable(None, "--plot")
+    check_plottable(None, "--plot")
 
 
 def test_the_command_line_starts_without_importing_matplotlib() -> None:

@@ -13,7 +13,7 @@ import yaml
 from tests.unit.cli.conftest import Run, Serve, told
 from triton_pipelines.api import crd
 from triton_pipelines.cli import infer, output
-from triton_pipelines.cli.errors import Failure
+from triton_pipelines.cli.errors import CommandError
 
 ROOT = Path(__file__).parents[3]
 SENTIMENT = str(ROOT / "manifests" / "samples" / "sentiment.yaml")
@@ -35,7 +35,7 @@ ANSWER = {
 }
 
 
-# --- help and wrong use -------------------------------------------------------------------------------------------------------------
+# --- help and wrong use
 @pytest.mark.parametrize("columns", ["60", "200"])
 def test_help_names_every_command_and_its_options(
     tritonpipe: Run, monkeypatch: pytest.MonkeyPatch, columns: str
@@ -129,7 +129,7 @@ def test_a_port_that_is_taken_is_named_before_anything_is_fetched(tritonpipe: Ru
             "serve", SENTIMENT, "--port", "0", "--grpc-port", "0", "--metrics-port", str(port)
         )
     assert ended.code == 3
-    assert f"--metrics-port: 127.0.0.1:{port} cannot be used" in ended.err
+    assert f"--metrics-port: cannot use 127.0.0.1:{port}" in ended.err
     assert "laying out" not in ended.err
 
 
@@ -140,10 +140,10 @@ def test_serve_says_which_platform_it_cannot_run(tritonpipe: Run, tmp_path: Path
     file.write_text(yaml.safe_dump(document))
     ended = tritonpipe("serve", str(file))
     assert ended.code == 2
-    assert "spec.model.platform: tensorrt_plan: needs a Triton with that backend" in ended.err
+    assert "spec.model.platform: tensorrt_plan: not available here" in ended.err
 
 
-# --- infer --------------------------------------------------------------------------------------------------------------------------
+# --- infer
 @pytest.mark.parametrize(
     ("target", "server", "url"),
     [
@@ -166,7 +166,9 @@ def test_model_url(target: str, server: str, url: str) -> None:
 
 
 def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
-    """Whether an operator would take the resource depends on that operator's options; the server has taken it already."""
+    """Whether an operator would take the resource depends on that operator's options; the server
+    has taken it already.
+    """
     document = yaml.safe_load(Path(SENTIMENT).read_text())
     document["spec"]["ensemble"] = {"modelName": "public"}
     document["spec"]["model"]["outputs"][0]["dims"] = [3]
@@ -175,7 +177,7 @@ def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
     assert infer.model_url(str(file), "h:1") == "http://h:1/v2/models/public"
     document["spec"]["ensemble"]["modelNam"] = "x"
     file.write_text(yaml.safe_dump(document))
-    with pytest.raises(Failure, match=r"spec\.ensemble\.modelNam"):
+    with pytest.raises(CommandError, match=r"spec\.ensemble\.modelNam"):
         infer.model_url(str(file), "h:1")
 
 
@@ -200,12 +202,12 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
 @pytest.mark.parametrize(
     ("metadata", "answer", "code", "said"),
     [
-        ((200, b"<html>"), None, 3, "no JSON object"),
-        (told([1]), None, 3, "no JSON object"),
-        (told({}), None, 3, "no model's metadata"),
-        (told({"inputs": 1, "outputs": 2}), None, 3, "no model's metadata"),
-        ((502, b"<html>Bad Gateway"), None, 3, "answered 502: Bad Gateway"),
-        (told({"error": "unknown model"}, 404), None, 3, "answered 404: unknown model"),
+        ((200, b"<html>"), None, 3, "did not return a JSON object"),
+        (told([1]), None, 3, "did not return a JSON object"),
+        (told({}), None, 3, "did not return model metadata"),
+        (told({"inputs": 1, "outputs": 2}), None, 3, "did not return model metadata"),
+        ((502, b"<html>Bad Gateway"), None, 3, "returned 502: Bad Gateway"),
+        (told({"error": "unknown model"}, 404), None, 3, "returned 404: unknown model"),
         (
             told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}),
             None,
@@ -218,11 +220,16 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
             ),
             None,
             2,
-            "nothing is given for MORE BYTES",
+            "values are missing for MORE BYTES",
         ),
-        (told(METADATA), told({}), 3, "no inference answer"),
-        (told(METADATA), told({"outputs": [{"name": "Z", "data": []}]}), 3, "no inference answer"),
-        (told(METADATA), told({"error": "too many rows"}, 400), 3, "answered 400: too many rows"),
+        (told(METADATA), told({}), 3, "did not return an inference response"),
+        (
+            told(METADATA),
+            told({"outputs": [{"name": "Z", "data": []}]}),
+            3,
+            "did not return an inference response",
+        ),
+        (told(METADATA), told({"error": "too many rows"}, 400), 3, "returned 400: too many rows"),
     ],
 )
 def test_servers_that_answer_something_else(
@@ -243,7 +250,7 @@ def test_no_server(tritonpipe: Run) -> None:
         unused.bind(("127.0.0.1", 0))
         ended = tritonpipe("infer", SENTIMENT, "x", "--url", f"127.0.0.1:{unused.getsockname()[1]}")
     assert ended.code == 3
-    assert "cannot be reached" in ended.err
+    assert "cannot reach" in ended.err
 
 
 @pytest.mark.parametrize(("proxied", "code"), [("http://127.0.0.1:1", 0)])
@@ -269,4 +276,4 @@ def test_a_proxy_is_not_asked_for_this_machine(
     ],
 )
 def test_shortened(text: str, shown: str) -> None:
-    assert output.shortened(text) == shown
+    assert output.shorten(text) == shown

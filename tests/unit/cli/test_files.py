@@ -39,7 +39,10 @@ def test_samples_are_valid(tritonpipe: Run, path: Path) -> None:
     assert ": error:" not in ended.out
 
 
-ADAPTED = "the ONNX file is adapted when it is loaded, so that requests of different lengths share batches without padding"
+ADAPTED = (
+    "the ONNX file is adapted when it is loaded, so that requests of different lengths"
+    " share batches without padding"
+)
 
 
 def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_path: Path) -> None:
@@ -80,7 +83,9 @@ def test_warnings_count_when_strict(tritonpipe: Run) -> None:
 
 @pytest.mark.parametrize("bare", ["Y", "n"])
 def test_a_bare_letter_is_what_kubectl_takes_it_for(tritonpipe: Run, bare: str) -> None:
-    """kubectl reads it as a truth value, and the API server then refuses the resource: a tensor named Y needs quotes."""
+    """kubectl reads it as a truth value, and the API server then refuses the resource: a tensor
+    named Y needs quotes.
+    """
     text = yaml.safe_dump(builders.document()).replace("name: logits", f"name: {bare}")
     assert f"name: {bare}\n" in text
     ended = tritonpipe("validate", "-", text=text.encode())
@@ -121,38 +126,46 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("a: [1", ": is no YAML: expected ',' or ']'"),
+        ("a: [1", ": is not valid YAML: expected ',' or ']'"),
         (
             "a: {b: 1\nc: 2\n",
-            ":2:2: is no YAML: expected ',' or '}', but got ':', while parsing a flow mapping that begins in line 1; is it closed?",
+            ":2:2: is not valid YAML: expected ',' or '}', but got ':', while parsing a flow"
+            " mapping that starts in line 1; is it closed?",
         ),
         (
             "a:\n\tb: 1\n",
-            ":2:1: is no YAML: found character '\\t' that cannot start any token; indent with blanks, not with tabs",
+            ":2:1: is not valid YAML: found character '\\t' that cannot start any token;"
+            " use spaces, not tabs",
         ),
         (
             "a:\n    b: 1\n   c: 2\n",
-            "that begins in line 1; lines that belong together stand equally far in",
+            "that starts in line 1; check the indentation: sibling keys must start in the same"
+            " column",
         ),
-        ("a: *x", ":1:4: is no YAML: found undefined alias"),
-        ("kind: A\nkind: B", ":2:1: is no YAML: the key 'kind' stands here a second time"),
-        (b"\xff\xfe", "is no UTF-8 text (byte 0)"),
-        ("a: \x00", "is no YAML"),
-        ("", "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is empty"),
+        ("a: *x", ":1:4: is not valid YAML: found undefined alias"),
+        ("kind: A\nkind: B", ":2:1: is not valid YAML: duplicate key 'kind'"),
+        (b"\xff\xfe", "is not UTF-8 text (byte 0)"),
+        ("a: \x00", "is not valid YAML"),
+        (
+            "",
+            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the file"
+            " is empty",
+        ),
         (
             "- a\n- b",
-            "holds no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): it is no mapping of fields",
+            "contains no InferencePipeline (apiVersion tritonpipelines.io/v1alpha1): the"
+            " document is not a mapping",
         ),
-        ("just text", "it is no mapping of fields"),
+        ("just text", "the document is not a mapping"),
         (
             "kind: Deployment\n---\nkind: Service\n---\nkind: Service",
-            "its kind is Deployment, Service",
+            "found kind Deployment, Service",
         ),
         (
             "kind: InferencePipelines",
-            "its kind is InferencePipelines; did you mean InferencePipeline?",
+            "found kind InferencePipelines; did you mean InferencePipeline?",
         ),
-        ("metadata: {name: a}", "it has no kind; write kind: InferencePipeline"),
+        ("metadata: {name: a}", "kind is missing; write kind: InferencePipeline"),
         ("a: &x [*x]", "cannot be a resource"),
         ("2020-01-01: x", "cannot be a resource"),
     ],
@@ -181,7 +194,7 @@ def test_a_name_stands_once_in_a_file(
             {} if namespace is None else {"namespace": namespace}
         )
     ended = tritonpipe("validate", "-", text=yaml.safe_dump_all(documents).encode())
-    told = "standard input (sentiment): error: metadata.name: an earlier document of the file has this name"
+    told = "standard input (sentiment): error: metadata.name: an earlier document"
     assert (ended.code, ended.out.count(told)) == (code, code)
     assert ended.out.count("valid") == 2 - code, "who is told to rename one has no valid file"
 
@@ -221,7 +234,7 @@ def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
     assert ended.out.count(": valid") == len(SAMPLES)
     ended = tritonpipe("render", file)
     assert ended.code == 2
-    assert f"holds {len(SAMPLES)} pipelines; this command takes one" in ended.err
+    assert f"contains {len(SAMPLES)} pipelines; this command takes one" in ended.err
 
 
 def rendered(tritonpipe: Run, *arguments: str) -> list[dict[str, Any]]:
@@ -236,7 +249,8 @@ def test_manifests_are_what_the_operator_applies(tritonpipe: Run, path: Path) ->
     document = yaml.safe_load(path.read_text())
     document["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
     now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    # As an API server stores it. The placeholder as key, because a hash of the key stands in the live ConfigMap.
+    # As an API server stores it. The placeholder as key, because a hash of the key stands in the
+    # live ConfigMap.
     applied = plan(
         Snapshot(stored(document)), Context(Options(), lambda _uid, _revision: KEY_PLACEHOLDER), now
     ).apply
@@ -305,11 +319,11 @@ def test_the_environment_changes_nothing(tritonpipe: Run, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("nonsense: 1", "nonsense: no option of the operator"),
+        ("nonsense: 1", "nonsense: not an option of the operator"),
         ("source_map: [x]", "source map 'x': must be PREFIX=TARGET"),
         ("custom_code: perhaps", "custom"),
         ("[1, 2]", "must be one mapping"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not valid YAML"),
     ],
 )
 def test_wrong_operator_config(tritonpipe: Run, tmp_path: Path, config: str, said: str) -> None:
@@ -359,7 +373,7 @@ def test_what_sources_bring_is_told(tritonpipe: Run, tmp_path: Path) -> None:
     }
     file = written(tmp_path / "file.yaml", json.dumps(builders.document(**changes)))
     said = (
-        "not rendered, since sources bring it:\n"
+        "not rendered, because it comes from sources:\n"
         "  tokenizer/1/tokenizer.json from hf://org/sentiment\n"
         "  model/1/model.onnx from https://host/a/model.onnx\n"
         "  postprocess/1/model.py from configmap://answers/code.py\n"

@@ -1,4 +1,6 @@
-"""`tritonpipe import`: which models are taken, what is asked for, and every message with its file and field."""
+"""`tritonpipe import`: which models are taken, what is asked for, and every message with its file
+and field.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def test_strict_fails_where_something_was_changed(tritonpipe: Run) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "article"), "--strict")
     assert ended.code == 1
     assert (
-        "sentiment_ensemble/config.pbtxt: dynamic_batching: changed: an ensemble has no queue of its own"
+        "sentiment_ensemble/config.pbtxt: dynamic_batching: changed: an ensemble has no queue"
         in ended.err
     )
     assert tritonpipe("import", str(REPOSITORIES / "versions"), "--strict").code == 0
@@ -66,8 +68,8 @@ def test_templates_are_asked_for_and_filled(tritonpipe: Run) -> None:
     ended = tritonpipe("import", folder)
     assert ended.code == 2
     assert (
-        "ensemble/config.pbtxt: has templates where numbers or words belong: triton_max_batch_size (line 3)"
-        in ended.err
+        "ensemble/config.pbtxt: contains templates instead of values: triton_max_batch_size"
+        " (line 3)" in ended.err
     )
     filled = tritonpipe("import", folder, *FILL, "--set=tokenizer_dir=/engines/tokenizer")
     assert filled.code == 0, filled.err
@@ -76,7 +78,7 @@ def test_templates_are_asked_for_and_filled(tritonpipe: Run) -> None:
         == "/engines/tokenizer"
     )
     assert (
-        "tensorrt_llm/config.pbtxt:24: note: ${engine_dir} is a template that was never filled in"
+        "tensorrt_llm/config.pbtxt:24: note: ${engine_dir} is a template without a value"
         in filled.err
     )
 
@@ -140,7 +142,7 @@ def test_changed_code_of_the_operators_own_is_told(tmp_path: Path, tritonpipe: R
     assert "postprocess" not in tritonpipe("import", str(folder)).err
     (folder / "postprocess" / "1" / "model.py").write_text(source("postprocess") + "\n# mine\n")
     assert (
-        "postprocess/1/model.py: changed: is not this release's own"
+        "postprocess/1/model.py: changed: differs from this release"
         in tritonpipe("import", str(folder)).err
     )
 
@@ -170,23 +172,69 @@ RANK, RANKER = "rank/config.pbtxt", "ranker/config.pbtxt"
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [
-        ("versions", _replace(RANKER, 'name: "ranker"', 'name: "other"'), r"ranker/config\.pbtxt: name: 'other' is not the folder's name 'ranker'"),
-        ("versions", _replace(RANKER, "max_batch_size: 64", "max_batch_size: many"), r"ranker/config\.pbtxt:3: is no ModelConfig: .*many"),
-        ("versions", _replace(RANKER, "metric_tags", "sequence_batching { } metric_tags"), r"ranker/config\.pbtxt: declares both dynamic_batching and sequence_batching"),
-        ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "nosuch"'), r"rank/config\.pbtxt: ensemble_scheduling: step 'nosuch' is no model of this repository; it holds rank, ranker"),
-        ("versions", _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'), r"rank/config\.pbtxt: ensemble_scheduling: rank → rank: ensembles call each other in a circle"),
-        ("versions", _replace(RANKER, "output [", "# output ["), r"ranker/config\.pbtxt: output: is not there, and pytorch models cannot be read here .* /v2/models/ranker/config"),
-        ("scripted", _remove("router"), "holds no ensemble; say with --ensemble which model clients call: large, small"),
-        ("single", _remove("densenet_onnx/config.pbtxt"), r"holds no model"),
-        ("vllm", _replace("vllm_model/1/model.json", '"model":', "model:"), r"vllm_model/1/model\.json: is no JSON"),
-        ("configs", lambda _: [], "encoder/configs: holds a100, t4 and there is no config.pbtxt; say which one counts with --config-name"),
-        ("versions", lambda _: ["--ensemble=nosuch"], "--ensemble: there is no model 'nosuch'; the repository holds rank, ranker"),
-        ("versions", lambda _: ["--without=nosuch"], "--without: there is no model nosuch"),
-        ("versions", lambda _: ["--set=x"], "--set: 'x' is no NAME=VALUE"),
-        ("versions", lambda _: ["--source-uri=x"], "--source-uri: 'x' is no address"),
-        ("versions", lambda folder: ["-o", str(folder / RANK)], "is there already"),
+        (
+            "versions",
+            _replace(RANKER, 'name: "ranker"', 'name: "other"'),
+            r"ranker/config\.pbtxt: name: 'other' differs from the folder's name 'ranker'",
+        ),
+        (
+            "versions",
+            _replace(RANKER, "max_batch_size: 64", "max_batch_size: many"),
+            r"ranker/config\.pbtxt:3: is not a ModelConfig: .*many",
+        ),
+        (
+            "versions",
+            _replace(RANKER, "metric_tags", "sequence_batching { } metric_tags"),
+            r"ranker/config\.pbtxt: sets both dynamic_batching and sequence_batching",
+        ),
+        (
+            "versions",
+            _replace(RANK, 'model_name: "ranker"', 'model_name: "nosuch"'),
+            r"rank/config\.pbtxt: ensemble_scheduling: step 'nosuch' is not a model"
+            " of this repository, which contains rank, ranker",
+        ),
+        (
+            "versions",
+            _replace(RANK, 'model_name: "ranker"', 'model_name: "rank"'),
+            r"rank/config\.pbtxt: ensemble_scheduling: rank → rank: .* in a cycle",
+        ),
+        (
+            "versions",
+            _replace(RANKER, "output [", "# output ["),
+            r"ranker/config\.pbtxt: output: is missing, and pytorch models"
+            " cannot be read here .*/v2/models/ranker/config",
+        ),
+        (
+            "scripted",
+            _remove("router"),
+            "contains no ensemble; choose .* with --ensemble: large, small",
+        ),
+        ("single", _remove("densenet_onnx/config.pbtxt"), r"contains no model"),
+        (
+            "vllm",
+            _replace("vllm_model/1/model.json", '"model":', "model:"),
+            r"vllm_model/1/model\.json: is not valid JSON",
+        ),
+        (
+            "configs",
+            lambda _: [],
+            "encoder/configs: contains a100, t4 .*; choose one with --config-name",
+        ),
+        (
+            "versions",
+            lambda _: ["--ensemble=nosuch"],
+            "--ensemble: the repository has no model 'nosuch'; it contains rank, ranker",
+        ),
+        (
+            "versions",
+            lambda _: ["--without=nosuch"],
+            "--without: the repository has no model nosuch",
+        ),
+        ("versions", lambda _: ["--set=x"], "--set: 'x' is not NAME=VALUE"),
+        ("versions", lambda _: ["--source-uri=x"], "--source-uri: 'x' is not a URI"),
+        ("versions", lambda folder: ["-o", str(folder / RANK)], "already exists"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(
     repository: Callable[[str], Path],
     tritonpipe: Run,
@@ -204,5 +252,5 @@ def test_what_is_wrong_is_named(
 def test_a_models_own_folder_is_no_repository(tritonpipe: Run) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "single" / "densenet_onnx"))
     assert ended.code == 2
-    assert f"it is itself a model: give the folder above it, {REPOSITORIES / 'single'}" in ended.err
+    assert f"it is a single model: give the folder above it, {REPOSITORIES / 'single'}" in ended.err
     assert tritonpipe("import", "nosuch").code == 2

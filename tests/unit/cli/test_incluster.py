@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from tests.support.serving import SAMPLES
 from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
-from triton_pipelines.cli.cluster_tuning import asking
-from triton_pipelines.cli.errors import EXIT_USAGE, Failure
+from triton_pipelines.cli.cluster_tuning import tuning_commands
+from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
 from triton_pipelines.cli.main import app
 
 NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
@@ -26,7 +26,7 @@ NOW = dt.datetime(2026, 2, 1, 12, 30, tzinfo=dt.UTC)
 def test_the_command_patches_the_request_alone(thorough: bool, mode: TuningMode) -> None:
     said = [
         line
-        for line in asking("sentiment", "nlp", thorough, NOW).splitlines()
+        for line in tuning_commands("sentiment", "nlp", thorough, NOW).splitlines()
         if not line.startswith("#")
     ]
     patch, follow = (shlex.split(line) for line in said)
@@ -49,13 +49,13 @@ def test_the_command_patches_the_request_alone(thorough: bool, mode: TuningMode)
 
 
 def test_without_a_namespace_kubectl_takes_its_own() -> None:
-    assert "--namespace" not in asking("sentiment", None, False, NOW)
+    assert "--namespace" not in tuning_commands("sentiment", None, False, NOW)
 
 
 @pytest.mark.parametrize("name", ["sentiment.yaml", "./x", "a b", ""])
 def test_a_file_is_no_name(name: str) -> None:
-    with pytest.raises(Failure, match="--in-cluster"):
-        asking(name, None, False, NOW)
+    with pytest.raises(CommandError, match="--in-cluster"):
+        tuning_commands(name, None, False, NOW)
 
 
 def test_the_option() -> None:
@@ -75,21 +75,21 @@ def test_the_option() -> None:
 )
 def test_an_option_that_is_not_carried_is_refused_by_name(option: list[str], instead: str) -> None:
     failure, said = refused("sentiment", "--in-cluster", *option)
-    assert f"{option[0]}: is not carried" in str(failure)
+    assert f"{option[0]}: not supported with --in-cluster" in str(failure)
     assert instead in str(failure)
     assert said == ""
 
 
 def test_a_namespace_goes_with_the_cluster() -> None:
-    assert "--namespace: goes with --in-cluster" in str(
+    assert "--namespace: only valid with --in-cluster" in str(
         refused("sentiment.yaml", "--namespace", "nlp")[0]
     )
 
 
-def refused(*arguments: str) -> tuple[Failure, str]:
+def refused(*arguments: str) -> tuple[CommandError, str]:
     """The failure of a wrong use of ``tritonpipe tune``, and what was printed before."""
     done = CliRunner().invoke(app, ["tune", *arguments])
-    assert isinstance(done.exception, Failure)
+    assert isinstance(done.exception, CommandError)
     assert done.exception.code == EXIT_USAGE
     return done.exception, done.output
 
@@ -97,7 +97,7 @@ def refused(*arguments: str) -> tuple[Failure, str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--slo", "inf"], "--slo: inf is no finite number"),
+        (["--slo", "inf"], "--slo: inf is not a finite number"),
         (["--seconds", "inf"], "--seconds: "),
         (["--cores", "inf"], "--cores: "),
         (["--rate", "inf"], "--rate: "),
@@ -105,16 +105,16 @@ def refused(*arguments: str) -> tuple[Failure, str]:
         (["--server", "127.0.0.1:1", "--mounts", "/tmp"], "--mounts: "),
         (
             ["--plot", "no-such-folder/plot.svg"],
-            "--plot: no-such-folder/plot.svg cannot be written: there is no folder no-such-folder",
+            "--plot: cannot write no-such-folder/plot.svg: folder no-such-folder does not exist",
         ),
-        (["--report-file", "."], "--report-file: . cannot be written: is a folder"),
-        (["--server", ""], "--server: '' is no HOST:PORT"),
+        (["--report-file", "."], "--report-file: cannot write .: is a folder"),
+        (["--server", ""], "--server: '' is not HOST:PORT"),
         (
             ["--server", "http://127.0.0.1:8001"],
-            "--server: 'http://127.0.0.1:8001' is no HOST:PORT",
+            "--server: 'http://127.0.0.1:8001' is not HOST:PORT",
         ),
-        (["--server", "127.0.0.1"], "--server: '127.0.0.1' is no HOST:PORT"),
-        (["--server", "127.0.0.1:port"], "--server: '127.0.0.1:port' is no HOST:PORT"),
+        (["--server", "127.0.0.1"], "--server: '127.0.0.1' is not HOST:PORT"),
+        (["--server", "127.0.0.1:port"], "--server: '127.0.0.1:port' is not HOST:PORT"),
     ],
 )
 def test_wrong_use_is_told_before_anything_is_measured(arguments: list[str], said: str) -> None:
@@ -132,7 +132,5 @@ def test_requests_of_more_rows_than_the_pipeline_takes_are_refused_before_anythi
     document["spec"]["model"]["maxBatchSize"] = 8
     file.write_text(yaml.safe_dump(document))
     failure, printed = refused(str(file), "--slo", "100", "--rows", "16", *server)
-    assert str(failure).startswith(
-        "--rows 16: a request has more rows than spec.model.maxBatchSize 8 lets in"
-    )
+    assert str(failure).startswith("--rows 16: a request exceeds spec.model.maxBatchSize (8)")
     assert printed == ""

@@ -1,4 +1,6 @@
-"""`tritonpipe init`: what the files say is written, what they do not say is asked for or left as a comment, and the result is valid."""
+"""`tritonpipe init`: what the files say is written, what they do not say is asked for or left as a
+comment, and the result is valid.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +130,8 @@ def test_a_classifier_is_written_whole(model: Model) -> None:
     }
     comments = [line.strip() for line in ended.out.splitlines() if line.strip().startswith("#")]
     assert (
-        "# From model_max_length of tokenizer_config.json; 512 is max_position_embeddings of config.json."
-        in comments
+        "# From model_max_length of tokenizer_config.json; 512 is max_position_embeddings of"
+        " config.json." in comments
     )
     assert "# From id2label of config.json, in the model's order." in comments
     assert "placeholder" in ended.err
@@ -146,31 +148,86 @@ MODULES = [
 @pytest.mark.parametrize(
     ("outputs", "files", "postprocess"),
     [
-        (LOGITS, {"config": {"problem_type": "multi_label_classification", "id2label": {"0": "a", "1": "b"}}}, {"type": "Sigmoid", "labels": ["a", "b"]}),
+        (
+            LOGITS,
+            {
+                "config": {
+                    "problem_type": "multi_label_classification",
+                    "id2label": {"0": "a", "1": "b"},
+                }
+            },
+            {"type": "Sigmoid", "labels": ["a", "b"]},
+        ),
         (LOGITS, {"config": {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}}, {"type": "Softmax"}),
         (LOGITS, {"config": {"id2label": {"0": "a", "1": "b", "2": "c"}}}, {"type": "Softmax"}),
         (LOGITS, {"config": {"problem_type": "regression"}}, None),
         ({"logits": (FLOAT, ["batch", 1])}, {}, {"type": "Sigmoid"}),
-        ({"logits": (FLOAT, ["batch", 1])}, {"config": {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}}, None),
+        (
+            {"logits": (FLOAT, ["batch", 1])},
+            {
+                "config": {
+                    "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}
+                }
+            },
+            None,
+        ),
         (
             {"logits": (FLOAT, ["batch", "sequence", 3])},
-            {"config": {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B", "2": "I"}}},
+            {
+                "config": {
+                    "architectures": ["BertForTokenClassification"],
+                    "id2label": {"0": "O", "1": "B", "2": "I"},
+                }
+            },
             {"type": "Softmax", "labels": ["O", "B", "I"]},
         ),
-        ({"logits": (FLOAT, ["batch", "sequence", 30522])}, {"config": {"architectures": ["BertForMaskedLM"], "vocab_size": 30522}}, None),
-        (HIDDEN, {"1_Pooling__config": POOLED, "modules": MODULES}, {"type": "MeanPooling", "normalize": "Enabled"}),
-        (HIDDEN, {"1_Pooling__config": POOLED, "modules": MODULES[:2]}, {"type": "MeanPooling", "normalize": "Disabled"}),
+        (
+            {"logits": (FLOAT, ["batch", "sequence", 30522])},
+            {"config": {"architectures": ["BertForMaskedLM"], "vocab_size": 30522}},
+            None,
+        ),
+        (
+            HIDDEN,
+            {"1_Pooling__config": POOLED, "modules": MODULES},
+            {"type": "MeanPooling", "normalize": "Enabled"},
+        ),
+        (
+            HIDDEN,
+            {"1_Pooling__config": POOLED, "modules": MODULES[:2]},
+            {"type": "MeanPooling", "normalize": "Disabled"},
+        ),
         (HIDDEN, {"1_Pooling__config": {"pooling_mode_cls_token": True}}, {"type": "FirstToken"}),
         (HIDDEN, {"1_Pooling__config": {"pooling_mode_max_tokens": True}}, None),
         (HIDDEN, {}, None),
-        ({**HIDDEN, "sentence_embedding": (FLOAT, ["batch", 8])}, {"1_Pooling__config": POOLED}, None),
-        ({"start_logits": (FLOAT, ["b", "s"]), "end_logits": (FLOAT, ["b", "s"])}, {"config": {"architectures": ["BertForQuestionAnswering"]}}, None),
+        (
+            {**HIDDEN, "sentence_embedding": (FLOAT, ["batch", 8])},
+            {"1_Pooling__config": POOLED},
+            None,
+        ),
+        (
+            {"start_logits": (FLOAT, ["b", "s"]), "end_logits": (FLOAT, ["b", "s"])},
+            {"config": {"architectures": ["BertForQuestionAnswering"]}},
+            None,
+        ),
     ],
     ids=[
-        "several labels", "generic labels", "other number of labels", "regression", "one score", "cross-encoder", "tokens", "masked", "mean",
-        "not normalized", "first token", "max pooling", "unknown pooling", "pooled in the graph", "question answering",
+        "several labels",
+        "generic labels",
+        "other number of labels",
+        "regression",
+        "one score",
+        "cross-encoder",
+        "tokens",
+        "masked",
+        "mean",
+        "not normalized",
+        "first token",
+        "max pooling",
+        "unknown pooling",
+        "pooled in the graph",
+        "question answering",
     ],
-)  # fmt: skip
+)
 def test_the_postprocess_follows_from_the_files(
     model: Model, outputs: dict[str, tuple[int, Axes]], files: dict[str, Any], postprocess: Any
 ) -> None:
@@ -216,7 +273,7 @@ def test_the_length_is_the_one_that_counts(
 
 def test_a_length_that_nothing_says_is_a_comment(model: Model) -> None:
     assert (
-        "# LOOK: no file says how many tokens the model takes; left out, it is 512."
+        "# LOOK: no file says how many tokens the model takes; the default is 512."
         in model.write(LOGITS).init().out
     )
 
@@ -361,29 +418,47 @@ def _taken(model: Model) -> list[str]:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (_no_tokenizer, r"model\.onnx: reads input_ids, so it needs a tokenizer: --tokenizer names"),
+        (_no_tokenizer, r"model\.onnx: reads input_ids, so it needs a tokenizer: set --tokenizer"),
         (_not_onnx, r"model\.onnx: is an HTML or XML page"),
         (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
-        (_bad_json, r"config\.json: is no JSON"),
-        (_taken, r"--output: .*taken\.yaml is there already"),
-        (_break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}), r"reads past_key_values\.0\.key, the cache of a generating model"),
-        (_break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}), "reads position_ids, which no tokenizer makes"),
-        (_break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}), "input_ids is FP32; a tokenizer makes INT64 or INT32"),
+        (_bad_json, r"config\.json: is not valid JSON"),
+        (_taken, r"--output: .*taken\.yaml already exists"),
+        (
+            _break(LOGITS, {**IDS, "past_key_values.0.key": (FLOAT, ["b", 2, "s", 4])}),
+            r"reads past_key_values\.0\.key, the cache of a generative model",
+        ),
+        (
+            _break(LOGITS, {**IDS, "position_ids": (INT64, ["b", "s"])}),
+            "reads position_ids, which no tokenizer produces",
+        ),
+        (
+            _break(LOGITS, {"input_ids": (FLOAT, ["b", "s"])}),
+            "input_ids is FP32, but a tokenizer produces INT64 or INT32",
+        ),
         (_break(LOGITS, {"input_ids": (INT64, ["s"])}), r"input_ids has the shape \[s\]"),
-        (_break(LOGITS, {"input_ids": (INT64, ["b", 8]), "attention_mask": (INT64, ["b", 16])}), "different fixed lengths"),
-        (_break({"logits": (FLOAT, None)}), r"no output has both a shape and a type that Triton has \(logits\)"),
+        (
+            _break(LOGITS, {"input_ids": (INT64, ["b", 8]), "attention_mask": (INT64, ["b", 16])}),
+            "different fixed lengths",
+        ),
+        (
+            _break({"logits": (FLOAT, None)}),
+            r"no output has both a shape and a type that Triton supports \(logits\)",
+        ),
         (_break(LOGITS, None, "--labels", "a,b,c"), "3 labels are given, but logits has 2 classes"),
         (_break(LOGITS, None, "--labels", "a,a"), "must name each class once"),
-        (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: there is no such file"),
+        (_break(LOGITS, None, "--labels", "nosuch.txt"), r"nosuch\.txt: file does not exist"),
         (_break(LOGITS, None, "--postprocess", "Max"), "'Max' is not one of None, Softmax"),
-        (_break(LOGITS, None, "--postprocess", "MeanPooling"), r"pools vectors of tokens .* the outputs are logits FP32\[2\]"),
-        (_break(HIDDEN, None, "--labels", "a,b"), "are not told to be classes"),
-        (_break(LOGITS, None, "--name", "Not A Name"), "is no name for a resource"),
-        (_break(LOGITS, None, "--source-uri", "models/x"), "is no address"),
+        (
+            _break(LOGITS, None, "--postprocess", "MeanPooling"),
+            r"pools vectors of tokens .* the outputs are logits FP32\[2\]",
+        ),
+        (_break(HIDDEN, None, "--labels", "a,b"), "are not known to be classes"),
+        (_break(LOGITS, None, "--name", "Not A Name"), "is not a valid resource name"),
+        (_break(LOGITS, None, "--source-uri", "models/x"), "is not a URI"),
         (lambda _: [], "give either a repository"),
-        (lambda _: ["org/name"], "is no repository of a model hub; write hf://org/name"),
+        (lambda _: ["org/name"], "is not a repository of a model hub; write hf://org/name"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: str) -> None:
     ended = model.tritonpipe("init", *broken(model))
     assert (ended.code, ended.out) == (2, "")
@@ -461,12 +536,12 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
 @pytest.mark.parametrize(
     ("files", "options", "code", "told"),
     [
-        ({"model.bin": b""}, (), 2, "holds no ONNX file"),
+        ({"model.bin": b""}, (), 2, "contains no ONNX file"),
         (
             {"a.onnx": b"", "b.onnx": b""},
             (),
             2,
-            "holds several ONNX files, say which with --onnx-path: a.onnx, b.onnx",
+            "contains several ONNX files; choose one with --onnx-path: a.onnx, b.onnx",
         ),
         (
             repository(),
@@ -474,8 +549,8 @@ def test_a_hub_may_be_a_folder_of_this_machine(tmp_path: Path, tritonpipe: Run) 
             2,
             "has no file nosuch.onnx; its ONNX files: onnx/model.onnx, onnx/model_quantized.onnx",
         ),
-        (repository(), ("--tokenizer=x",), 2, "a repository brings its own tokenizer"),
-        (None, (), 2, "the hub shows no repository org/name"),
+        (repository(), ("--tokenizer=x",), 2, "a repository already has a tokenizer"),
+        (None, (), 2, "the hub has no public repository org/name"),
     ],
 )
 def test_a_repository_that_does_not_do(
@@ -513,7 +588,7 @@ def test_a_private_repository_needs_a_token(tmp_path: Path, tritonpipe: Run) -> 
 def test_an_unreachable_hub_is_another_failure(tritonpipe: Run) -> None:
     ended = tritonpipe("init", "hf://org/name", "--source-map=hf://=http://127.0.0.1:9")
     assert ended.code == 3
-    assert "the hub cannot be asked" in ended.err
+    assert "the hub cannot be reached" in ended.err
 
 
 def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
@@ -522,8 +597,5 @@ def test_the_graph_of_a_real_model(tmp_path: Path, tritonpipe: Run) -> None:
     ended = tritonpipe(
         "init", f"--onnx={tmp_path / 'model.onnx'}", f"--tokenizer={tmp_path}", "--name=tiny"
     )
-    assert (
-        "# As the graph declares them. Not served: hidden; what nobody reads costs time."
-        in ended.out
-    )
+    assert "# As the graph declares them. Not served, because unused: hidden" in ended.out
     assert onnx.load(str(tmp_path / "model.onnx")).graph.output[0].name == "hidden"

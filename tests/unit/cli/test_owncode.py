@@ -1,4 +1,6 @@
-"""Own code in a resource is looked at before a server is: what does not parse, and what lacks what Triton calls."""
+"""Own code in a resource is looked at before a server is: what does not parse, and what lacks what
+Triton calls.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ def warnings(tritonpipe: Run, code: str) -> list[str]:
     [
         ("import json\ndef x(:\n", "line 2: invalid syntax"),
         ("class TritonPythonModel:\nx = 1\n", "line 2: expected an indented block"),
-        ("import json\n", "defines no class TritonPythonModel, which Triton looks for"),
+        ("import json\n", "class TritonPythonModel is missing"),
         (
             "class TritonPythonmodel:\n    def execute(self, requests): ...\n",
-            "defines no class TritonPythonModel",
+            "class TritonPythonModel is missing",
         ),
         (
             "import json\n\n\nclass TritonPythonModel:\n    def excute(self, requests): ...\n",
@@ -55,7 +57,8 @@ def test_what_cannot_work_is_warned_of(tritonpipe: Run, code: str, told: str) ->
         "from ranker import *\n",
         "class Base: ...\nclass TritonPythonModel(Base): ...\n",
         "def make(): ...\nTritonPythonModel = make()\n",
-        "try:\n    import a\nexcept ImportError:\n    a = None\nif a:\n    class TritonPythonModel:\n        async def execute(self, requests): ...\n",
+        "try:\n    import a\nexcept ImportError:\n    a = None\n"
+        "if a:\n    class TritonPythonModel:\n        async def execute(self, requests): ...\n",
     ],
 )
 def test_what_may_work_is_not(tritonpipe: Run, code: str) -> None:

@@ -1,4 +1,6 @@
-"""`tritonpipe explain` and `tritonpipe scaling`: what a status says of scaling, for people and programs."""
+"""`tritonpipe explain` and `tritonpipe scaling`: what a status says of scaling, for people and
+programs.
+"""
 
 from __future__ import annotations
 
@@ -95,12 +97,13 @@ def test_plain_words_numbers_and_what_would_move_it(shown: Any) -> None:
     text = shown(pipeline(), "explain", "sentiment")
     for part in (
         "nlp/sentiment: GPUBound",
-        "What limits it: The GPU step is the bottleneck",
-        "tokenizer (GPUBound): 3 of 3 wanted in each pod; 200 requests/s, 66 busy %, 2 wait ms",
+        "Bottleneck: The GPU step is the bottleneck",
+        "tokenizer (GPUBound): 3 of 3 desired in each pod; 200 requests/s, 66 busy %, 2 wait ms",
         "model is 99% busy",
         "ScalingLimited GPUBound: tokenizer: the load needs 5 instances",
         "1. Add pods with spec.replicas",
-        "Last change: 2026-01-01T12:00:00Z tokenizer went from 1 to 3: TokenizerBound: 95 requests/s",
+        "Last change: 2026-01-01T12:00:00Z tokenizer went from 1 to 3: TokenizerBound: 95"
+        " requests/s",
     ):
         assert part in text
     assert "MetricsAvailable" not in text, "what is well needs no words"
@@ -110,10 +113,13 @@ def test_the_guide_shows_what_comes() -> None:
     """The example of docs/user/scaling.md."""
     document = pipeline()
     document["metadata"]["namespace"] = "default"
-    reason = "model is 99% busy, the GPU is 97% utilized; 41 requests are queued for it, 0 for tokenizer: more instances of tokenizer cannot help"
+    reason = (
+        "model is 99% busy, the GPU is 97% utilized; 41 requests are queued for it, 0 for"
+        " tokenizer: more instances of tokenizer cannot help"
+    )
     document["status"]["steps"][0]["verdictReason"] = reason
     page = (Path(__file__).parents[3] / "docs/user/scaling.md").read_text(encoding="utf-8")
-    assert "```text\n" + "\n".join(scaling.explained(document)) + "\n```" in page
+    assert "```text\n" + "\n".join(scaling.explanation(document)) + "\n```" in page
 
 
 def test_the_guide_has_every_verdict() -> None:
@@ -125,13 +131,13 @@ def test_the_guide_has_every_verdict() -> None:
 def test_every_verdict_is_explained(verdict: Verdict, shown: Any) -> None:
     text = shown(pipeline(verdict.value), "explain", "sentiment")
     assert ADVICE[verdict].means in text
-    assert ("nothing has to" in text) == (not ADVICE[verdict].moves)
+    assert ("What to do: nothing." in text) == (not ADVICE[verdict].moves)
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({}, "has said nothing"),
+        ({}, "no scaling verdict yet"),
         ({"scaling": {"mode": "Disabled"}}, "mode is Disabled"),
         ({"suspend": "Enabled"}, "suspended"),
     ],
@@ -148,7 +154,7 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
         {"step": "tokenizer", "requestsPerSecond": 0, "busyPercent": 0, "waitMilliseconds": 0}
     ]
     text = shown(document, "explain", "sentiment")
-    assert "wanted in each pod; load not known" in text
+    assert "desired in each pod; load unknown" in text
     assert "0 requests/s" not in text
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]]
@@ -156,7 +162,7 @@ def test_a_load_that_is_not_known_is_not_shown_as_none(shown: Any) -> None:
         if "│" in line
     ]
     assert rows[0][3:6] == ["-", "-", "-"]
-    history = scaling.History()
+    history = scaling.ScalingHistory()
     history.add(pipeline(), 100.0)
     history.add(document, 102.0)
     assert [line.plain.split() for line in history.plot(80)][3] == [
@@ -189,7 +195,7 @@ def test_what_two_conditions_and_a_step_say_is_said_once(before: str, left: list
         {"type": kind, **trouble} for kind in ("MetricsAvailable", "ScalingActive")
     ]
     document["status"]["steps"][0]["verdictReason"] = before + message
-    lines = scaling.explained(document)
+    lines = scaling.explanation(document)
     assert [line for line in lines if "PrometheusError" in line] == [
         *left,
         f"  MetricsAvailable, ScalingActive PrometheusError: {message}",
@@ -200,12 +206,14 @@ def test_a_suspended_pipeline_is_said_to_be_suspended(shown: Any) -> None:
     """Also where it was scaled before, and its status has a verdict."""
     document = {**pipeline("Unknown"), "spec": {"suspend": "Enabled"}}
     text = shown(document, "explain", "sentiment")
-    assert "nlp/sentiment: it is suspended" in text
+    assert "nlp/sentiment: the pipeline is suspended" in text
     assert "no usable metrics" not in text
 
 
 def test_a_verdict_of_a_newer_operator_is_no_traceback(shown: Any) -> None:
-    assert "MoonBound: a newer operator" in shown(pipeline("MoonBound"), "explain", "sentiment")
+    assert "MoonBound: reported by a newer operator" in shown(
+        pipeline("MoonBound"), "explain", "sentiment"
+    )
 
 
 def test_counts_figures_and_changes_as_tables(shown: Any) -> None:
@@ -259,7 +267,7 @@ def test_a_watch_into_a_pipe_prints_what_changes(
 
 
 def test_the_plot_shows_how_counts_went() -> None:
-    history = scaling.History()
+    history = scaling.ScalingHistory()
     for number, count in enumerate((1, 1, 2, 4)):
         document = pipeline()
         document["status"]["steps"][0]["instances"] = count

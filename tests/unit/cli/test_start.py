@@ -1,4 +1,6 @@
-"""What a command imports: every pod's init container waits for it, and so does everybody at a terminal."""
+"""What a command imports: every pod's init container waits for it, and so does everybody at a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import pytest
 
 from triton_pipelines.cli import main as cli
 
-IMPORTED = "import sys; from triton_pipelines.cli.main import application; application(sys.argv[1]); print(*sys.modules)"
+IMPORTED = (
+    "import sys; from triton_pipelines.cli.main import application;"
+    " application(sys.argv[1]); print(*sys.modules)"
+)
 
 
 @pytest.mark.parametrize("command", ["load", "render", "validate", "serve", "status"])

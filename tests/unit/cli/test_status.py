@@ -67,7 +67,7 @@ def test_no_api_server(tritonpipe: Run, tmp_path: Path) -> None:
         file = kubeconfig(tmp_path / "config", f"http://127.0.0.1:{unused.getsockname()[1]}")
         ended = tritonpipe("status", "sentiment", "--kubeconfig", file)
     assert ended.code == 3
-    assert "the cluster cannot be asked" in ended.err
+    assert "cannot reach the cluster" in ended.err
     assert "secret" not in ended.err
 
 
@@ -88,9 +88,13 @@ def not_found(message: str) -> dict[str, Any]:
         (
             'inferencepipelines.tritonpipelines.io "sentiment" not found',
             2,
-            "no InferencePipeline sentiment in namespace nlp",
+            "InferencePipeline sentiment does not exist in namespace nlp",
         ),
-        ("the server could not find the requested resource", 3, "knows no InferencePipeline"),
+        (
+            "the server could not find the requested resource",
+            3,
+            "has no resource InferencePipeline",
+        ),
     ],
 )
 def test_what_is_not_there(
@@ -156,7 +160,7 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
             "nlp/sentiment",
             "revision abc (serving old)",
             "tokenizers 2/4",
-            "has not looked at its latest change",
+            "has not been processed yet",
             "spec.model [bold]: wrong",
         ),
         *(
@@ -226,10 +230,7 @@ def test_without_a_name_each_pipeline_has_a_line(
 
 def test_no_pipelines(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
     file = kubeconfig(tmp_path / "config", server({"GET": listed()}).partition("/v2")[0])
-    assert (
-        tritonpipe("status", "--kubeconfig", file).out
-        == "there are no pipelines in namespace nlp\n"
-    )
+    assert tritonpipe("status", "--kubeconfig", file).out == "no pipelines found in namespace nlp\n"
     assert tritonpipe("status", "sentiment", "-A", "--kubeconfig", file).code == 2
 
 
@@ -254,4 +255,4 @@ def test_a_watch_prints_what_changes_and_outlasts_an_absence(
     assert ended.code == 0
     assert ended.out.count("of a") == 2
     assert ended.out.index("Loading") < ended.out.index("Succeeded")
-    assert "trying again" in ended.err
+    assert "retrying" in ended.err

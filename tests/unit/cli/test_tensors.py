@@ -1,4 +1,6 @@
-"""``tritonpipe infer``: tensors from a command line, Triton's binary bodies, and what is shown of answers."""
+"""``tritonpipe infer``: tensors from a command line, Triton's binary bodies, and what is shown of
+answers.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,39 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from triton_pipelines.cli.errors import Failure
-from triton_pipelines.cli.tensors import Described, Model, cell, decode, encode, plain, requests
+from triton_pipelines.cli.errors import CommandError
+from triton_pipelines.cli.tensors import (
+    ModelMetadata,
+    TensorMetadata,
+    decode,
+    encode,
+    format_row,
+    json_value,
+    request_arrays,
+)
 
-TEXT = Described("TEXT", "BYTES", (-1, 1))
-PASSAGE = Described("PASSAGE", "BYTES", (-1, 1))
-IMAGE = Described("IMAGE", "FP32", (-1, 3, -1, -1))
-IDS = Described("IDS", "INT64", (-1, -1))
+TEXT = TensorMetadata("TEXT", "BYTES", (-1, 1))
+PASSAGE = TensorMetadata("PASSAGE", "BYTES", (-1, 1))
+IMAGE = TensorMetadata("IMAGE", "FP32", (-1, 3, -1, -1))
+IDS = TensorMetadata("IDS", "INT64", (-1, -1))
 
 
 def ask(
-    *inputs: Described,
+    *inputs: TensorMetadata,
     texts: Any = (),
     pairs: Any = (),
     values: Any = (),
     files: Any = (),
     batched: bool = True,
 ) -> dict[str, Any]:
-    return requests(Model(inputs, ("Y",), batched), texts, pairs, values, files)
+    return request_arrays(ModelMetadata(inputs, ("Y",), batched), texts, pairs, values, files)
 
 
 def shown(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: array.tolist() for name, array in arrays.items()}
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------------
+# --- texts
 
 
 @pytest.mark.parametrize(
@@ -49,9 +59,9 @@ def shown(arrays: dict[str, Any]) -> dict[str, Any]:
 def test_texts_take_the_shape_of_their_input(
     shape: tuple[int, ...], batched: bool, shaped: Any
 ) -> None:
-    assert shown(ask(Described("TEXT", "BYTES", shape), texts=["a", "b"], batched=batched)) == {
-        "TEXT": shaped
-    }
+    assert shown(
+        ask(TensorMetadata("TEXT", "BYTES", shape), texts=["a", "b"], batched=batched)
+    ) == {"TEXT": shaped}
 
 
 def test_pairs_one_query_for_all_passages() -> None:
@@ -68,7 +78,7 @@ def test_a_text_by_name_leaves_the_other_input_to_texts() -> None:
     }
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------------
+# --- numbers
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,9 @@ def test_a_text_by_name_leaves_the_other_input_to_texts() -> None:
 def test_numbers_take_the_shape_of_their_input(
     shape: tuple[int, ...], text: str, expected: Any
 ) -> None:
-    array = ask(Described("X", "INT64", shape), values=[f"X={text}"], batched=shape[0] == -1)["X"]
+    array = ask(TensorMetadata("X", "INT64", shape), values=[f"X={text}"], batched=shape[0] == -1)[
+        "X"
+    ]
     assert array.dtype == np.int64
     assert array.tolist() == expected
 
@@ -102,22 +114,22 @@ def test_numbers_take_the_shape_of_their_input(
     ],
 )
 def test_numbers_have_the_type_of_their_input(kind: str, text: str, dtype: Any) -> None:
-    assert ask(Described("X", kind, (-1, 1)), values=[f"X={text}"])["X"].dtype == dtype
+    assert ask(TensorMetadata("X", kind, (-1, 1)), values=[f"X={text}"])["X"].dtype == dtype
 
 
 def test_nested_lists_of_truths() -> None:
-    assert shown(ask(Described("X", "BOOL", (-1, 2)), values=["X=[true, false]"])) == {
+    assert shown(ask(TensorMetadata("X", "BOOL", (-1, 2)), values=["X=[true, false]"])) == {
         "X": [[True, False]]
     }
 
 
 def test_an_optional_input_may_be_left_out() -> None:
     assert list(
-        ask(TEXT, Described("K", "INT32", (1,), optional=True), texts=["a"], batched=False)
+        ask(TEXT, TensorMetadata("K", "INT32", (1,), optional=True), texts=["a"], batched=False)
     ) == ["TEXT"]
 
 
-# --- files ----------------------------------------------------------------------------------------------------------------------
+# --- files
 
 
 def test_an_array_from_a_file_may_lack_the_batch_axis(tmp_path: Path) -> None:
@@ -128,9 +140,9 @@ def test_an_array_from_a_file_may_lack_the_batch_axis(tmp_path: Path) -> None:
 def test_bytes_of_an_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\xff")
     assert shown(ask(TEXT, files=[f"TEXT={tmp_path}/a.png"])) == {"TEXT": [[b"\x89PNG\xff"]]}
-    assert shown(ask(Described("RAW", "UINT8", (-1, -1)), files=[f"RAW={tmp_path}/a.png"])) == {
-        "RAW": [[137, 80, 78, 71, 255]]
-    }
+    assert shown(
+        ask(TensorMetadata("RAW", "UINT8", (-1, -1)), files=[f"RAW={tmp_path}/a.png"])
+    ) == {"RAW": [[137, 80, 78, 71, 255]]}
 
 
 def test_texts_from_an_array(tmp_path: Path) -> None:
@@ -140,17 +152,17 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
     }
 
 
-# --- what does not fit -----------------------------------------------------------------------------------------------------------
+# --- what does not fit
 
 
 @pytest.mark.parametrize(
     ("inputs", "given", "words"),
     [
-        ([TEXT], {}, r"nothing is given for TEXT BYTES\[-1, 1\]"),
+        ([TEXT], {}, r"values are missing for TEXT BYTES\[-1, 1\]"),
         ([TEXT], {"values": ["NAME=a"]}, r"where NAME is an input; the model takes TEXT BYTES"),
         ([TEXT], {"values": ["TEXT"]}, "write NAME="),
-        ([IDS], {"texts": ["a"]}, "no text input is left"),
-        ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair: no text input is left"),
+        ([IDS], {"texts": ["a"]}, "no further text input"),
+        ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair: .*no further text input"),
         (
             [TEXT, PASSAGE],
             {"texts": ["a", "b"], "pairs": ["a", "b", "c"]},
@@ -162,29 +174,31 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
             {"values": ["IDS=[[1,2],[3]]"]},
             "lists of different lengths|is no list of numbers",
         ),
-        ([IDS], {"values": ["IDS=[1,"]}, "is no list of numbers as in JSON"),
+        ([IDS], {"values": ["IDS=[1,"]}, "is not a JSON list of numbers"),
         ([IDS], {"values": ["IDS=[[[1]]]"]}, r"shape \[1, 1, 1\] does not fit IDS INT64\[-1, -1\]"),
-        ([IDS], {"values": ["IDS=1", "IDS=2"]}, "is given 2 times"),
+        ([IDS], {"values": ["IDS=1", "IDS=2"]}, "given 2 times"),
         ([IMAGE], {"values": ["IMAGE=1,2"]}, "2 elements do not fit IMAGE"),
-        ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, "no-such.npy cannot be read"),
-        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "give one file that numpy.save wrote"),
+        ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, "cannot read no-such.npy"),
+        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "give one file saved by numpy.save"),
         ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
     ],
 )
 def test_what_does_not_fit_is_said(
-    inputs: list[Described], given: dict[str, Any], words: str
+    inputs: list[TensorMetadata], given: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(Failure, match=words):
+    with pytest.raises(CommandError, match=words):
         ask(*inputs, **given)
 
 
 def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones((1, 3, 2, 2)))
-    with pytest.raises(Failure, match="holds float64, and the input is FP32; save it as float32"):
+    with pytest.raises(
+        CommandError, match="has type float64, but the input is FP32; save it as float32"
+    ):
         ask(IMAGE, files=[f"IMAGE={tmp_path}/a.npy"])
 
 
-# --- bodies and cells --------------------------------------------------------------------------------------------------------------
+# --- bodies and cells
 
 
 def test_a_body_and_back() -> None:
@@ -192,7 +206,7 @@ def test_a_body_and_back() -> None:
         "TEXT": np.array([[b"a\xff"], [b""]], object),
         "X": np.array([[0.5], [1]], ml_dtypes.bfloat16),
     }
-    model = Model((TEXT, Described("X", "BF16", (-1, 1))), ("Y", "Z"), batched=True)
+    model = ModelMetadata((TEXT, TensorMetadata("X", "BF16", (-1, 1))), ("Y", "Z"), batched=True)
     body, length = encode(arrays, model)
     head = json.loads(body[:length])
     assert head["outputs"] == [
@@ -215,17 +229,24 @@ def test_an_answer_in_plain_json() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(b"a\xff", "a\\xff"), (np.float32(0.1), 0.1), (np.float16(0.1), 0.1), (ml_dtypes.bfloat16(0.5), 0.5), (np.float32("nan"), "nan"), (np.uint64(2**63), 2**63)],
-)  # fmt: skip
+    [
+        (b"a\xff", "a\\xff"),
+        (np.float32(0.1), 0.1),
+        (np.float16(0.1), 0.1),
+        (ml_dtypes.bfloat16(0.5), 0.5),
+        (np.float32("nan"), "nan"),
+        (np.uint64(2**63), 2**63),
+    ],
+)
 def test_elements_as_json_has_them(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    assert json.loads(json.dumps(plain(value), allow_nan=False)) == expected
+    assert json_value(value) == expected
+    assert json.loads(json.dumps(json_value(value), allow_nan=False)) == expected
 
 
 def test_cells_are_short() -> None:
-    assert cell(np.array([0.25, 0.75], np.float32)) == "0.2500 0.7500"
-    assert cell(np.zeros(384, np.float32)) == " ".join(["0.0000"] * 6) + " … (384 values)"
-    assert cell(np.zeros((12, 9), np.int64)).endswith(" … (12\u00d79 values)")
+    assert format_row(np.array([0.25, 0.75], np.float32)) == "0.2500 0.7500"
+    assert format_row(np.zeros(384, np.float32)) == " ".join(["0.0000"] * 6) + " … (384 values)"
+    assert format_row(np.zeros((12, 9), np.int64)).endswith(" … (12\u00d79 values)")
 
 
 def test_a_model_from_what_the_server_says() -> None:
@@ -238,7 +259,7 @@ def test_a_model_from_what_the_server_says() -> None:
         "input": [{"name": "A", "optional": True}],
         "model_transaction_policy": {"decoupled": True},
     }
-    assert Model.of(metadata, config) == Model(
-        (Described("A", "FP32", (4,), optional=True),), ("Y",), batched=False, decoupled=True
+    assert ModelMetadata.of(metadata, config) == ModelMetadata(
+        (TensorMetadata("A", "FP32", (4,), optional=True),), ("Y",), batched=False, decoupled=True
     )
-    assert not Model.of(metadata, {}).batched
+    assert not ModelMetadata.of(metadata, {}).batched

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from triton_pipelines.cli import tune
+from triton_pipelines.cli.local_pipeline import StoppedBySignal
 from triton_pipelines.cli.main import application
-from triton_pipelines.cli.serve import Stopped
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "sentiment.yaml"
 SERVER = "127.0.0.1:8001"
@@ -22,7 +22,10 @@ KEPT = "the original settings could not be restored; restart the server"
 
 @pytest.mark.parametrize(
     ("left", "said"),
-    [("", f"stopped; {SERVER} has the setting that it had"), (KEPT, f"stopped; {SERVER}: {KEPT}")],
+    [
+        ("", f"stopped; {SERVER}: the original setting is restored"),
+        (KEPT, f"stopped; {SERVER}: {KEPT}"),
+    ],
     ids=["put back", "not put back"],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -35,24 +38,21 @@ def test_a_setting_that_stays_on_the_server_is_told(
 def test_who_stops_it_twice_is_told_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = stopping([signal.SIGINT, signal.SIGINT], "", monkeypatch)
     assert code == 128 + signal.SIGINT
-    assert (
-        said
-        == f"stopped; {SERVER}: the first setting may not have been put back on the server; start it anew"
-    )
+    assert f"{SERVER}: the original setting may not have been restored" in said
 
 
 def stopping(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Exit code and last line of a run that ends by these signals, the second one on its way out."""
+    """Return exit code and last line of a run ended by signals, the second during cleanup."""
 
     async def run(*given: Any) -> None:
         tell: Callable[[str], None] = given[-1]
         try:
-            raise Stopped(numbers[0])
+            raise StoppedBySignal(numbers[0])
         finally:
             if left:
                 tell(left)
             if numbers[1:]:
-                raise Stopped(numbers[1])
+                raise StoppedBySignal(numbers[1])
 
     monkeypatch.setattr(tune, "run", run)
     result = CliRunner().invoke(

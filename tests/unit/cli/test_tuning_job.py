@@ -1,4 +1,6 @@
-"""The command line of a tuning run's Job, as the operator makes it, is one that `tritonpipe tune` takes: all that fails is the server."""
+"""The command line of a tuning run's Job, as the operator makes it, is one that `tritonpipe tune`
+takes: all that fails is the server.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.support import builders
 from triton_pipelines.api import names
-from triton_pipelines.cli.errors import EXIT_FAILED, Failure
+from triton_pipelines.cli.errors import EXIT_FAILED, CommandError
 from triton_pipelines.cli.main import app
 from triton_pipelines.compile.render.tuning_objects import FILE_KEY, inputs, job
 
@@ -47,7 +49,7 @@ def test_the_jobs_arguments_and_files_are_understood(tmp_path: Path) -> None:
         arguments = [argument.replace(path, str(here)) for argument in arguments]
     arguments = [argument.replace("10.0.0.1:8001", NOBODY) for argument in arguments]
     done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, Failure), (done.output, done.exception)
+    assert isinstance(done.exception, CommandError), (done.output, done.exception)
     assert done.exception.code == EXIT_FAILED
     assert NOBODY in str(done.exception)
     assert json.loads(told["data"]["operator.yaml"])["substitute_runner"] == ["onnxruntime_onnx"]

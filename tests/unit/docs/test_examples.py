@@ -18,7 +18,7 @@ import yaml
 
 from tests.unit.docs import markdown
 from triton_pipelines.api import crd, names
-from triton_pipelines.cli.documents import judge
+from triton_pipelines.cli.documents import check_resource
 from triton_pipelines.cli.main import app
 from triton_pipelines.compile.graph import Options
 
@@ -55,7 +55,7 @@ def pipelines(fence: markdown.Fence) -> Iterator[dict[str, Any]]:
 
 def findings(document: dict[str, Any]) -> list[str]:
     """Everything that API server, operator and Triton would say against a resource."""
-    return [str(finding) for finding in judge("example", document, Options()).findings]
+    return [str(finding) for finding in check_resource("example", document, Options()).findings]
 
 
 @pytest.mark.parametrize("fence", YAML, ids=str)

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tests.unit.docs import markdown
-from triton_pipelines.cli.documents import judge, only
+from triton_pipelines.cli.documents import check_resource, load_pipeline
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import render
 from triton_pipelines.controllers.pipeline.first_objects import first_objects
@@ -84,9 +84,9 @@ def test_every_sample_has_its_line_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_warnings_are_those_of_the_table(name: str) -> None:
-    judged = judge(name, document(name), Options())
-    assert judged.findings == ()
-    assert {re.sub(r"\[\d+\]", "[*]", warning.path) for warning in judged.warnings} == set(
+    checked = check_resource(name, document(name), Options())
+    assert checked.findings == ()
+    assert {re.sub(r"\[\d+\]", "[*]", warning.path) for warning in checked.warnings} == set(
         WARNINGS[name]
     )
 
@@ -96,7 +96,7 @@ def test_warnings_are_those_of_the_table(name: str) -> None:
 @pytest.mark.proves_files("manifests/samples", "parsed")
 def test_configs_are_what_tritons_proto_takes(name: str, options: Options) -> None:
     """`only` has judged them by the rules of the server already."""
-    pipeline, graph = only(SAMPLES[name], options)
+    pipeline, graph = load_pipeline(SAMPLES[name], options)
     revision = render(pipeline, graph, options)
     configs = {
         Path(path).parts[0]: text

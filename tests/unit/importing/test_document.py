@@ -10,17 +10,38 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triton_pipelines.tools.importer.yaml_document import WIDTH, Draft, slug
+from triton_pipelines.tools.importer.yaml_document import WIDTH, ResourceDraft, slug
 
 keys = st.one_of(st.sampled_from(["name", "y", "1e3", "a.b", "", "no"]), st.text(max_size=8))
 scalars = st.one_of(
     st.text(max_size=30),
-    st.sampled_from(["no", "8", "0x1F", "1e3", "1_000", "~", "null", "${x}", "a: b", "- a", "# a", "line\n", "two\nlines", "\n", " lead\n  in\n", "tab\there\n", "…", "12:30"]),
+    st.sampled_from(
+        [
+            "no",
+            "8",
+            "0x1F",
+            "1e3",
+            "1_000",
+            "~",
+            "null",
+            "${x}",
+            "a: b",
+            "- a",
+            "# a",
+            "line\n",
+            "two\nlines",
+            "\n",
+            " lead\n  in\n",
+            "tab\there\n",
+            "…",
+            "12:30",
+        ]
+    ),
     st.integers(),
     st.booleans(),
     st.none(),
     st.floats(allow_nan=False),
-)  # fmt: skip
+)
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)),
@@ -31,7 +52,7 @@ values = st.recursive(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(spec=st.dictionaries(keys, values, max_size=4))
 def test_whatever_it_holds_is_read_back(spec: dict[str, Any]) -> None:
-    made = Draft("name", spec)
+    made = ResourceDraft("name", spec)
     assert yaml.safe_load(made.text())["spec"] == spec
 
 
@@ -39,13 +60,15 @@ def test_whatever_it_holds_is_read_back(spec: dict[str, Any]) -> None:
     "text", ["1e3", "1_0", "0o17", ".5", "+1", "y", "N", "2026-01-01", "no", "true", "~"]
 )
 def test_texts_that_other_readers_take_for_something_else_are_quoted(text: str) -> None:
-    """kubectl reads numbers by YAML 1.2 and booleans by YAML 1.1; PyYAML alone knows neither rule whole."""
-    line = Draft("name", {"parameters": {"value": text}}).text().splitlines()[-1]
+    """kubectl reads numbers by YAML 1.2 and booleans by YAML 1.1; PyYAML alone knows neither rule
+    whole.
+    """
+    line = ResourceDraft("name", {"parameters": {"value": text}}).text().splitlines()[-1]
     assert any(f"{quote}{text}{quote}" in line for quote in "'\""), line
 
 
 def test_comments_stand_above_what_they_are_about() -> None:
-    made = Draft(
+    made = ResourceDraft(
         "name",
         {
             "model": {
@@ -55,11 +78,11 @@ def test_comments_stand_above_what_they_are_about() -> None:
         },
         ["Head."],
     )
-    made.say("spec.model.outputs[1]", "Of the second.")
-    made.say("spec.model.outputs[0].dims", "Of a field in a list.")
-    made.say("spec.model.platform", "Twice.", "Twice.")
-    made.say("spec.postprocess.type", "Of nothing that is there.")
-    made.say("spec.model.warmup", "Of a field that is left out.")
+    made.comment("spec.model.outputs[1]", "Of the second.")
+    made.comment("spec.model.outputs[0].dims", "Of a field in a list.")
+    made.comment("spec.model.platform", "Twice.", "Twice.")
+    made.comment("spec.postprocess.type", "Of nothing that is there.")
+    made.comment("spec.model.warmup", "Of a field that is left out.")
     assert made.text() == textwrap.dedent(
         """\
         # Head.
@@ -83,8 +106,8 @@ def test_comments_stand_above_what_they_are_about() -> None:
 
 
 def test_long_comments_are_wrapped_and_examples_are_not() -> None:
-    made = Draft("name", {"model": {"platform": "python"}})
-    made.say("spec.model", "word " * 60 + "\n  " + "x" * 150)
+    made = ResourceDraft("name", {"model": {"platform": "python"}})
+    made.comment("spec.model", "word " * 60 + "\n  " + "x" * 150)
     lines = made.text().splitlines()
     assert all(len(line) <= WIDTH for line in lines if "word" in line)
     assert f"  #   {'x' * 150}" in lines

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
-from triton_pipelines.tools.importer.model_selection import choose
+from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
+from triton_pipelines.tools.importer.model_selection import select_models
 from triton_pipelines.tools.importer.repository import read_repository
 
 TEXT = 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]'
@@ -38,14 +38,17 @@ def step(name: str, inputs: dict[str, str], outputs: dict[str, str]) -> str:
 
 def ensemble(inputs: str, outputs: str, *steps: str, more: str = "") -> str:
     """The config of an ensemble."""
-    return f"{model('', inputs, outputs).replace(chr(34) * 2, chr(34) + 'NAME' + chr(34))} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
+    named = model("", inputs, outputs).replace('""', '"NAME"')
+    return f"{named} ensemble_scheduling {{ {' '.join(steps)} }} {more}".replace(
         'backend: "python"', 'platform: "ensemble"'
     )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """`outer` calls `inner`, which calls `deep`; all tensors inside have the same names, and one outer tensor has that of an inner one."""
+    """`outer` calls `inner`, which calls `deep`; all tensors inside have the same names, and one
+    outer tensor has that of an inner one.
+    """
     configs = {
         "clean": model("clean", "IN", "OUT"),
         "cut": model("cut", "IN", "OUT"),
@@ -76,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def wires(config: Any) -> Iterator[tuple[str, str, str, str]]:
-    """(maker, its output, reader, its input) of every tensor; clients are called by the empty name."""
+    """Return (producer, output, reader, input) of every tensor; clients have the empty name."""
     made = {
         value: (one.model_name, key)
         for one in config.ensemble_scheduling.step
@@ -89,33 +92,33 @@ def wires(config: Any) -> Iterator[tuple[str, str, str, str]]:
 
 
 def test_the_outer_ensemble_is_taken_with_all_steps(folder: Path) -> None:
-    choice = choose(read_repository(folder), None)
-    assert choice.public.name == "outer"
+    choice = select_models(read_repository(folder), None)
+    assert choice.entry.name == "outer"
     assert [one.name for one in choice.steps] == ["clean", "cut", "score", "last"]
-    assert set(wires(choice.public.config)) == {
+    assert set(wires(choice.entry.config)) == {
         ("", "TEXT", "clean", "IN"),
         ("clean", "OUT", "cut", "IN"),
         ("cut", "OUT", "score", "IN"),
         ("score", "OUT", "last", "IN"),
         ("last", "OUT", "", "ANSWER"),
     }
-    assert choice.left == ()
-    assert [(note.where, note.weight, note.text.split()[1]) for note in choice.notes] == [
-        ("outer/config.pbtxt: ensemble_scheduling", Weight.CHANGED, "'inner'"),
-        ("outer/config.pbtxt: ensemble_scheduling", Weight.CHANGED, "'deep'"),
+    assert choice.unused == ()
+    assert [(note.where, note.severity, note.text.split()[1]) for note in choice.notes] == [
+        ("outer/config.pbtxt: ensemble_scheduling", NoteSeverity.CHANGED, "'inner'"),
+        ("outer/config.pbtxt: ensemble_scheduling", NoteSeverity.CHANGED, "'deep'"),
     ]
 
 
 def test_an_inner_one_may_be_named(folder: Path) -> None:
-    choice = choose(read_repository(folder), "inner")
+    choice = select_models(read_repository(folder), "inner")
     assert [one.name for one in choice.steps] == ["clean", "cut", "score"]
-    assert set(choice.left) == {"outer", "last"}
+    assert set(choice.unused) == {"outer", "last"}
 
 
 def test_what_is_read_is_left_as_it_was(folder: Path) -> None:
     repository = read_repository(folder)
     before = repository.models["outer"].config.SerializeToString(deterministic=True)
-    choose(repository, None)
+    select_models(repository, None)
     assert repository.models["outer"].config.SerializeToString(deterministic=True) == before
 
 
@@ -126,17 +129,18 @@ def test_an_ensemble_called_twice_is_named_by_its_models(folder: Path) -> None:
         path.read_text().replace("ensemble_scheduling {", f"ensemble_scheduling {{ {again}")
     )
     with pytest.raises(
-        ConfigError,
-        match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several steps",
+        ModelRepositoryError,
+        match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several",
     ):
-        choose(read_repository(folder), None)
+        select_models(read_repository(folder), None)
 
 
 def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> None:
     path = folder / "inner" / "config.pbtxt"
     text = path.read_text().replace(
         'input [{ name: "A"',
-        'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }] input [{ name: "A"',
+        'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }]'
+        ' input [{ name: "A"',
     )
     path.write_text(
         text.replace(
@@ -144,17 +148,17 @@ def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> 
             'input_map { key: "IN" value: "A" } input_map { key: "HINT" value: "HINT" }',
         )
     )
-    choice = choose(read_repository(folder), None)
-    assert dict(choice.public.config.ensemble_scheduling.step[0].input_map) == {"IN": "TEXT"}
+    choice = select_models(read_repository(folder), None)
+    assert dict(choice.entry.config.ensemble_scheduling.step[0].input_map) == {"IN": "TEXT"}
 
 
 def test_a_cache_within_is_told(folder: Path) -> None:
     path = folder / "deep" / "config.pbtxt"
     path.write_text(path.read_text() + " response_cache { enable: true }")
-    choice = choose(read_repository(folder), None)
-    assert [(note.where, note.weight) for note in choice.notes][-1] == (
+    choice = select_models(read_repository(folder), None)
+    assert [(note.where, note.severity) for note in choice.notes][-1] == (
         "deep/config.pbtxt: response_cache",
-        Weight.LOST,
+        NoteSeverity.LOST,
     )
 
 
@@ -167,6 +171,7 @@ def test_a_circle_is_refused(folder: Path) -> None:
         .replace('key: "OUT" value: "x"', 'key: "B" value: "x"')
     )
     with pytest.raises(
-        ConfigError, match="outer → inner → deep → inner: ensembles call each other in a circle"
+        ModelRepositoryError,
+        match="outer → inner → deep → inner: ensembles call each other in a cycle",
     ):
-        choose(read_repository(folder), "outer")
+        select_models(read_repository(folder), "outer")

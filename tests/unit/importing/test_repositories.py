@@ -1,4 +1,6 @@
-"""Repositories as people write them: what is rendered of the import says the same as their configs, but for what is listed here and told to the user."""
+"""Repositories as people write them: what is rendered of the import says the same as their configs,
+but for what is listed here and told to the user.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.support.imports import (
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build, check
 from triton_pipelines.compile.render import review
-from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
+from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
 
 NAMES = sorted(path.name for path in REPOSITORIES.iterdir())
 BACKENDS = {
@@ -37,7 +39,8 @@ BACKENDS = {
     "pytorch_libtorch": "pytorch",
 }
 
-# Lines of a config that are gone (-) or new (+) after an import, by repository and model. All else is equal.
+# Lines of a config that are gone (-) or new (+) after an import, by repository and model. All else
+# is equal.
 BATCHER = [
     "+dynamic_batching {",
     *(f"+  preferred_batch_size: {size}" for size in (32, 64, 128, 256)),
@@ -45,21 +48,49 @@ BATCHER = [
     "+}",
 ]
 VLLM = [
-    *(f'+  name: "{tensor}"' for tensor in ("text_input", "stream", "sampling_parameters", "exclude_input_in_output", "text_output")),
-    *["+  data_type: TYPE_STRING"] * 3, *["+  data_type: TYPE_BOOL"] * 2, *["+input {"] * 4, *["+  optional: true"] * 3, *["+  dims: 1"] * 4,
-    "+output {", "+  dims: -1", "+model_transaction_policy {", "+  decoupled: true", *["+}"] * 6,
-]  # fmt: skip
+    *(
+        f'+  name: "{tensor}"'
+        for tensor in (
+            "text_input",
+            "stream",
+            "sampling_parameters",
+            "exclude_input_in_output",
+            "text_output",
+        )
+    ),
+    *["+  data_type: TYPE_STRING"] * 3,
+    *["+  data_type: TYPE_BOOL"] * 2,
+    *["+input {"] * 4,
+    *["+  optional: true"] * 3,
+    *["+  dims: 1"] * 4,
+    "+output {",
+    "+  dims: -1",
+    "+model_transaction_policy {",
+    "+  decoupled: true",
+    *["+}"] * 6,
+]
 DIFFERENT: dict[str, dict[str, list[str]]] = {
     # The ensemble's batcher, with which Triton refuses it, went to the step that had none.
     "article": {"bert_classifier": BATCHER},
     "image": {
         # Two groups of one kind are one; the file of labels has no place.
-        "resnet50_trt": ["-instance_group {", "-  kind: KIND_GPU", "-  count: 2", '-  profile: "0"', "-}", '-  label_filename: "labels.txt"'],
-        "preprocess": ["-    string_value: \"$$TRITON_MODEL_DIRECTORY/pillow.tar.gz\"", "+    string_value: \"$$TRITON_MODEL_DIRECTORY/environment.tar.gz\""],
+        "resnet50_trt": [
+            "-instance_group {",
+            "-  kind: KIND_GPU",
+            "-  count: 2",
+            '-  profile: "0"',
+            "-}",
+            '-  label_filename: "labels.txt"',
+        ],
+        "preprocess": [
+            '-    string_value: "$$TRITON_MODEL_DIRECTORY/pillow.tar.gz"',
+            '+    string_value: "$$TRITON_MODEL_DIRECTORY/environment.tar.gz"',
+        ],
     },
     "single": {"densenet_onnx": ['-  label_filename: "densenet_labels.txt"']},
     "tensorrtllm": {"ensemble": ["-  optional: true"]},
-    # What the backend's own code would complete is written out, since nothing is completed in a pod.
+    # What the backend's own code would complete is written out, since nothing is completed in a
+    # pod.
     "vllm": {"vllm_model": VLLM},
     "accelerated": {
         "detector": [
@@ -70,16 +101,33 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     "branches": {"clip_tokenizer": ["+  kind: KIND_CPU"]},
     "oddities": {
         "count": [
-            "-instance_group {", "-  kind: KIND_GPU", "-  count: 1", "-}",
-            "-parameters {", '-  key: "TRITON_BATCH_STRATEGY_PATH"', "-  value {", '-    string_value: "/opt/models/count/libvolume.so"', "-  }", "-}",
+            "-instance_group {",
+            "-  kind: KIND_GPU",
+            "-  count: 1",
+            "-}",
+            "-parameters {",
+            '-  key: "TRITON_BATCH_STRATEGY_PATH"',
+            "-  value {",
+            '-    string_value: "/opt/models/count/libvolume.so"',
+            "-  }",
+            "-}",
         ],
-        "lines": ["-  dims: -1", "+  dims: 1", "-metric_tags {", '-  key: "team"', '-  value: "text"', "-}"],
+        "lines": [
+            "-  dims: -1",
+            "+  dims: 1",
+            "-metric_tags {",
+            '-  key: "team"',
+            '-  value: "text"',
+            "-}",
+        ],
     },
-}  # fmt: skip
+}
 
 
 def as_written(name: str) -> dict[str, Any]:
-    """The configs of a repository, read here without the code under test, with Triton's own defaults said out loud."""
+    """The configs of a repository, read here without the code under test, with Triton's own
+    defaults said out loud.
+    """
     made = {}
     for folder in sorted(path for path in (REPOSITORIES / name).iterdir() if path.is_dir()):
         chosen = folder / "configs" / f"{NAMED.get(name)}.pbtxt"
@@ -109,7 +157,9 @@ def as_written(name: str) -> dict[str, Any]:
 
 
 def lines(config: Any) -> Counter[str]:
-    """A config as lines, without what means nothing: names of instance groups, of tensors inside an ensemble, and the order of its steps."""
+    """A config as lines, without what means nothing: names of instance groups, of tensors inside an
+    ensemble, and the order of its steps.
+    """
     copy = type(config)()
     copy.CopyFrom(config)
     for group in copy.instance_group:
@@ -171,7 +221,9 @@ def test_what_differs_is_said(name: str) -> None:
     for model in DIFFERENT.get(name, {}):
         assert name == "vllm" or any(model in text for text in said), model
     if name not in DIFFERENT:
-        assert [note for note in corpus_import(name).notes if note.weight is not Weight.INFO] == []
+        assert [
+            note for note in corpus_import(name).notes if note.severity is not NoteSeverity.INFO
+        ] == []
 
 
 def test_there_are_a_dozen(tmp_path: Path) -> None:
@@ -203,7 +255,7 @@ def test_whatever_differs_of_any_repository_is_said(repository: Repository) -> N
             Path(folder, name, "config.pbtxt").write_text(text_format.MessageToString(config))
         try:
             made = imported(Path(folder), "e")
-        except ConfigError as error:
+        except ModelRepositoryError as error:
             event("refused")
             refused = str(error)
         else:

@@ -1,4 +1,6 @@
-"""Rendered, imported and rendered again, a repository has the same configs: of every good resource, of the samples, and of random ones."""
+"""Rendered, imported and rendered again, a repository has the same configs: of every good resource,
+of the samples, and of random ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.unit.render.test_properties import resources
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build, check
 from triton_pipelines.compile.render import review
-from triton_pipelines.tools.importer.import_notes import Weight
+from triton_pipelines.tools.importer.import_notes import NoteSeverity
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 GOOD = [pytest.param(sample.document, id=sample.name) for sample in corpus.good()]
@@ -44,7 +46,7 @@ def same_again(document: dict[str, Any], folder: Path) -> None:
         name: str(config) for name, config in before.items()
     }
     assert after == before
-    assert [str(note) for note in made.notes if note.weight is not Weight.INFO] == []
+    assert [str(note) for note in made.notes if note.severity is not NoteSeverity.INFO] == []
 
 
 @pytest.mark.parametrize("document", GOOD)

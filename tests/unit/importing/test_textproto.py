@@ -1,10 +1,10 @@
-"""Configs as people write them: templates, comments, strings with braces, fields of other releases."""
+"""Configs as people write them: templates, comments, braces, fields of other releases."""
 
 from __future__ import annotations
 
 import pytest
 
-from triton_pipelines.tools.importer.import_notes import ConfigError, Weight
+from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
 from triton_pipelines.tools.importer.textproto import read_config
 
 PLAIN = 'name: "m"\nbackend: "python"\n'
@@ -23,13 +23,16 @@ def test_templates_in_texts_stay_and_are_named() -> None:
         {},
     )
     assert read.config.parameters["dir"].string_value == "${dir}/x"
-    assert [(note.where, note.weight) for note in read.notes] == [("m/config.pbtxt:3", Weight.INFO)]
+    assert [(note.where, note.severity) for note in read.notes] == [
+        ("m/config.pbtxt:3", NoteSeverity.INFO)
+    ]
 
 
 def test_templates_elsewhere_are_asked_for_together() -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"m/config\.pbtxt: has templates .*: rows \(line 1\), count \(line 2\).* --set rows=VALUE --set count=VALUE",
+        ModelRepositoryError,
+        match=r"m/config\.pbtxt: contains templates .*: rows \(line 1\), count \(line 2\).*"
+        " --set rows=VALUE --set count=VALUE",
     ):
         read_config(
             "max_batch_size: ${rows}\ninstance_group { count: ${count} }\n# ${other}\n",
@@ -70,13 +73,17 @@ def test_a_batcher_of_an_ensemble_is_set_aside(batcher: str, first: bool) -> Non
 
 
 def test_two_schedulers_of_a_model_are_refused() -> None:
-    with pytest.raises(ConfigError, match="declares both dynamic_batching and sequence_batching"):
+    with pytest.raises(
+        ModelRepositoryError, match="sets both dynamic_batching and sequence_batching"
+    ):
         read_config("dynamic_batching { }\nsequence_batching { }\n", "m/config.pbtxt", {})
 
 
 def test_unknown_fields_are_named_with_their_line() -> None:
     read = read_config(PLAIN + "tomorrow { deep: 1 }\n", "m/config.pbtxt", {})
-    assert [(note.where, note.weight) for note in read.notes] == [("m/config.pbtxt:3", Weight.LOST)]
+    assert [(note.where, note.severity) for note in read.notes] == [
+        ("m/config.pbtxt:3", NoteSeverity.LOST)
+    ]
     assert "tomorrow" in read.notes[0].text
     assert read.config.backend == "python"
 
@@ -84,12 +91,12 @@ def test_unknown_fields_are_named_with_their_line() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("name: 7\n", r"m/config\.pbtxt:1: is no ModelConfig"),
-        ("input {\n  dims: x\n}\n", r"m/config\.pbtxt:2: is no ModelConfig"),
-        ("input {\n", r"m/config\.pbtxt.*: is no ModelConfig"),
-        ("tomorrow: 1\nmax_batch_size: x\n", r"m/config\.pbtxt:2: is no ModelConfig"),
+        ("name: 7\n", r"m/config\.pbtxt:1: is not a ModelConfig"),
+        ("input {\n  dims: x\n}\n", r"m/config\.pbtxt:2: is not a ModelConfig"),
+        ("input {\n", r"m/config\.pbtxt.*: is not a ModelConfig"),
+        ("tomorrow: 1\nmax_batch_size: x\n", r"m/config\.pbtxt:2: is not a ModelConfig"),
     ],
 )
 def test_what_is_no_config_is_named_with_its_line(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ModelRepositoryError, match=told):
         read_config(text, "m/config.pbtxt", {})

@@ -10,7 +10,7 @@ from tests.support import builders
 from tests.support.measuredworld import BOTH, BUCKETED, PADDING, SLO, padding, run, world_of
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
-from triton_pipelines.cli.scaling import explained
+from triton_pipelines.cli.scaling import explanation
 
 
 def written() -> Tuning:
@@ -82,11 +82,11 @@ def test_the_status_and_explain_say_it(
     assert said == chosen
     assert reason.startswith(begins)
     assert holds in reason
-    assert [line for line in explained(world.document) if line.startswith("Padding: ")] == [
+    assert [line for line in explanation(world.document) if line.startswith("Padding: ")] == [
         f"Padding: {said}: {reason}"
     ]
     busy = {**world.document, "status": {**world.status, "scaling": {"bottleneck": "GPUBound"}}}
-    assert f"Padding: {said}: {reason}" in explained(busy)
+    assert f"Padding: {said}: {reason}" in explanation(busy)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_the_run_says_what_becomes_of_its_padding(made: Callable[[], Tuning], en
 
 def test_without_tokens_there_is_nothing_to_say() -> None:
     document = {"metadata": {"namespace": "nlp", "name": "p"}, "spec": {}, "status": {}}
-    assert not [line for line in explained(document) if "Padding" in line]
+    assert not [line for line in explanation(document) if "Padding" in line]

@@ -1,4 +1,8 @@
-"""A pipeline of a model repository: its steps as fields, what is left as configPatch, and what cannot be said at all as notes."""
+"""Assemble the resource of a pipeline from a model repository.
+
+Steps become fields, the rest of their configs becomes configPatch, and what the resource cannot
+express becomes a note.
+"""
 
 from __future__ import annotations
 
@@ -25,142 +29,160 @@ from triton_pipelines.compile.render.model_config import ensemble_config, step_c
 from triton_pipelines.compile.render.model_config import parse as parse_config
 
 from . import schedulers, step_fields
-from .config_difference import differences, patch_of
-from .import_notes import Note, Report, Weight
-from .model_files import Files, Meter
-from .model_selection import Choice, choose
-from .rendered_steps import Own, own
-from .repository import Model, Repository
-from .step_roles import SLOTS, Call, calls_of, free_name, in_data_order, name_calls, references
-from .yaml_document import Draft, slug
+from .config_difference import differences, patch_between
+from .import_notes import ImportNote, ImportReport, NoteSeverity
+from .model_files import FileProgress, FileSources
+from .model_selection import PipelineModels, select_models
+from .rendered_steps import RuntimeStep, runtime_step_of
+from .repository import ModelRepository, RepositoryModel
+from .step_roles import SLOTS, StepCall, calls_of, free_name, in_data_order, name_calls, references
+from .yaml_document import ResourceDraft, slug
 
 _ORDER = (TOKENIZER, MODEL, "steps", POSTPROCESS, "auxiliaryModels", "ensemble", "server")
-# Backends whose engine is on a GPU whatever the kind of its instances says.
+# Backends whose engine is on a GPU, whatever the kind of its instances.
 _GPU_BACKENDS = ("tensorrt", "tensorrtllm", "vllm")
 
 
 def import_models(
-    repository: Repository,
-    wanted: str | None,
+    repository: ModelRepository,
+    name: str | None,
     prefix: str,
-    meter: Meter,
+    meter: FileProgress,
     without: Collection[str] = (),
-) -> tuple[Draft, Report]:
-    """The resource of one pipeline of a repository, with comments, and everything that is to be said.
+) -> tuple[ResourceDraft, ImportReport]:
+    """Return the resource of one pipeline with comments, and the notes on it.
 
     Args:
-        repository: as it was read.
-        wanted: the ensemble, or the model that clients call; None where there is only one.
-        prefix: where the repository's folder will lie, as a source's address.
+        repository: the parsed repository.
+        name: the ensemble, or the model that clients call; ``None`` if there is only one.
+        prefix: source address that the repository's folder will have.
         meter: progress of reading files.
         without: models to leave out.
 
-    Raises :class:`~.notes.ConfigError` for what is no pipeline at all.
+    Raises:
+        ModelRepositoryError: the repository contains no such pipeline, or it is invalid.
     """
-    report = Report(list(repository.notes))
-    choice = choose(repository, wanted, without)
-    report.extend(choice.notes)
-    _move_batching(choice, report)
-    files = Files(prefix, report, meter)
-    draft = Draft(slug(choice.public.name, NAME_MAX))
-    if choice.public.ensemble:
-        _ensemble(draft, choice, files)
+    report = ImportReport(list(repository.notes))
+    selection = select_models(repository, name, without)
+    report.extend(selection.notes)
+    _move_batching(selection, report)
+    files = FileSources(prefix, report, meter)
+    draft = ResourceDraft(slug(selection.entry.name, NAME_MAX))
+    if selection.entry.ensemble:
+        _add_ensemble(draft, selection, files)
     else:
-        _entered(draft, choice, files)
-    _auxiliary(draft, choice, files)
-    if choice.left:
-        report.info(choice.public.origin, f"not part of it, and left out: {', '.join(choice.left)}")
-    _server(draft, choice)
-    if choice.public.config.response_cache.enable:
+        _add_single_model(draft, selection, files)
+    _add_auxiliary_models(draft, selection, files)
+    if selection.unused:
+        report.info(
+            selection.entry.origin,
+            f"not part of this pipeline, left out: {', '.join(selection.unused)}",
+        )
+    _add_server(draft, selection)
+    if selection.entry.config.response_cache.enable:
         draft.spec["ensemble"]["responseCache"] = "Enabled"
     draft.spec = {key: draft.spec[key] for key in _ORDER if key in draft.spec}
-    _complete(draft, choice, report)
+    _complete_draft(draft, selection, report)
     for note in report.notes:
         if note.path:
-            draft.say(note.path, str(note))
-        elif note.weight is not Weight.INFO:
-            draft.head.append(str(note))
+            draft.comment(note.path, str(note))
+        elif note.severity is not NoteSeverity.INFO:
+            draft.header.append(str(note))
     return draft, report
 
 
-def _entered(draft: Draft, choice: Choice, files: Files) -> None:
-    """A model that clients call by itself, and the operator's own tokenizer where its code calls that."""
+def _add_single_model(draft: ResourceDraft, selection: PipelineModels, files: FileSources) -> None:
+    """Add a model that clients call directly, and the built-in tokenizer if its code calls that."""
     spec = draft.spec
-    tokenizer = next((model for model in choice.auxiliary if own(model) is Own.TOKENIZER), None)
+    tokenizer = next(
+        (model for model in selection.auxiliary if runtime_step_of(model) is RuntimeStep.TOKENIZER),
+        None,
+    )
     if tokenizer is not None:
         spec[TOKENIZER] = step_fields.tokenizer(tokenizer, {}, files)
-    spec[MODEL] = _named(
-        choice.public, step_fields.step_fields(choice.public, f"spec.{MODEL}", {}, files, -1), MODEL
+    spec[MODEL] = _with_model_name(
+        selection.entry,
+        step_fields.step_fields(selection.entry, f"spec.{MODEL}", {}, files, -1),
+        MODEL,
     )
     spec["ensemble"] = {"entryPoint": MODEL}
 
 
-def _auxiliary(draft: Draft, choice: Choice, files: Files) -> None:
-    """What is loaded beside the steps."""
+def _add_auxiliary_models(
+    draft: ResourceDraft, selection: PipelineModels, files: FileSources
+) -> None:
+    """Add the models that are loaded in addition to the steps."""
     taken = {*SLOTS, *(item["name"] for item in draft.spec.get("steps", ()))}
     placed = [
         model
-        for model in choice.auxiliary
-        if own(model) is not Own.TOKENIZER or TOKENIZER not in draft.spec
+        for model in selection.auxiliary
+        if runtime_step_of(model) is not RuntimeStep.TOKENIZER or TOKENIZER not in draft.spec
     ]
     for index, model in enumerate(placed):
         path, name = f"spec.auxiliaryModels[{index}]", free_name(model.name, taken)
         taken.add(name)
-        made = {
+        fields = {
             "name": name,
             **({"modelName": model.name} if model.name != name else {}),
             **step_fields.step_fields(model, path, {}, files, -1),
         }
-        draft.spec.setdefault("auxiliaryModels", []).append(made)
-        if model.name in choice.uncalled:
+        draft.spec.setdefault("auxiliaryModels", []).append(fields)
+        if model.name in selection.uncalled:
             files.report.info(
                 model.origin,
-                "no step calls it; it is served beside, as in the repository (--without leaves it out)",
+                "no step calls it; it is served as an auxiliary model, as in the repository"
+                " (--without leaves it out)",
                 path,
             )
 
 
-def _named(model: Model, made: dict[str, Any], default: str) -> dict[str, Any]:
-    return made if model.name == default else {"modelName": model.name, **made}
+def _with_model_name(
+    model: RepositoryModel, fields: dict[str, Any], default: str
+) -> dict[str, Any]:
+    return fields if model.name == default else {"modelName": model.name, **fields}
 
 
-def _move_batching(choice: Choice, report: Report) -> None:
-    """Batching that stands on an ensemble, where Triton refuses it, goes to the steps that have none: that is what was meant."""
-    meant = choice.public.misplaced
+def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
+    """Move batching of an ensemble, which Triton refuses, to the steps that have none."""
+    meant = selection.entry.misplaced
     if meant is None:
         return
-    where = f"{choice.public.origin}: {meant.WhichOneof('scheduling_choice')}"
-    why = "an ensemble has no queue of its own, and Triton does not load a config with both this and ensemble_scheduling: batching belongs to the steps"
+    where = f"{selection.entry.origin}: {meant.WhichOneof('scheduling_choice')}"
+    why = (
+        "an ensemble has no queue, and Triton does not load a config with both this and"
+        " ensemble_scheduling; batching belongs to the steps"
+    )
     without = [
         model
-        for model in choice.steps
+        for model in selection.steps
         if model.config.WhichOneof("scheduling_choice") is None
         and model.backend != "vllm"
         and model.config.max_batch_size > 0
     ]
     if meant.WhichOneof("scheduling_choice") != "dynamic_batching" or not without:
-        report.lost(where, f"{why}; every step keeps its own")
+        report.lost(where, f"{why}; every step keeps its settings")
         return
     for model in without:
         model.config.dynamic_batching.CopyFrom(meant.dynamic_batching)
-        kept = [
+        sizes = [
             size
             for size in meant.dynamic_batching.preferred_batch_size
             if size <= model.config.max_batch_size
         ]
         del model.config.dynamic_batching.preferred_batch_size[:]
-        model.config.dynamic_batching.preferred_batch_size.extend(kept)
+        model.config.dynamic_batching.preferred_batch_size.extend(sizes)
     report.changed(
         where,
-        f"{why}. The settings were moved to what had none: {', '.join(model.name for model in without)}",
+        f"{why}. The settings were moved to steps without batching:"
+        f" {', '.join(model.name for model in without)}",
     )
 
 
-def _ensemble(draft: Draft, choice: Choice, files: Files) -> None:
-    """Every step into its place, and the public face."""
-    config = choice.public.config
-    calls = calls_of(choice.public, choice.steps)
-    name_calls(calls, choice.public)
+def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSources) -> None:
+    """Add every step, and the ensemble's inputs and outputs."""
+    config = selection.entry.config
+    calls = calls_of(selection.entry, selection.steps)
+    name_calls(calls, selection.entry)
     by_name = {call.name: call for call in calls}
     spec = draft.spec
     if TOKENIZER in by_name:
@@ -168,43 +190,44 @@ def _ensemble(draft: Draft, choice: Choice, files: Files) -> None:
         spec[TOKENIZER] = step_fields.tokenizer(call.model, references(call, calls), files)
     if MODEL in by_name:
         call = by_name[MODEL]
-        made = step_fields.step_fields(
+        fields = step_fields.step_fields(
             call.model, f"spec.{MODEL}", references(call, calls), files, call.version
         )
-        spec[MODEL] = _named(call.model, made, MODEL)
+        spec[MODEL] = _with_model_name(call.model, fields, MODEL)
     further = [
         call for call in in_data_order(calls) if call.name not in (TOKENIZER, MODEL, POSTPROCESS)
     ]
     for index, call in enumerate(further):
-        made = step_fields.step_fields(
+        fields = step_fields.step_fields(
             call.model, f"spec.steps[{index}]", references(call, calls), files, call.version
         )
         named = {
             "name": call.name,
             **({"modelName": call.model.name} if call.model.name != call.name else {}),
         }
-        spec.setdefault("steps", []).append({**named, **made})
+        spec.setdefault("steps", []).append({**named, **fields})
     if POSTPROCESS in by_name:
         call = by_name[POSTPROCESS]
         spec[POSTPROCESS] = step_fields.postprocess(call.model, references(call, calls), files)
     for call in calls:
-        _misfits(call, files.report)
-    spec["ensemble"] = _face(draft.name, config, calls)
+        _report_extra_runtime_steps(call, files.report)
+    spec["ensemble"] = _ensemble_fields(draft.name, config, calls)
 
 
-def _misfits(call: Call, report: Report) -> None:
-    kind = own(call.model)
-    if kind in (Own.TOKENIZER, Own.POSTPROCESS) and call.name != str(kind):
+def _report_extra_runtime_steps(call: StepCall, report: ImportReport) -> None:
+    kind = runtime_step_of(call.model)
+    if kind in (RuntimeStep.TOKENIZER, RuntimeStep.POSTPROCESS) and call.name != str(kind):
         report.lost(
             call.model.origin,
-            f"a pipeline has one {kind} of the operator's own; write this one's model.py yourself, or split the pipeline",
+            f"a pipeline has at most one built-in {kind}; write a model.py for this one,"
+            " or split the pipeline",
         )
 
 
-def _face(name: str, config: Any, calls: Sequence[Call]) -> dict[str, Any]:
-    """``ensemble``: name, inputs and outputs in their order."""
-    face: dict[str, Any] = {} if config.name == name else {"modelName": config.name}
-    face["inputs"] = [
+def _ensemble_fields(name: str, config: Any, calls: Sequence[StepCall]) -> dict[str, Any]:
+    """Return the fields of ``ensemble``: name, inputs and outputs in their order."""
+    fields: dict[str, Any] = {} if config.name == name else {"modelName": config.name}
+    fields["inputs"] = [
         {
             "name": item.name,
             "dataType": schedulers.data_type(item.data_type),
@@ -212,26 +235,28 @@ def _face(name: str, config: Any, calls: Sequence[Call]) -> dict[str, Any]:
         }
         for item in config.input
     ]
-    made = {
+    references_by_tensor = {
         tensor: f"{call.name}.{output}" for call in calls for output, tensor in call.writes.items()
     }
-    face["outputs"] = [
-        {"name": item.name, "from": made.get(item.name, f"pipeline.{item.name}")}
+    fields["outputs"] = [
+        {"name": item.name, "from": references_by_tensor.get(item.name, f"pipeline.{item.name}")}
         for item in config.output
     ]
     if config.max_batch_size != min(
         (call.model.config.max_batch_size for call in calls), default=0
     ):
-        face["maxBatchSize"] = config.max_batch_size
+        fields["maxBatchSize"] = config.max_batch_size
     if config.ensemble_scheduling.max_inflight_requests:
-        face["maxInflightRequests"] = config.ensemble_scheduling.max_inflight_requests
-    return face
+        fields["maxInflightRequests"] = config.ensemble_scheduling.max_inflight_requests
+    return fields
 
 
-def _server(draft: Draft, choice: Choice) -> None:
-    """How many GPUs the configs speak of."""
+def _add_server(draft: ResourceDraft, selection: PipelineModels) -> None:
+    """Add the number of GPUs that the configs refer to."""
     models = [
-        model for model in (choice.public, *choice.steps, *choice.auxiliary) if not model.ensemble
+        model
+        for model in (selection.entry, *selection.steps, *selection.auxiliary)
+        if not model.ensemble
     ]
     groups = [group for model in models for group in model.config.instance_group]
     highest = max((gpu for group in groups for gpu in group.gpus), default=0)
@@ -240,11 +265,11 @@ def _server(draft: Draft, choice: Choice) -> None:
         draft.spec["server"] = {"gpu": {"count": 0}}
     elif highest:
         draft.spec["server"] = {"gpu": {"count": highest + 1}}
-        draft.say("spec.server.gpu.count", f"The configs name GPUs up to {highest}.")
+        draft.comment("spec.server.gpu.count", f"The configs refer to GPUs up to number {highest}.")
 
 
-def _at(draft: Draft, path: str) -> dict[str, Any]:
-    """The fields of the step at a path such as ``spec.steps[0]``."""
+def _fields_at(draft: ResourceDraft, path: str) -> dict[str, Any]:
+    """Return the fields of the step at a path such as ``spec.steps[0]``."""
     value: Any = draft.document
     for key, index in re.findall(r"([a-zA-Z]+)(?:\[(\d+)\])?", path):
         value = value[key][int(index)] if index else value[key]
@@ -252,92 +277,107 @@ def _at(draft: Draft, path: str) -> dict[str, Any]:
     return value
 
 
-def _graph(draft: Draft) -> Graph | None:
+def _compiled_graph(draft: ResourceDraft) -> Graph | None:
     pipeline, findings = parse(draft.document)
     return None if pipeline is None or findings else build(pipeline, Options())
 
 
-def _complete(draft: Draft, choice: Choice, report: Report) -> None:
-    """Warm-up and ``configPatch``, and then the comparison of what would be rendered with what stands in the repository."""
-    if (graph := _graph(draft)) is None:
+def _complete_draft(draft: ResourceDraft, selection: PipelineModels, report: ImportReport) -> None:
+    """Add warm-up and ``configPatch``, then compare what would be rendered with the repository."""
+    if (graph := _compiled_graph(draft)) is None:
         report.info(
-            choice.public.origin,
+            selection.entry.origin,
             "the resource is not valid yet, so it was not compared with the repository",
         )
         return
-    models = {model.name: model for model in (choice.public, *choice.steps, *choice.auxiliary)}
+    models = {
+        model.name: model for model in (selection.entry, *selection.steps, *selection.auxiliary)
+    }
     for step in graph.models:
-        _warmup(draft, step, models[step.model_name])
-    graph = _graph(draft) or graph
+        _add_warmup(draft, step, models[step.model_name])
+    graph = _compiled_graph(draft) or graph
     for step in graph.models:
         model = models[step.model_name]
         base = parse_config(step_config(step))
-        _own_words(base, model, step, report)
-        if found := patch_of(base, model.config):
-            _at(draft, step.path)["configPatch"] = found
-    graph = _graph(draft) or graph
+        _adopt_operator_values(base, model, step, report)
+        if found := patch_between(base, model.config):
+            _fields_at(draft, step.path)["configPatch"] = found
+    graph = _compiled_graph(draft) or graph
     for step in graph.models:
-        got = parse_config(step_config(step))
+        rendered = parse_config(step_config(step))
         findings = (
-            patch(got, step.config_patch, f"{step.path}.configPatch") if step.config_patch else []
+            patch(rendered, step.config_patch, f"{step.path}.configPatch")
+            if step.config_patch
+            else []
         )
         report.extend(
-            Note(models[step.model_name].origin, str(finding), Weight.LOST, step.path)
+            ImportNote(models[step.model_name].origin, str(finding), NoteSeverity.LOST, step.path)
             for finding in findings
         )
-        _compare(got, models[step.model_name], step.path, report)
+        _report_differences(rendered, models[step.model_name], step.path, report)
     if graph.entry is None:
-        _compare(
-            _plain(parse_config(ensemble_config(graph))),
-            replace(choice.public, config=_plain(choice.public.config)),
+        _report_differences(
+            _canonical_ensemble(parse_config(ensemble_config(graph))),
+            replace(selection.entry, config=_canonical_ensemble(selection.entry.config)),
             "spec.ensemble",
             report,
         )
 
 
-def _compare(got: Any, model: Model, path: str, report: Report) -> None:
-    for place, wanted, held in differences(got, model.config):
+def _report_differences(
+    rendered: Any, model: RepositoryModel, path: str, report: ImportReport
+) -> None:
+    for place, desired, actual in differences(rendered, model.config):
         if not (
             place == "instance_group[1]"
             or (place.startswith("instance_group[") and len(model.config.instance_group) > 1)
         ):
-            report.lost(f"{model.origin}: {place}", f"{wanted} became {held}", path)
+            report.lost(f"{model.origin}: {place}", f"{desired} became {actual}", path)
 
 
-def _warmup(draft: Draft, step: Step, model: Model) -> None:
-    """Inferences before serving: as the operator's default has them, at other batch sizes, or left to configPatch."""
-    spec = _at(draft, step.path)
-    wanted = list(model.config.model_warmup)
-    if step.path in (f"spec.{TOKENIZER}", f"spec.{POSTPROCESS}") or _samples(step) == wanted:
+def _add_warmup(draft: ResourceDraft, step: Step, model: RepositoryModel) -> None:
+    """Add warm-up where it is not the default: other batch sizes, or left to configPatch."""
+    spec = _fields_at(draft, step.path)
+    desired = list(model.config.model_warmup)
+    if (
+        step.path in (f"spec.{TOKENIZER}", f"spec.{POSTPROCESS}")
+        or _warmup_samples(step) == desired
+    ):
         return
     if (
-        wanted
-        and (sizes := sorted({sample.batch_size for sample in wanted}))
+        desired
+        and (sizes := sorted({sample.batch_size for sample in desired}))
         and model.config.WhichOneof("scheduling_choice") != "sequence_batching"
     ):
         spec["warmup"] = {"batchSizes": sizes}
-        graph = _graph(draft)
+        graph = _compiled_graph(draft)
         again = (
             next((other for other in graph.models if other.path == step.path), None)
             if graph is not None
             else None
         )
-        if again is not None and _samples(again) == wanted:
+        if again is not None and _warmup_samples(again) == desired:
             return
     spec["warmup"] = {"mode": "Disabled"}
-    if not wanted:
-        draft.say(
+    if not desired:
+        draft.comment(
             f"{step.path}.warmup",
-            "The config has none. Without this line new instances would run inferences before they serve.",
+            "The config has no warm-up. Without this line, new instances would run inferences"
+            " before serving.",
         )
 
 
-def _samples(step: Step) -> list[Any]:
+def _warmup_samples(step: Step) -> list[Any]:
     return list(parse_config(step_config(step)).model_warmup)
 
 
-def _own_words(base: Any, model: Model, step: Step, report: Report) -> None:
-    """Take over into the repository's side what the operator says in its own words: places of files, what vLLM completes by itself."""
+def _adopt_operator_values(
+    base: Any, model: RepositoryModel, step: Step, report: ImportReport
+) -> None:
+    """Adopt values in the repository's config that the operator sets differently on purpose.
+
+    These are the paths of files, and what vLLM completes by itself.
+    """
     config = model.config
     for key, about in (
         (ENVIRONMENT_PARAMETER, "python.environment"),
@@ -350,7 +390,8 @@ def _own_words(base: Any, model: Model, step: Step, report: Report) -> None:
         ):
             report.info(
                 f"{model.origin}: parameters[{key}]",
-                f"{config.parameters[key].string_value} is where the operator lays it: {base.parameters[key].string_value}",
+                f"{config.parameters[key].string_value} becomes"
+                f" {base.parameters[key].string_value}, where the operator puts it",
                 f"{step.path}.{about}",
             )
             config.parameters[key].CopyFrom(base.parameters[key])
@@ -359,21 +400,9 @@ def _own_words(base: Any, model: Model, step: Step, report: Report) -> None:
         and STRATEGY_PARAMETER not in base.parameters
         and step.path != f"spec.{TOKENIZER}"
     ):
-        # The operator gives the library the name under which Triton looks for it.
+        # The operator stores the library under the name that Triton looks for.
         del config.parameters[STRATEGY_PARAMETER]
-    ours, theirs = (
-        base.optimization.execution_accelerators,
-        config.optimization.execution_accelerators,
-    )
-    if base.optimization.HasField("execution_accelerators") and ours != theirs:
-        cache = dict(theirs.gpu_execution_accelerator[0].parameters).get("trt_engine_cache_path")
-        if cache:
-            report.changed(
-                f"{model.origin}: trt_engine_cache_path",
-                f"{cache} is chosen by the operator, outside of the model's folder",
-                f"{step.path}.optimization",
-            )
-        theirs.CopyFrom(ours)
+    _adopt_accelerators(base, model, step, report)
     if model.backend == "vllm" and not config.input:
         config.input.extend(base.input)
         config.output.extend(base.output)
@@ -386,38 +415,62 @@ def _own_words(base: Any, model: Model, step: Step, report: Report) -> None:
     if (
         len(groups) > 1
         and sorted(gpu for group in groups for gpu in group.gpus) == list(first.gpus)
-        and _one_group(model)
+        and _can_merge_groups(model)
     ):
         del groups[1:]
         groups[0].CopyFrom(first)
 
 
-def _one_group(model: Model) -> bool:
-    """Whether all groups of instances could be put together."""
-    return not schedulers.instances(model.config)[1]
+def _adopt_accelerators(
+    base: Any, model: RepositoryModel, step: Step, report: ImportReport
+) -> None:
+    """Adopt the operator's accelerator settings, whose cache is at another path."""
+    config = model.config
+    ours, theirs = (
+        base.optimization.execution_accelerators,
+        config.optimization.execution_accelerators,
+    )
+    if base.optimization.HasField("execution_accelerators") and ours != theirs:
+        cache = dict(theirs.gpu_execution_accelerator[0].parameters).get("trt_engine_cache_path")
+        if cache:
+            report.changed(
+                f"{model.origin}: trt_engine_cache_path",
+                f"{cache} is replaced; the operator chooses a path outside of the model's folder",
+                f"{step.path}.optimization",
+            )
+        theirs.CopyFrom(ours)
 
 
-def _plain(config: Any) -> Any:
-    """An ensemble with its inner tensors named after who makes them, and its steps in order of their names: neither means anything."""
+def _can_merge_groups(model: RepositoryModel) -> bool:
+    """Return whether all instance groups can be merged into one."""
+    return schedulers.instances(model.config).dropped is None
+
+
+def _canonical_ensemble(config: Any) -> Any:
+    """Return an ensemble in a canonical form for comparison.
+
+    Inner tensors are named after their producer and steps are sorted by name: neither the names nor
+    the order has a meaning.
+    """
     copy = model_config_pb2.ModelConfig()
     copy.CopyFrom(config)
-    public = {tensor.name for tensor in (*config.input, *config.output)}
+    entry = {tensor.name for tensor in (*config.input, *config.output)}
     names = {
         tensor: f"{step.model_name}.{output}"
         for step in config.ensemble_scheduling.step
         for output, tensor in step.output_map.items()
-        if tensor not in public
+        if tensor not in entry
     }
     steps = sorted(config.ensemble_scheduling.step, key=lambda step: str(step.model_name))
     del copy.ensemble_scheduling.step[:]
     for step in steps:
-        made = copy.ensemble_scheduling.step.add(
+        new_step = copy.ensemble_scheduling.step.add(
             model_name=step.model_name,
             model_version=step.model_version,
             model_namespace=step.model_namespace,
         )
         for key, tensor in step.input_map.items():
-            made.input_map[key] = names.get(tensor, tensor)
+            new_step.input_map[key] = names.get(tensor, tensor)
         for key, tensor in step.output_map.items():
-            made.output_map[key] = names.get(tensor, tensor)
+            new_step.output_map[key] = names.get(tensor, tensor)
     return copy

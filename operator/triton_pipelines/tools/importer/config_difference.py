@@ -1,4 +1,4 @@
-"""What is left between two ModelConfigs: the part that ``configPatch`` can say, and the part that belongs to other fields."""
+"""Differences of two ModelConfigs: what ``configPatch`` can express, and what it cannot."""
 
 from __future__ import annotations
 
@@ -11,69 +11,72 @@ from google.protobuf.descriptor import FieldDescriptor
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.compile.render.config_patch import OWNED
 
-# Parts of items that fields of the resource say (render.patch refuses them in a patch).
+# Parts of list items that fields of the resource set (render.patch refuses them in a patch).
 _TENSORS = ("input", "output")
 _TENSOR_OWNED = ("name", "data_type", "dims")
 _GROUP_OWNED = ("count", "kind", "gpus", "profile", "name")
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
-def patch_of(base: Any, wanted: Any) -> dict[str, Any]:
-    """``configPatch`` that makes ``wanted`` of ``base``, but for what fields of the resource own; empty where nothing is left."""
+def patch_between(base: Any, desired: Any) -> dict[str, Any]:
+    """Return the ``configPatch`` that turns ``base`` into ``desired``.
+
+    What other fields of the resource own is left out. Empty if nothing differs.
+    """
     result: dict[str, Any] = {}
     for field in base.DESCRIPTOR.fields:
         if field.name in OWNED or (
             field.name in _SCHEDULERS
-            and base.WhichOneof("scheduling_choice") != wanted.WhichOneof("scheduling_choice")
+            and base.WhichOneof("scheduling_choice") != desired.WhichOneof("scheduling_choice")
         ):
             continue
-        left, right = getattr(base, field.name), getattr(wanted, field.name)
+        left, right = getattr(base, field.name), getattr(desired, field.name)
         if field.name in _TENSORS:
             items = _items(left, right, _TENSOR_OWNED)
         elif field.name == "instance_group":
             items = _items(left, right, _GROUP_OWNED) if len(left) == len(right) == 1 else []
         else:
-            result |= _field(base, wanted, field)
+            result |= _field(base, desired, field)
             continue
         if items:
             result[field.json_name] = items
     return result
 
 
-def _items(base: Any, wanted: Any, owned: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A patch of a list whose items the resource owns: as many items as have to be named."""
-    if len(base) != len(wanted):
+def _items(base: Any, desired: Any, owned: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return a patch of a list whose items the resource owns: only items that differ."""
+    if len(base) != len(desired):
         return []
     items = []
-    for left, right in zip(base, wanted, strict=True):
+    for left, right in zip(base, desired, strict=True):
         changes: dict[str, Any] = {}
         for field in left.DESCRIPTOR.fields:
             if field.name not in owned:
                 changes |= _field(left, right, field)
-        # Tensors are found by their names; the one group of instances by its place.
+        # Tensors are matched by name, the only instance group by position.
         if changes:
             items.append(changes if owned is _GROUP_OWNED else {"name": left.name, **changes})
     return items
 
 
-def _field(base: Any, wanted: Any, field: Any) -> dict[str, Any]:
-    """A patch of one field: nothing where both sides are equal."""
-    left, right = getattr(base, field.name), getattr(wanted, field.name)
+def _field(base: Any, desired: Any, field: Any) -> dict[str, Any]:
+    """Return a patch of one field; empty if both sides are equal."""
+    left, right = getattr(base, field.name), getattr(desired, field.name)
     if _is_map(field):
         return _map(left, right, field)
     if field.label == FieldDescriptor.LABEL_REPEATED:
-        return {} if list(left) == list(right) else {field.json_name: _json(wanted, field, [])}
+        return {} if list(left) == list(right) else {field.json_name: _json(desired, field, [])}
     if field.type != FieldDescriptor.TYPE_MESSAGE:
         if left == right:
             return {}
         return {
-            field.json_name: None if right == field.default_value else _json(wanted, field, right)
+            field.json_name: None if right == field.default_value else _json(desired, field, right)
         }
-    before, after = base.HasField(field.name), wanted.HasField(field.name)
+    before, after = base.HasField(field.name), desired.HasField(field.name)
     if not after:
         return {field.json_name: None} if before else {}
     if not before:
-        return {field.json_name: _json(wanted, field, {})}
+        return {field.json_name: _json(desired, field, {})}
     inner: dict[str, Any] = {}
     for part in left.DESCRIPTOR.fields:
         inner |= _field(left, right, part)
@@ -119,7 +122,10 @@ _LONG = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
 
 def _numbers(value: Any, descriptor: Any) -> Any:
-    """Protobuf JSON with 64-bit numbers as numbers: protobuf writes them as text, and reads both."""
+    """Return protobuf JSON with 64-bit integers as numbers.
+
+    Protobuf writes them as strings, and reads both.
+    """
     result: dict[str, Any] = {}
     for name, item in value.items():
         field = next(one for one in descriptor.fields if one.json_name == name)
@@ -143,45 +149,62 @@ def _number(item: Any, field: Any) -> Any:
     return int(item) if field.cpp_type in _LONG else item
 
 
-def differences(got: Any, wanted: Any, place: str = "") -> Iterator[tuple[str, str, str]]:
-    """Where two messages of one type differ: field, what is wanted, what there is. Names of instance groups mean nothing."""
-    for field in wanted.DESCRIPTOR.fields:
+Difference = tuple[str, str, str]
+"""Field, desired value, actual value."""
+
+
+def differences(actual: Any, desired: Any, place: str = "") -> Iterator[Difference]:
+    """Yield where two messages of one type differ. Names of instance groups are ignored."""
+    for field in desired.DESCRIPTOR.fields:
         here = f"{place}.{field.name}" if place else field.name
-        left, right = getattr(got, field.name), getattr(wanted, field.name)
+        left, right = getattr(actual, field.name), getattr(desired, field.name)
         if here == "instance_group":
             left, right = _unnamed(left), _unnamed(right)
         if _is_map(field):
-            for key in sorted({*left, *right}, key=str):
-                if key not in left or key not in right or left[key] != right[key]:
-                    yield (
-                        f"{here}[{key}]",
-                        _shown(right[key]) if key in right else "nothing",
-                        _shown(left[key]) if key in left else "nothing",
-                    )
+            yield from _map_differences(left, right, here)
         elif field.label == FieldDescriptor.LABEL_REPEATED and field.message_type is not None:
-            for index in range(max(len(left), len(right))):
-                if index >= len(left) or index >= len(right):
-                    yield (
-                        f"{here}[{index}]",
-                        _shown(right[index]) if index < len(right) else "nothing",
-                        _shown(left[index]) if index < len(left) else "nothing",
-                    )
-                else:
-                    yield from differences(left[index], right[index], f"{here}[{index}]")
+            yield from _list_differences(left, right, here)
         elif field.label == FieldDescriptor.LABEL_REPEATED:
             if list(left) != list(right):
-                yield here, _shown(list(right)), _shown(list(left))
+                yield here, _format(list(right)), _format(list(left))
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            if got.HasField(field.name) != wanted.HasField(field.name):
-                yield (
-                    here,
-                    _shown(right) if wanted.HasField(field.name) else "nothing",
-                    _shown(left) if got.HasField(field.name) else "nothing",
-                )
-            elif wanted.HasField(field.name):
-                yield from differences(left, right, here)
+            yield from _message_differences(actual, desired, field, here)
         elif left != right:
-            yield here, _word(field, right), _word(field, left)
+            yield here, _format_value(field, right), _format_value(field, left)
+
+
+def _map_differences(actual: Any, desired: Any, place: str) -> Iterator[Difference]:
+    for key in sorted({*actual, *desired}, key=str):
+        if key not in actual or key not in desired or actual[key] != desired[key]:
+            yield (
+                f"{place}[{key}]",
+                _format(desired[key]) if key in desired else "nothing",
+                _format(actual[key]) if key in actual else "nothing",
+            )
+
+
+def _list_differences(actual: Any, desired: Any, place: str) -> Iterator[Difference]:
+    for index in range(max(len(actual), len(desired))):
+        if index < len(actual) and index < len(desired):
+            yield from differences(actual[index], desired[index], f"{place}[{index}]")
+        else:
+            yield (
+                f"{place}[{index}]",
+                _format(desired[index]) if index < len(desired) else "nothing",
+                _format(actual[index]) if index < len(actual) else "nothing",
+            )
+
+
+def _message_differences(actual: Any, desired: Any, field: Any, place: str) -> Iterator[Difference]:
+    left, right = getattr(actual, field.name), getattr(desired, field.name)
+    if actual.HasField(field.name) != desired.HasField(field.name):
+        yield (
+            place,
+            _format(right) if desired.HasField(field.name) else "nothing",
+            _format(left) if actual.HasField(field.name) else "nothing",
+        )
+    elif desired.HasField(field.name):
+        yield from differences(left, right, place)
 
 
 def _unnamed(groups: Any) -> list[Any]:
@@ -194,13 +217,13 @@ def _unnamed(groups: Any) -> list[Any]:
     return result
 
 
-def _word(field: Any, value: Any) -> str:
+def _format_value(field: Any, value: Any) -> str:
     if field.enum_type is not None:
         return str(field.enum_type.values_by_number[value].name)
-    return _shown(value)
+    return _format(value)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = (

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 BLOCK: Final = 1 << 20
-Meter = Callable[[int], None]
+ByteProgress = Callable[[int], None]
 """Told how many more bytes were read."""
 
 
-def sha256_of(path: Path, meter: Meter | None = None) -> str:
+def sha256_of(path: Path, meter: ByteProgress | None = None) -> str:
     """SHA-256 of a file, in lower-case hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

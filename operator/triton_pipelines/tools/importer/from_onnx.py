@@ -1,4 +1,7 @@
-"""From an ONNX graph and the small files beside it to a resource with comments: what is known is written, what is not is said."""
+"""Derive a resource from an ONNX graph and the small files next to it.
+
+Known values are written; for unknown ones a comment says what to do.
+"""
 
 from __future__ import annotations
 
@@ -16,107 +19,135 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.loader.onnx_file import FileTensor, OnnxFile
 
 from . import model_facts
-from .model_facts import Files
-from .output_roles import Output, describe
-from .yaml_document import Draft
+from .model_facts import SidecarFiles
+from .output_roles import ServedOutput, describe
+from .yaml_document import ResourceDraft
 
 PAIR_INPUT = "TEXT_PAIR"
-# Inputs of decoders that only a loop around the model can fill.
+# Inputs of decoders; only a generation loop around the model can fill them.
 _CACHE = ("past_key_values", "past_key_value", "past.", "cache_position")
 
 
-class UnclearError(Exception):
-    """Something has to be told by the user; the message says what and how."""
+class MissingInformationError(Exception):
+    """Information is missing that only the user has; the message says what and how to give it."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What is known before anything is decided.
-
-    Attributes:
-        name: of the resource.
-        graph: what the ONNX file says of itself; ``graph_name`` is its name in messages.
-        model_source, tokenizer_source: the ``source`` of each; the tokenizer's is None where none was given.
-        files: parsed JSON files by name (:data:`~.facts.SMALL_FILES`, and tokenizer.json).
-        labels: given by hand; ``postprocess``: type given by hand; ``pair``: the tokenizer reads two texts.
-    """
+class DraftInputs:
+    """What is known before anything is decided."""
 
     name: str
+    """Name of the resource."""
     graph: OnnxFile
+    """Tensors of the ONNX file."""
     graph_name: str
+    """The ONNX file, for messages."""
     model_source: Mapping[str, Any]
+    """``source`` of the model."""
     tokenizer_source: Mapping[str, Any] | None = None
-    files: Files = field(default_factory=dict)
+    """``source`` of the tokenizer; ``None`` if none was given."""
+    files: SidecarFiles = field(default_factory=dict)
+    """Parsed JSON files by name (:data:`~.model_facts.SMALL_FILES`, and tokenizer.json)."""
     labels: tuple[str, ...] = ()
+    """Class names given by the user."""
     postprocess: str | None = None
+    """Postprocess type given by the user."""
     pair: bool = False
+    """Whether the tokenizer takes two texts."""
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What the graph's axes say: whether rows can be batched, and the fixed number of tokens in a row, where it is fixed."""
+class _GraphShape:
+    """What the axes of the graph say."""
 
     batched: bool
+    """Whether rows can be batched."""
     length: int | None
+    """Number of tokens in a row, if it is fixed."""
 
 
-def draft(given: Given) -> Draft:
-    """The resource. Raises :class:`UnclearError` for what cannot be known."""
-    made = Draft(given.name)
+def draft(given: DraftInputs) -> ResourceDraft:
+    """Return the resource.
+
+    Raises:
+        MissingInformationError: the files do not contain all that is needed.
+    """
+    resource = ResourceDraft(given.name)
     tokens = [tensor for tensor in given.graph.inputs if tensor.name.lower() in USUAL_NAMES]
-    _refuse(given, tokens)
+    _check_inputs(given, tokens)
+    _check_types(given)
+    _check_token_inputs(given, tokens)
     shape = _shape(given, tokens)
     if tokens:
-        _tokenizer(made, given, shape)
-    _model(made, given, tokens, shape)
-    return made
+        _add_tokenizer(resource, given, shape)
+    _add_model(resource, given, tokens, shape)
+    return resource
 
 
-def _refuse(given: Given, tokens: list[FileTensor]) -> None:
-    """What no resource can make work."""
+def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
+    """Refuse graphs with inputs that no pipeline can provide."""
     inputs = [tensor.name for tensor in given.graph.inputs]
     if not inputs:
-        raise UnclearError(f"{given.graph_name}: has no inputs; is it the whole model?")
+        raise MissingInformationError(f"{given.graph_name}: has no inputs; is it the whole model?")
     if cached := [name for name in inputs if name.startswith(_CACHE)]:
-        raise UnclearError(
-            f"{given.graph_name}: reads {cached[0]}, the cache of a generating model: that needs a loop around it. Serve it with platform vllm or backend"
-            " tensorrtllm, or export it without the cache"
+        raise MissingInformationError(
+            f"{given.graph_name}: reads {cached[0]}, the cache of a generative model, which needs"
+            " a generation loop. Serve it with platform vllm or backend tensorrtllm,"
+            " or export it without the cache"
         )
     if any(name.lower() == "position_ids" for name in inputs) and tokens:
-        raise UnclearError(
-            f"{given.graph_name}: reads position_ids, which no tokenizer makes; export the model without that input"
+        raise MissingInformationError(
+            f"{given.graph_name}: reads position_ids, which no tokenizer produces;"
+            " export the model without that input"
         )
-    known = {item.value for item in DataType}
-    for tensor in (*given.graph.inputs, *given.graph.outputs):
-        if tensor in given.graph.inputs and tensor.data_type not in known:
-            raise UnclearError(
-                f"{given.graph_name}: input {tensor.name} is of type {tensor.data_type}, which Triton does not have"
+
+
+def _check_types(given: DraftInputs) -> None:
+    """Refuse tensors without shapes, with unsupported types or with invalid names."""
+    supported = {item.value for item in DataType}
+    for tensor in given.graph.inputs:
+        if tensor.data_type not in supported:
+            raise MissingInformationError(
+                f"{given.graph_name}: input {tensor.name} has type {tensor.data_type},"
+                " which Triton does not support"
             )
+    for tensor in (*given.graph.inputs, *given.graph.outputs):
         if any(ord(character) < 32 for character in tensor.name):
-            raise UnclearError(
-                f"{given.graph_name}: the name {tensor.name!r} holds control characters ({TENSOR_NAME_PATTERN} is allowed); rename it"
+            raise MissingInformationError(
+                f"{given.graph_name}: the name {tensor.name!r} contains control characters"
+                f" (allowed: {TENSOR_NAME_PATTERN}); rename it"
             )
     for tensor in given.graph.inputs:
         if tensor.dims is None:
-            raise UnclearError(
-                f"{given.graph_name}: input {tensor.name} has no shape; export the model with shapes"
+            raise MissingInformationError(
+                f"{given.graph_name}: input {tensor.name} has no shape;"
+                " export the model with shapes"
             )
+
+
+def _check_token_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
+    """Refuse token inputs that no tokenizer can fill, and a missing tokenizer."""
     for tensor in tokens:
         if len(tensor.dims or ()) != 2:
-            raise UnclearError(
-                f"{given.graph_name}: {tensor.name} has the shape {_shown(tensor)}; a tokenizer makes [batch, sequence]. Export it that way, or rename the input"
+            raise MissingInformationError(
+                f"{given.graph_name}: {tensor.name} has the shape {_shown(tensor)}, but a"
+                " tokenizer produces [batch, sequence]. Export it that way, or rename the input"
             )
         if tensor.data_type not in ("INT64", "INT32"):
-            raise UnclearError(
-                f"{given.graph_name}: {tensor.name} is {tensor.data_type}; a tokenizer makes INT64 or INT32"
+            raise MissingInformationError(
+                f"{given.graph_name}: {tensor.name} is {tensor.data_type},"
+                " but a tokenizer produces INT64 or INT32"
             )
     if tokens and given.tokenizer_source is None:
-        raise UnclearError(
-            f"{given.graph_name}: reads {tokens[0].name}, so it needs a tokenizer: --tokenizer names its tokenizer.json, or the folder that holds it"
+        raise MissingInformationError(
+            f"{given.graph_name}: reads {tokens[0].name}, so it needs a tokenizer:"
+            " set --tokenizer to its tokenizer.json, or to the folder that contains it"
         )
     if given.pair and not tokens:
-        raise UnclearError(
-            f"--pair: {given.graph_name} reads no token tensors ({', '.join(inputs)}), so there is no tokenizer that could read two texts"
+        inputs = ", ".join(tensor.name for tensor in given.graph.inputs)
+        raise MissingInformationError(
+            f"--pair: {given.graph_name} reads no tokens ({inputs}),"
+            " so there is no tokenizer for two texts"
         )
 
 
@@ -124,30 +155,31 @@ def _shown(tensor: FileTensor) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in tensor.dims or ()) + "]"
 
 
-def _shape(given: Given, tokens: list[FileTensor]) -> _Shape:
+def _shape(given: DraftInputs, tokens: list[FileTensor]) -> _GraphShape:
     tensors = [
         tensor for tensor in (*given.graph.inputs, *given.graph.outputs) if tensor.dims is not None
     ]
     batched = all(tensor.dims and not isinstance(tensor.dims[0], int) for tensor in tensors)
     fixed = {tensor.dims[1] for tensor in tokens if tensor.dims and isinstance(tensor.dims[1], int)}
     if len(fixed) > 1:
-        raise UnclearError(
-            f"{given.graph_name}: its token inputs have different fixed lengths {sorted(map(str, fixed))}; export the model with one"
+        raise MissingInformationError(
+            f"{given.graph_name}: its token inputs have different fixed lengths"
+            f" {sorted(map(str, fixed))}; export the model with one length"
         )
     length = next(iter(fixed), None)
-    return _Shape(batched, length if isinstance(length, int) else None)
+    return _GraphShape(batched, length if isinstance(length, int) else None)
 
 
-def _tokenizer(made: Draft, given: Given, shape: _Shape) -> None:
+def _add_tokenizer(resource: ResourceDraft, given: DraftInputs, shape: _GraphShape) -> None:
     spec: dict[str, Any] = {"source": dict(given.tokenizer_source or {})}
-    made.spec["tokenizer"] = spec
+    resource.spec["tokenizer"] = spec
     if given.pair:
         spec["inputs"] = {"text": "TEXT", "textPair": PAIR_INPUT}
-        made.say("spec.tokenizer.inputs", "Two texts (--pair): clients send both, row by row.")
+        "Two texts (--pair): clients send both, row by row."
     limits = model_facts.lengths(given.files)
     if shape.length is not None:
         spec["maxLength"] = shape.length
-        made.say(
+        resource.comment(
             "spec.tokenizer.maxLength",
             f"The graph takes exactly {shape.length} tokens: every text is padded or cut to that.",
         )
@@ -159,23 +191,25 @@ def _tokenizer(made: Draft, given: Given, shape: _Shape) -> None:
             for other in limits[1:]
             if other.value != limits[0].value
         )
-        made.say("spec.tokenizer.maxLength", f"From {limits[0].origin}{more}.")
+        resource.comment("spec.tokenizer.maxLength", f"From {limits[0].origin}{more}.")
     else:
-        made.say(
+        resource.comment(
             "spec.tokenizer.maxLength",
-            f"LOOK: no file says how many tokens the model takes; left out, it is {DEFAULT_MAX_LENGTH}. A model that takes fewer fails for longer texts.",
+            "LOOK: no file says how many tokens the model takes; the default is"
+            f" {DEFAULT_MAX_LENGTH}. A model that takes fewer fails for longer texts.",
         )
     vocabulary = model_facts.config(given.files).get("vocab_size")
-    held = _vocabulary(given.files)
-    if isinstance(vocabulary, int) and held > vocabulary:
-        made.say(
+    token_ids = _vocabulary(given.files)
+    if isinstance(vocabulary, int) and token_ids > vocabulary:
+        resource.comment(
             "spec.tokenizer.source",
-            f"LOOK: this tokenizer has ids up to {held - 1}, but vocab_size of {model_facts.CONFIG} is {vocabulary}: is it the model's own?",
+            f"LOOK: this tokenizer has ids up to {token_ids - 1}, but vocab_size in"
+            f" {model_facts.CONFIG} is {vocabulary}: is it this model's tokenizer?",
         )
 
 
-def _vocabulary(files: Files) -> int:
-    """Ids that tokenizer.json can give; 0 where that cannot be told."""
+def _vocabulary(files: SidecarFiles) -> int:
+    """Return the number of ids of tokenizer.json; 0 if unknown."""
     found = model_facts.config(files, model_facts.TOKENIZER)
     words = (found.get("model") or {}).get("vocab")
     ids = [
@@ -190,62 +224,67 @@ def _vocabulary(files: Files) -> int:
     return max(ids, default=-1) + 1
 
 
-def _model(made: Draft, given: Given, tokens: list[FileTensor], shape: _Shape) -> None:
+def _add_model(
+    resource: ResourceDraft, given: DraftInputs, tokens: list[FileTensor], shape: _GraphShape
+) -> None:
     model: dict[str, Any] = {"platform": "onnxruntime_onnx", "source": dict(given.model_source)}
-    made.spec["model"] = model
+    resource.spec["model"] = model
     inputs = []
     for index, tensor in enumerate(given.graph.inputs):
         entry = _tensor(tensor, shape.batched)
         if tensor not in tokens:
             entry["from"] = f"pipeline.{tensor.name}"
-            made.say(
+            resource.comment(
                 f"spec.model.inputs[{index}]",
-                f"No tokenizer makes {tensor.name}: clients send it. Where a step should make it, add the step and name it in from.",
+                f"The tokenizer does not produce {tensor.name}: clients send it. If a step should"
+                " produce it, add the step and reference it in from.",
             )
         inputs.append(entry)
     model["inputs"] = inputs
-    made.say(
+    resource.comment(
         "spec.model.inputs",
         "As the graph declares them, without the batch axis."
         if shape.batched
         else "As the graph declares them.",
     )
-    answer = describe(
-        given.graph, given.files, given.labels, given.postprocess, shape.batched, bool(tokens)
-    )
-    if answer.problem:
-        raise UnclearError(f"{given.graph_name}: {answer.problem}")
-    model["outputs"] = [_output(one, shape.batched) for one in answer.outputs]
-    made.say("spec.model.outputs", *answer.about_outputs)
-    for index, one in enumerate(answer.outputs):
-        if one.about:
-            made.say(f"spec.model.outputs[{index}]", one.about)
+    _add_outputs(resource, given, bool(tokens), shape.batched)
     if shape.batched:
         model["maxBatchSize"] = DEFAULT_MAX_BATCH_SIZE
-        made.say(
-            "spec.model.maxBatchSize",
-            "Most rows in a batch: what fits into the GPU's memory, and pays, has to be measured.",
-        )
+        batch_comment = "Largest batch. The best value depends on the GPU and has to be measured."
     else:
         model["maxBatchSize"] = 0
-        made.say(
-            "spec.model.maxBatchSize",
-            "The graph's first axis is fixed, so requests cannot be put together. A dynamic first axis would let Triton batch them.",
+        batch_comment = (
+            "The graph's first axis is fixed, so requests cannot be batched. Export the model"
+            " with a dynamic first axis to let Triton batch them."
         )
-    if answer.postprocess:
-        made.spec["postprocess"] = dict(answer.postprocess)
-    made.say("spec.postprocess", *answer.about_postprocess)
-    for key, text in answer.about_fields.items():
-        made.say(f"spec.postprocess.{key}", text)
+    resource.comment("spec.model.maxBatchSize", batch_comment)
     single = (
         model_facts.architecture(given.files).endswith("ForSequenceClassification")
         and len(model_facts.classes(given.files)) == 1
     )
     if single and not given.pair and tokens:
-        made.say(
+        resource.comment(
             "spec.tokenizer.inputs",
-            "LOOK: one score per row: a cross-encoder reads two texts; `tritonpipe init --pair` writes that.",
+            "LOOK: one score per row: a cross-encoder takes two texts;"
+            " use `tritonpipe init --pair` for one.",
         )
+
+
+def _add_outputs(resource: ResourceDraft, given: DraftInputs, text: bool, batched: bool) -> None:
+    """Add the outputs and the postprocess."""
+    plan = describe(given.graph, given.files, given.labels, given.postprocess, batched, text)
+    if plan.problem:
+        raise MissingInformationError(f"{given.graph_name}: {plan.problem}")
+    resource.spec["model"]["outputs"] = [_output(one, batched) for one in plan.outputs]
+    resource.comment("spec.model.outputs", *plan.about_outputs)
+    for index, one in enumerate(plan.outputs):
+        if one.comment:
+            resource.comment(f"spec.model.outputs[{index}]", one.comment)
+    if plan.postprocess:
+        resource.spec["postprocess"] = dict(plan.postprocess)
+    resource.comment("spec.postprocess", *plan.about_postprocess)
+    for key, text_of_field in plan.about_fields.items():
+        resource.comment(f"spec.postprocess.{key}", text_of_field)
 
 
 def _tensor(tensor: FileTensor, batched: bool) -> dict[str, Any]:
@@ -260,7 +299,7 @@ def _dims(tensor: FileTensor, batched: bool) -> list[int]:
     ]
 
 
-def _output(output: Output, batched: bool) -> dict[str, Any]:
+def _output(output: ServedOutput, batched: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": output.tensor.name,
         "dataType": output.tensor.data_type,

@@ -1,4 +1,4 @@
-"""A repository of a model hub, file by file: resolved once to a commit, and of its files only those that are asked for."""
+"""Read single files of a model hub's repository, all from the same commit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch
 from triton_pipelines.loader.credentials import SourceCredentials
@@ -20,22 +21,39 @@ from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
 from triton_pipelines.loader.uris import HubUri, SourceMap, parse_hub
 
-from .file_digest import Meter
+from .file_digest import ByteProgress
 
 
 class HubError(Exception):
-    """The repository cannot be read; ``retryable`` where another try may help."""
+    """The repository cannot be read.
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
+    Attributes:
+        retryable: whether the same request may succeed later.
+        credentials_may_help: whether the repository may be private, and no token was given.
+    """
+
+    def __init__(
+        self, message: str, *, retryable: bool = False, credentials_may_help: bool = False
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.credentials_may_help = credentials_may_help
 
 
 class HubFiles:
-    """The repository at ``uri`` (``hf://org/name[@revision]``), through the same source map as the loader's."""
+    """Access to a repository, a context manager; applies the same source map as the loader.
 
-    def __init__(self, uri: str, mapped: SourceMap, token: str | None) -> None:
-        self._given, self._map, self._token = uri, mapped, token
+    Args:
+        uri: ``hf://org/name[@revision]``.
+        rules: where sources are read from.
+        token: for private repositories.
+
+    Raises:
+        HubError: the repository cannot be read.
+    """
+
+    def __init__(self, uri: str, rules: SourceMap, token: str | None) -> None:
+        self._given, self._map, self._token = uri, rules, token
         self.commit: str | None = None
 
     def __enter__(self) -> Self:
@@ -44,19 +62,20 @@ class HubFiles:
             parsed = parse_hub(self._given)
             if parsed.path:
                 raise SourceError(
-                    "names a file in a repository; name the repository, and the file with --onnx-path"
+                    "names a file in a repository; name the repository,"
+                    " and the file with --onnx-path"
                 )
             self._open(parsed)
         except BaseException as error:
             self._stack.close()
             if isinstance(error, SourceError):
-                raise HubError(str(error), retryable=error.retryable) from error
+                raise self._hub_error(error) from error
             raise
         return self
 
     def _open(self, parsed: HubUri) -> None:
         self.uri = f"hf://{parsed.repo}"
-        # A folder of this machine has no revisions: what a rule maps there is taken as it is.
+        # A local folder has no revisions: if a rule maps to one, its files are used as they are.
         located = self._map.apply(self.uri)
         credentials = SourceCredentials(token=self._token)
         client = self._stack.enter_context(
@@ -90,16 +109,32 @@ class HubFiles:
     ) -> None:
         self._stack.close()
         if isinstance(error, SourceError):
-            raise HubError(str(error), retryable=error.retryable) from error
+            raise self._hub_error(error) from error
+
+    def _hub_error(self, error: SourceError) -> HubError:
+        missing = isinstance(error.__cause__, RepositoryNotFoundError)
+        if missing and self._token is None and not isinstance(error.__cause__, GatedRepoError):
+            return HubError(
+                f"the hub has no public repository {self.uri.removeprefix('hf://')};"
+                " check the name",
+                credentials_may_help=True,
+            )
+        return HubError(str(error), retryable=error.retryable)
 
     def names(self) -> tuple[str, ...]:
-        """Every file of the repository."""
+        """Return the names of all files."""
         return self._source.list(f"{self._place}/" if self._place else "").names
 
     def fetch(
-        self, name: str, folder: Path, meter: Callable[[int | None], Meter]
+        self, name: str, folder: Path, meter: Callable[[int | None], ByteProgress]
     ) -> tuple[Path, str]:
-        """Fetch one file into ``folder``: its path there and its SHA-256."""
+        """Fetch one file; return its path and SHA-256.
+
+        Args:
+            name: file in the repository.
+            folder: where to write it.
+            meter: returns a progress callback for a size in bytes (``None``: unknown).
+        """
         check_name(name)
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,9 +143,9 @@ class HubFiles:
             self._source.open(f"{self._place}/{name}".lstrip("/")) as body,
             target.open("wb") as file,
         ):
-            told = meter(body.size)
+            progress = meter(body.size)
             for chunk in body.chunks:
                 file.write(chunk)
                 digest.update(chunk)
-                told(len(chunk))
+                progress(len(chunk))
         return target, digest.hexdigest()

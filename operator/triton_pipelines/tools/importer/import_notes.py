@@ -1,4 +1,4 @@
-"""What an import has to say: what it could not carry over, what it changed, and what is only worth knowing."""
+"""Notes of an import: what was not carried over, what was changed, and what is good to know."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Weight(StrEnum):
-    """How much a note weighs; all but INFO make ``--strict`` fail."""
+class NoteSeverity(StrEnum):
+    """Severity of a note; all but INFO make ``--strict`` fail."""
 
     LOST = "not carried over"
     CHANGED = "changed"
@@ -16,50 +16,54 @@ class Weight(StrEnum):
 
 
 @dataclass(frozen=True)
-class Note:
-    """One thing to say: where in the repository (file and field), what, and the field of the resource that it concerns, if one."""
+class ImportNote:
+    """One note on an import."""
 
     where: str
+    """File and field of the repository."""
     text: str
-    weight: Weight = Weight.LOST
+    """What is wrong, and what to do."""
+    severity: NoteSeverity = NoteSeverity.LOST
+    """Whether something was lost or changed."""
     path: str = ""
+    """Field of the resource that it concerns; empty if there is none."""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.weight.value}: {self.text}"
+        return f"{self.where}: {self.severity.value}: {self.text}"
 
 
-class ConfigError(Exception):
-    """The repository cannot be imported as it is: file and field, what is wrong, what to do."""
+class ModelRepositoryError(Exception):
+    """The repository cannot be imported; the message has file, field, problem and solution."""
 
 
 @dataclass
-class Report:
-    """Notes in the order in which they were made, each once."""
+class ImportReport:
+    """Notes in the order of their creation, without duplicates."""
 
-    notes: list[Note] = field(default_factory=list)
+    notes: list[ImportNote] = field(default_factory=list)
 
     def lost(self, where: str, text: str, path: str = "") -> None:
-        """Something of the repository has no place in the resource."""
-        self._add(Note(where, text, Weight.LOST, path))
+        """Add a note on something that the resource cannot express."""
+        self._add(ImportNote(where, text, NoteSeverity.LOST, path))
 
     def changed(self, where: str, text: str, path: str = "") -> None:
-        """Something is said in another way than the repository says it."""
-        self._add(Note(where, text, Weight.CHANGED, path))
+        """Add a note on something that the resource expresses differently."""
+        self._add(ImportNote(where, text, NoteSeverity.CHANGED, path))
 
     def info(self, where: str, text: str, path: str = "") -> None:
-        """Something worth knowing that changes nothing."""
-        self._add(Note(where, text, Weight.INFO, path))
+        """Add a note that changes nothing."""
+        self._add(ImportNote(where, text, NoteSeverity.INFO, path))
 
-    def extend(self, notes: Iterable[Note]) -> None:
-        """Take over notes made elsewhere."""
+    def extend(self, notes: Iterable[ImportNote]) -> None:
+        """Add existing notes."""
         for note in notes:
             self._add(note)
 
-    def _add(self, note: Note) -> None:
+    def _add(self, note: ImportNote) -> None:
         if note not in self.notes:
             self.notes.append(note)
 
     @property
-    def strictly_wrong(self) -> bool:
-        """Whether anything was lost or changed."""
-        return any(note.weight is not Weight.INFO for note in self.notes)
+    def has_changes_or_losses(self) -> bool:
+        """Return whether anything was changed or not carried over."""
+        return any(note.severity is not NoteSeverity.INFO for note in self.notes)

@@ -1,4 +1,7 @@
-"""What the small files beside a model say of it: lengths, classes, pooling. Pure: parsed JSON in, values and their origin out."""
+"""Facts from the small files next to a model: lengths, classes, pooling.
+
+Pure: takes parsed JSON and returns values with their origin.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ SENTENCE: Final = "sentence_bert_config.json"
 MODULES: Final = "modules.json"
 POOLING: Final = "1_Pooling/config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
-# Everything that is looked at beside the graph and the tokenizer itself.
+# All files that are read in addition to the graph and the tokenizer.
 SMALL_FILES: Final = (CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, SENTENCE, MODULES, POOLING)
-# transformers writes int(1e30) where a tokenizer has no limit (VERY_LARGE_INTEGER); no model reads a million tokens of such files.
+# transformers writes int(1e30) (VERY_LARGE_INTEGER) if a tokenizer has no limit; no model with
+# such files reads a million tokens.
 _NO_LIMIT: Final = 1_000_000
-# Architectures whose positions start behind the padding token's id (transformers: create_position_ids_from_input_ids).
+# Architectures whose positions start after the padding token's id (transformers:
+# create_position_ids_from_input_ids).
 _OFFSET_POSITIONS: Final = frozenset(
     {
         "roberta",
@@ -33,50 +38,53 @@ _OFFSET_POSITIONS: Final = frozenset(
 )
 _WIDTHS: Final = ("hidden_size", "dim", "d_model", "n_embd")
 
-Files = Mapping[str, Any]
+SidecarFiles = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Told:
-    """A value and the file that says it; ``value`` None: nothing says it."""
+class SourcedValue:
+    """A value and the file it is from."""
 
     value: Any
+    """The value; ``None`` if no file has it."""
     origin: str
+    """File, and field in it."""
 
 
-def config(files: Files, name: str = CONFIG) -> Mapping[str, Any]:
-    """A JSON object by file name; empty where it is not there."""
+def config(files: SidecarFiles, name: str = CONFIG) -> Mapping[str, Any]:
+    """Return a JSON object by file name; empty if it is missing."""
     found = files.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def lengths(files: Files) -> list[Told]:
-    """Longest rows in tokens, the word that counts most first; empty where nothing says."""
-    told = []
+def lengths(files: SidecarFiles) -> list[SourcedValue]:
+    """Return the longest row in tokens, the most authoritative value first; empty if unknmain."""
+    limits = []
     if limit := _number(config(files, SENTENCE).get("max_seq_length")):
-        # What sentence-transformers cuts to, whatever the encoder could read.
-        return [Told(limit, f"max_seq_length of {SENTENCE}")]
-    own = config(files)
-    if limit := _number(own.get("max_position_embeddings")):
+        # sentence-transformers truncates to this, whatever the encoder could read.
+        return [SourcedValue(limit, f"max_seq_length of {SENTENCE}")]
+    main = config(files)
+    if limit := _number(main.get("max_position_embeddings")):
         origin = f"max_position_embeddings of {CONFIG}"
-        if own.get("model_type") in _OFFSET_POSITIONS and limit > 2:
-            offset = (_number(own.get("pad_token_id"), least=0) or 0) + 1
+        if main.get("model_type") in _OFFSET_POSITIONS and limit > 2:
+            offset = (_number(main.get("pad_token_id"), least=0) or 0) + 1
             limit, origin = (
                 limit - offset,
-                f"{origin}, less {offset}: positions of {own['model_type']} start behind the padding's",
+                f"{origin}, minus {offset}: positions of {main['model_type']} start after"
+                " the padding token",
             )
-        told.append(Told(limit, origin))
+        limits.append(SourcedValue(limit, origin))
     if limit := _number(config(files, TOKENIZER_CONFIG).get("model_max_length")):
-        told.append(Told(limit, f"model_max_length of {TOKENIZER_CONFIG}"))
-    if not told and (
+        limits.append(SourcedValue(limit, f"model_max_length of {TOKENIZER_CONFIG}"))
+    if not limits and (
         limit := _number((config(files, TOKENIZER).get("truncation") or {}).get("max_length"))
     ):
-        told.append(Told(limit, f"the truncation of {TOKENIZER}"))
-    return sorted(told, key=lambda one: int(one.value))
+        limits.append(SourcedValue(limit, f"the truncation of {TOKENIZER}"))
+    return sorted(limits, key=lambda one: int(one.value))
 
 
 def _number(value: Any, least: int = 1) -> int | None:
-    """A whole number that can be meant; exporters write 1e30 and 512.0."""
+    """Return a plausible whole number; exporters write 1e30 and 512.0."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
@@ -86,16 +94,16 @@ def _number(value: Any, least: int = 1) -> int | None:
     return int(value)
 
 
-def width(files: Files) -> Told:
-    """Length of a token's vector."""
+def width(files: SidecarFiles) -> SourcedValue:
+    """Return the length of a token's vector."""
     for key in _WIDTHS:
         if found := _number(config(files).get(key)):
-            return Told(found, f"{key} of {CONFIG}")
-    return Told(None, CONFIG)
+            return SourcedValue(found, f"{key} of {CONFIG}")
+    return SourcedValue(None, CONFIG)
 
 
-def classes(files: Files) -> tuple[str, ...]:
-    """Names of the classes in the model's order, as ``id2label`` has them; empty where they are not all there."""
+def classes(files: SidecarFiles) -> tuple[str, ...]:
+    """Return the class names of ``id2label`` in the model's order; empty if one is missing."""
     named = config(files).get("id2label")
     if not isinstance(named, Mapping):
         return ()
@@ -111,28 +119,31 @@ def classes(files: Files) -> tuple[str, ...]:
 
 
 def generic(labels: tuple[str, ...]) -> bool:
-    """Whether the names are those that exporters invent."""
+    """Return whether the names are generated by an exporter."""
     return all(re.fullmatch(r"(?i)label[_ -]?[0-9]+", label) for label in labels)
 
 
-def architecture(files: Files) -> str:
-    """The class of the model, such as BertForSequenceClassification; empty where it is not told."""
+def architecture(files: SidecarFiles) -> str:
+    """Return the model's class, such as BertForSequenceClassification; empty if unknown."""
     named = config(files).get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def pooling(files: Files) -> Told:
-    """How token vectors become one: ``MeanPooling``, ``FirstToken``, another mode's own name, or None."""
-    said = config(files, POOLING)
-    if not said:
-        return Told(None, POOLING)
+def pooling(files: SidecarFiles) -> SourcedValue:
+    """Return how token vectors are pooled.
+
+    ``MeanPooling``, ``FirstToken``, the name of another mode, or ``None``.
+    """
+    config_ = config(files, POOLING)
+    if not config_:
+        return SourcedValue(None, POOLING)
     modes = [
         key.removeprefix("pooling_mode_")
-        for key, value in said.items()
+        for key, value in config_.items()
         if key.startswith("pooling_mode_") and value is True
     ]
-    if isinstance(said.get("pooling_mode"), str):  # newer files name the mode
-        modes = [said["pooling_mode"]]
+    if isinstance(config_.get("pooling_mode"), str):  # newer files name the mode
+        modes = [config_["pooling_mode"]]
     known = {
         "mean_tokens": "MeanPooling",
         "mean": "MeanPooling",
@@ -140,12 +151,12 @@ def pooling(files: Files) -> Told:
         "cls": "FirstToken",
     }
     if len(modes) == 1 and modes[0] in known:
-        return Told(known[modes[0]], f"{modes[0]} in {POOLING}")
-    return Told("+".join(sorted(modes)) or None, POOLING)
+        return SourcedValue(known[modes[0]], f"{modes[0]} in {POOLING}")
+    return SourcedValue("+".join(sorted(modes)) or None, POOLING)
 
 
-def modules(files: Files) -> list[str]:
-    """Last parts of the types of a sentence-transformers model's modules, such as Pooling and Normalize."""
+def modules(files: SidecarFiles) -> list[str]:
+    """Return the modules of a sentence-transformers model, such as Pooling and Normalize."""
     listed = files.get(MODULES)
     if not isinstance(listed, list):
         return []
@@ -154,11 +165,14 @@ def modules(files: Files) -> list[str]:
     ]
 
 
-def activation(files: Files) -> str | None:
-    """The activation behind a cross-encoder's single logit, as sentence-transformers names it: ``Sigmoid``, ``Identity``, …; None where not told."""
-    own = config(files)
-    nested = own.get("sentence_transformers")
-    named = (nested.get("activation_fn") if isinstance(nested, Mapping) else None) or own.get(
+def activation(files: SidecarFiles) -> str | None:
+    """Return the activation of a cross-encoder's single logit; ``None`` if unknown.
+
+    The name is that of sentence-transformers: ``Sigmoid``, ``Identity``, …
+    """
+    main = config(files)
+    nested = main.get("sentence_transformers")
+    named = (nested.get("activation_fn") if isinstance(nested, Mapping) else None) or main.get(
         "sbert_ce_default_activation_function"
     )
     return str(named).rpartition(".")[2] if named else None

@@ -1,4 +1,4 @@
-"""Files of an imported model: which become sources, and code that stands in the resource itself."""
+"""Files of an imported model: sources, and code that is written into the resource."""
 
 from __future__ import annotations
 
@@ -16,40 +16,37 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.loader.onnx_file import read_onnx
 
 from .file_digest import sha256_of
-from .import_notes import ConfigError, Report
-from .repository import Model
+from .import_notes import ImportReport, ModelRepositoryError
+from .repository import RepositoryModel
 from .source_placement import located
 
-# Longest code that a resource carries itself (api: Code.inline), in characters.
+# Longest inline code in a resource (api: Code.inline), in characters.
 INLINE_LIMIT = 65536
 CODE = "model.py"
 _SHOWN = 6
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY/"
-Meter = Callable[[str, int], Callable[[int], None]]
+FileProgress = Callable[[str, int], Callable[[int], None]]
 
 
 @dataclass(frozen=True)
-class Files:
-    """How files of the repository are named in the resource.
-
-    Attributes:
-        prefix: where the repository's folder will lie (``--source-uri``).
-        report: gets what cannot be carried over.
-        meter: progress of reading a file of so many bytes.
-    """
+class FileSources:
+    """Sources for the files of a repository."""
 
     prefix: str
-    report: Report
-    meter: Meter
+    """Source address of the repository's folder (``--source-uri``)."""
+    report: ImportReport
+    """Gets notes on what cannot be carried over."""
+    meter: FileProgress
+    """Progress of reading a file of so many bytes."""
 
-    def one(self, model: Model, place: str) -> dict[str, Any]:
-        """The source of one file of a model's folder, with its digest where the file is there."""
+    def one(self, model: RepositoryModel, place: str) -> dict[str, Any]:
+        """Return the source of a file in a model's folder, with its digest if the file exists."""
         source = located(self.prefix, f"{model.name}/{place}")
         path = model.folder / place
         if not path.is_file():
             self.report.info(
                 model.origin,
-                f"{model.name}/{place} is not in the folder; it has to be at {source['uri']}",
+                f"{model.name}/{place} is missing in the folder; it has to be at {source['uri']}",
             )
             return source
         return {
@@ -59,39 +56,50 @@ class Files:
             ),
         }
 
-    def folder(self, model: Model) -> dict[str, Any]:
-        """The source that is a model's whole folder."""
+    def folder(self, model: RepositoryModel) -> dict[str, Any]:
+        """Return the source for a model's whole folder."""
         return located(self.prefix, f"{model.name}/")
 
-    def main(self, model: Model, default: str, *, versions: bool) -> dict[str, Any]:
-        """The source of a model's file: the file alone where that is all there is, else the folder.
+    def main(self, model: RepositoryModel, default: str, *, versions: bool) -> dict[str, Any]:
+        """Return the source of a model: its file if there is nothing else, else its folder.
 
-        ``default`` is Triton's name of that file, ``versions`` whether the numbers of versions count.
+        Args:
+            model: the model.
+            default: Triton's default name of the file.
+            versions: whether the version numbers matter.
         """
         name = model.config.default_model_filename or default
-        if self.plain(model, name, default) and not versions:
+        if self.has_only(model, name, default) and not versions:
             return self.one(model, f"{VERSION_FOLDER}/{name}")
         source = self.folder(model)
         return source if name == default else {**source, "fileName": name}
 
     @staticmethod
-    def plain(model: Model, name: str, default: str) -> bool:
-        """Whether version 1 holds this file, and data that an ONNX file names, and nothing else is there."""
+    def has_only(model: RepositoryModel, name: str, default: str) -> bool:
+        """Return whether version 1 only has this file, and data that an ONNX file refers to."""
         if name != default or set(model.versions) - {1}:
             return False
-        held = set(model.versions.get(1, ())) - {name}
+        others = set(model.versions.get(1, ())) - {name}
         path = model.folder / VERSION_FOLDER / name
-        if held and name.endswith(".onnx") and path.is_file():
+        if others and name.endswith(".onnx") and path.is_file():
             try:
-                held -= set(read_onnx(path).side_files)
+                others -= set(read_onnx(path).side_files)
             except ValueError as error:
-                raise ConfigError(f"{model.name}/{VERSION_FOLDER}/{name}: {error}") from error
-        return not held
+                raise ModelRepositoryError(
+                    f"{model.name}/{VERSION_FOLDER}/{name}: {error}"
+                ) from error
+        return not others
 
-    def python(self, model: Model, path: str, *, versions: bool) -> dict[str, Any]:
-        """``python`` of a model with own code; ``path`` is the field of the resource that it becomes."""
+    def python(self, model: RepositoryModel, path: str, *, versions: bool) -> dict[str, Any]:
+        """Return ``python`` of a model with custom code.
+
+        Args:
+            model: the model.
+            path: field of the resource that it becomes.
+            versions: whether the version numbers matter.
+        """
         config = model.config
-        made: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         environment = (
             config.parameters[ENVIRONMENT_PARAMETER].string_value
             if ENVIRONMENT_PARAMETER in config.parameters
@@ -100,45 +108,45 @@ class Files:
         inside = (
             environment.removeprefix(_MODEL_FOLDER) if environment.startswith(_MODEL_FOLDER) else ""
         )
-        held = [name for name in model.versions.get(model.latest or 0, ()) if name != CODE]
+        others = [name for name in model.versions.get(model.latest or 0, ()) if name != CODE]
         text = model.text(CODE)
         if (
             versions
             or set(model.versions) - {1}
-            or len(held) > MAX_FILES
-            or any("/" in name for name in held)
+            or len(others) > MAX_FILES
+            or any("/" in name for name in others)
         ):
-            made["code"] = {"source": self.folder(model)}
+            fields["code"] = {"source": self.folder(model)}
         elif text is not None and text and len(text) < INLINE_LIMIT and _writable(text):
-            made["code"] = {"inline": text}
+            fields["code"] = {"inline": text}
         else:
             if text == "":
                 self.report.changed(
                     f"{model.name}/{VERSION_FOLDER}/{CODE}", "is empty", f"{path}.code"
                 )
-            made["code"] = {"source": self.one(model, f"{VERSION_FOLDER}/{CODE}")}
-        if held and made["code"].get("source") != self.folder(model):
-            made["files"] = [
+            fields["code"] = {"source": self.one(model, f"{VERSION_FOLDER}/{CODE}")}
+        if others and fields["code"].get("source") != self.folder(model):
+            fields["files"] = [
                 {"source": self.one(model, f"{VERSION_FOLDER}/{name}"), "path": name}
-                for name in held
+                for name in others
             ]
         if inside and (inside.endswith((".tar.gz", ".tgz")) or (model.folder / inside).is_file()):
-            made["environment"] = {"source": self.one(model, inside)}
+            fields["environment"] = {"source": self.one(model, inside)}
         elif environment:
             self.report.info(
                 f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
-                f"names {environment}, which the server's image has to bring",
+                f"refers to {environment}, which has to be in the server's image",
             )
-        return made
+        return fields
 
-    def strategy(self, model: Model) -> dict[str, Any] | None:
-        """``batchStrategy``; None where the model has no batching library."""
+    def strategy(self, model: RepositoryModel) -> dict[str, Any] | None:
+        """Return ``batchStrategy``; ``None`` if the model has no batching library."""
         if STRATEGY_PARAMETER in model.config.parameters:
             value = model.config.parameters[STRATEGY_PARAMETER].string_value
-            _, found, inside = value.partition(f"/{model.name}/")
-            if found and "/" not in inside and (model.folder / inside).is_file():
+            _, separator, inside = value.partition(f"/{model.name}/")
+            if separator and "/" not in inside and (model.folder / inside).is_file():
                 return {"source": self.one(model, inside)}
-            if found:
+            if separator:
                 return {"path": inside}
         place = next(
             (
@@ -150,10 +158,13 @@ class Files:
         )
         return {"source": self.one(model, place)} if place is not None else None
 
-    def beside(self, model: Model, path: str) -> None:
-        """Say which files of the model's folder are not laid out: those that lie beside the versions and are nothing that is known."""
-        held = {key: value.string_value for key, value in model.config.parameters.items()}
-        environment, library = held.get(ENVIRONMENT_PARAMETER, ""), held.get(STRATEGY_PARAMETER, "")
+    def report_other_files(self, model: RepositoryModel, path: str) -> None:
+        """Report files next to the version folders: they are not deployed."""
+        parameters = {key: value.string_value for key, value in model.config.parameters.items()}
+        environment, library = (
+            parameters.get(ENVIRONMENT_PARAMETER, ""),
+            parameters.get(STRATEGY_PARAMETER, ""),
+        )
         known = {
             environment.removeprefix(_MODEL_FOLDER).split("/")[0],
             library.rpartition("/")[2],
@@ -165,22 +176,26 @@ class Files:
         if labels:
             self.report.lost(
                 f"{model.origin}: output.label_filename",
-                f"{', '.join(sorted(labels))}: label files lie beside the version folders and are not laid out; labels of the postprocess name classes to clients",
+                f"{', '.join(sorted(labels))}: label files next to the version folders are not"
+                " deployed; set labels in postprocess instead",
                 f"{path}.outputs",
             )
-        if left := [
-            name for name in model.beside if name.split("/")[0] not in known and name not in labels
+        if unknown_files := [
+            name
+            for name in model.other_files
+            if name.split("/")[0] not in known and name not in labels
         ]:
-            listed = ", ".join(left[:_SHOWN]) + (
-                f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+            listed = ", ".join(unknown_files[:_SHOWN]) + (
+                f" and {len(unknown_files) - _SHOWN} more" if len(unknown_files) > _SHOWN else ""
             )
             self.report.lost(
                 model.name,
-                f"{listed}: beside the version folders nothing is laid out; move what the model needs into its version folder",
+                f"{listed}: files next to the version folders are not deployed;"
+                " move what the model needs into its version folder",
                 path,
             )
 
 
 def _writable(text: str) -> bool:
-    """Whether YAML can hold it as a block that people can read."""
+    """Return whether YAML can hold it as a readable block."""
     return all(character in "\n\t" or character.isprintable() for character in text)

@@ -1,4 +1,4 @@
-"""Which models of a repository make the pipeline: an ensemble with its steps, or one model that clients call, and what these call themselves."""
+"""Select the models of a pipeline: an ensemble with its steps, or one model, and what they call."""
 
 from __future__ import annotations
 
@@ -8,106 +8,127 @@ from dataclasses import dataclass
 
 from triton_pipelines.api.v1alpha1 import MAX_STEPS
 
-from .import_notes import ConfigError, Note
+from .import_notes import ImportNote, ModelRepositoryError
 from .nested_ensembles import flatten
-from .repository import Model, Repository
+from .repository import ModelRepository, RepositoryModel
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The models of one pipeline.
+class PipelineModels:
+    """The models of one pipeline."""
 
-    Attributes:
-        public: the ensemble, or the model that clients call.
-        steps: models that the ensemble calls, in its order; empty without one.
-        auxiliary: models that a step's own code calls, and what else is served beside.
-        uncalled: names of those among them that nobody is seen to call.
-        left: models that have no part in it.
-        notes: what is to be said of ensembles that the ensemble called.
-    """
-
-    public: Model
-    steps: tuple[Model, ...]
-    auxiliary: tuple[Model, ...]
+    entry: RepositoryModel
+    """The ensemble, or the model that clients call."""
+    steps: tuple[RepositoryModel, ...]
+    """Models that the ensemble calls, in its order; empty without one."""
+    auxiliary: tuple[RepositoryModel, ...]
+    """Models that custom code of a step calls, and others that are served in addition."""
     uncalled: tuple[str, ...]
-    left: tuple[str, ...]
-    notes: tuple[Note, ...] = ()
+    """Names of auxiliary models without a known caller."""
+    unused: tuple[str, ...]
+    """Names of models that are not part of the pipeline."""
+    notes: tuple[ImportNote, ...] = ()
+    """Notes on ensembles that the ensemble calls."""
 
 
-def choose(repository: Repository, wanted: str | None, without: Collection[str] = ()) -> Choice:
-    """The models of the pipeline that ``wanted`` names; left out, the only ensemble, or the only model.
+def select_models(
+    repository: ModelRepository, name: str | None, without: Collection[str] = ()
+) -> PipelineModels:
+    """Return the models of a pipeline.
 
-    Models named in ``without`` are left out, where no step needs them. Raises :class:`ConfigError`.
+    Args:
+        repository: the parsed repository.
+        name: the ensemble or model; ``None``: the only ensemble, or the only model.
+        without: models to leave out, unless a step needs them.
+
+    Raises:
+        ModelRepositoryError: the choice is ambiguous, or a model is missing.
     """
     models = repository.models
     if unknown := [name for name in without if name not in models]:
-        raise ConfigError(
-            f"--without: there is no model {', '.join(unknown)}; the repository holds {_listed(models)}"
+        raise ModelRepositoryError(
+            f"--without: the repository has no model {', '.join(unknown)};"
+            f" it contains {_listed(models)}"
         )
     ensembles = [model for model in models.values() if model.ensemble]
-    public = _public(models, ensembles, wanted)
+    entry = _entry(models, ensembles, name)
     within: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
-    if public.ensemble:
-        flat = flatten(public, models)
-        public, within, notes = flat.model, flat.within, flat.notes
-        steps = []
-        for step in public.config.ensemble_scheduling.step:
-            if step.model_name not in models:
-                raise ConfigError(
-                    f"{public.origin}: ensemble_scheduling: step {step.model_name!r} is no model of this repository; it holds {_listed(models)}"
-                )
-            steps.append(models[step.model_name])
-        doubled = {
-            model.name for model in steps if [one.name for one in steps].count(model.name) > 1
-        }
-        if doubled:
-            raise ConfigError(
-                f"{public.origin}: ensemble_scheduling: {', '.join(sorted(doubled))} is called by several steps, and a step of a pipeline is one model;"
-                " copy the model's folder under another name and let one of the steps call that"
-            )
+    notes: tuple[ImportNote, ...] = ()
+    if entry.ensemble:
+        flat = flatten(entry, models)
+        entry, within, notes = flat.model, flat.within, flat.notes
+        steps = _steps_of(entry, models)
     else:
         steps = []
-    inside = [public, *steps]
+    callers = [entry, *steps]
     others = [
         model
         for name, model in models.items()
-        if not model.ensemble and model not in inside and name not in without
+        if not model.ensemble and model not in callers and name not in without
     ]
-    called = _called(inside, others)
-    # What only another ensemble calls is that ensemble's; anything else was served beside this one, and goes on being so.
+    called = _called_models(callers, others)
+    # A model that only another ensemble calls belongs to that. Any other model was served in
+    # addition, and still is.
     foreign = {
         step.model_name
         for model in ensembles
-        if model.name not in (public.name, *within)
+        if model.name not in (entry.name, *within)
         for step in model.config.ensemble_scheduling.step
     }
-    beside = [model for model in others if model in called or model.name not in foreign]
-    if len(beside) > MAX_STEPS:
-        beside = called
-    used = {*within, *(model.name for model in (*inside, *beside))}
-    left = [name for name in models if name not in used]
-    return Choice(
-        public,
+    auxiliary = [model for model in others if model in called or model.name not in foreign]
+    if len(auxiliary) > MAX_STEPS:
+        auxiliary = called
+    used = {*within, *(model.name for model in (*callers, *auxiliary))}
+    unused = [name for name in models if name not in used]
+    return PipelineModels(
+        entry,
         tuple(steps),
-        tuple(beside),
-        tuple(model.name for model in beside if model not in called),
-        tuple(left),
+        tuple(auxiliary),
+        tuple(model.name for model in auxiliary if model not in called),
+        tuple(unused),
         notes,
     )
+
+
+def _steps_of(
+    entry: RepositoryModel, models: Mapping[str, RepositoryModel]
+) -> list[RepositoryModel]:
+    """Return the models that an ensemble calls, each once.
+
+    Raises:
+        ModelRepositoryError: a model is missing, or called by several steps.
+    """
+    steps: list[RepositoryModel] = []
+    for step in entry.config.ensemble_scheduling.step:
+        if step.model_name not in models:
+            raise ModelRepositoryError(
+                f"{entry.origin}: ensemble_scheduling: step {step.model_name!r} is not a model"
+                f" of this repository, which contains {_listed(models)}"
+            )
+        steps.append(models[step.model_name])
+    doubled = {model.name for model in steps if [one.name for one in steps].count(model.name) > 1}
+    if doubled:
+        raise ModelRepositoryError(
+            f"{entry.origin}: ensemble_scheduling: {', '.join(sorted(doubled))} is called by"
+            " several steps, but each step of a pipeline needs its own model;"
+            " copy the model's folder under another name and let one of the steps call that"
+        )
+    return steps
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _public(models: Mapping[str, Model], ensembles: list[Model], wanted: str | None) -> Model:
-    if wanted is not None:
-        if wanted not in models:
-            raise ConfigError(
-                f"--ensemble: there is no model {wanted!r}; the repository holds {_listed(models)}"
+def _entry(
+    models: Mapping[str, RepositoryModel], ensembles: list[RepositoryModel], name: str | None
+) -> RepositoryModel:
+    if name is not None:
+        if name not in models:
+            raise ModelRepositoryError(
+                f"--ensemble: the repository has no model {name!r}; it contains {_listed(models)}"
             )
-        return models[wanted]
+        return models[name]
     called = {
         step.model_name for model in ensembles for step in model.config.ensemble_scheduling.step
     }
@@ -117,8 +138,9 @@ def _public(models: Mapping[str, Model], ensembles: list[Model], wanted: str | N
     if len(ensembles) == 1:
         return ensembles[0]
     if ensembles:
-        raise ConfigError(
-            f"holds several ensembles, say which with --ensemble: {_listed(model.name for model in ensembles)}"
+        raise ModelRepositoryError(
+            f"contains several ensembles; choose one with --ensemble:"
+            f" {_listed(model.name for model in ensembles)}"
         )
     values = list(models.values())
     if len(values) == 1:
@@ -126,19 +148,22 @@ def _public(models: Mapping[str, Model], ensembles: list[Model], wanted: str | N
     calling = [
         model
         for model in values
-        if _called([model], [other for other in values if other is not model])
+        if _called_models([model], [other for other in values if other is not model])
     ]
     if len(calling) == 1:
         return calling[0]
-    raise ConfigError(
-        f"holds no ensemble; say with --ensemble which model clients call: {_listed(model.name for model in values)}"
+    raise ModelRepositoryError(
+        "contains no ensemble; choose the model that clients call with --ensemble:"
+        f" {_listed(model.name for model in values)}"
     )
 
 
-def _called(inside: list[Model], others: list[Model]) -> list[Model]:
-    """Models whose names stand in the code or the parameters of those inside, and in turn of those found."""
-    found: list[Model] = []
-    waiting = [model for model in inside if model.backend == "python"]
+def _called_models(
+    callers: list[RepositoryModel], others: list[RepositoryModel]
+) -> list[RepositoryModel]:
+    """Return the models that code or parameters of ``callers`` name, directly or indirectly."""
+    found: list[RepositoryModel] = []
+    waiting = [model for model in callers if model.backend == "python"]
     while waiting:
         model = waiting.pop()
         text = "\n".join(

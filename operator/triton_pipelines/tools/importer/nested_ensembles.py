@@ -1,4 +1,4 @@
-"""Ensembles that ensembles call: a pipeline is one ensemble, so their steps become steps of the one that calls them."""
+"""Flatten ensembles that call ensembles: a pipeline is one ensemble with all their steps."""
 
 from __future__ import annotations
 
@@ -8,75 +8,77 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from .import_notes import ConfigError, Note, Weight
-from .repository import Model
+from .import_notes import ImportNote, ModelRepositoryError, NoteSeverity
+from .repository import RepositoryModel
 
 
 @dataclass(frozen=True)
-class Flat:
-    """An ensemble all of whose steps are models.
+class FlattenedEnsemble:
+    """An ensemble whose steps are all models."""
 
-    Attributes:
-        model: the ensemble, its config changed where it called others.
-        within: names of the ensembles whose steps it took over.
-        notes: what is to be said of them.
-    """
-
-    model: Model
+    model: RepositoryModel
+    """The ensemble; its config is changed if it called others."""
     within: tuple[str, ...]
-    notes: tuple[Note, ...]
+    """Names of the replaced ensembles."""
+    notes: tuple[ImportNote, ...]
+    """Notes on them."""
 
 
-def flatten(public: Model, models: Mapping[str, Model]) -> Flat:
-    """``public`` with the steps of every ensemble that it calls, directly or through others, in that one's place.
+def flatten(entry: RepositoryModel, models: Mapping[str, RepositoryModel]) -> FlattenedEnsemble:
+    """Replace every ensemble that an ensemble calls, directly or indirectly, by its steps.
 
-    Tensors between the steps of an inner ensemble get names of their own; what it reads and answers with has the outer names. Batch sizes need no
-    look: Triton loads an outer ensemble only where its ``max_batch_size`` is not above the inner one's. A step that is no model of the repository
-    is left as it is. Raises :class:`ConfigError` for ensembles that call each other in a circle.
+    Tensors between the steps of an inner ensemble get unique names; its inputs and outputs have the
+    outer names. Batch sizes need no check: Triton only loads an outer ensemble if its
+    ``max_batch_size`` does not exceed the inner one's. A step that is not a model of the repository
+    stays as it is.
+
+    Raises:
+        ModelRepositoryError: ensembles call each other in a cycle.
     """
     config = model_config_pb2.ModelConfig()
-    config.CopyFrom(public.config)
+    config.CopyFrom(entry.config)
     within: list[str] = []
     steps = _expanded(
-        public,
+        entry,
         config.ensemble_scheduling.step,
         models,
-        (public.name,),
+        (entry.name,),
         within,
         _tensors(config.ensemble_scheduling.step),
     )
     if not within:
-        return Flat(public, (), ())
+        return FlattenedEnsemble(entry, (), ())
     del config.ensemble_scheduling.step[:]
     config.ensemble_scheduling.step.extend(steps)
     notes = [
-        Note(
-            f"{public.origin}: ensemble_scheduling",
-            f"step {name!r} is an ensemble itself, and a pipeline is one ensemble: its steps are steps of {public.name} now,"
-            f" and clients that call {name} by its own name find it no more",
-            Weight.CHANGED,
+        ImportNote(
+            f"{entry.origin}: ensemble_scheduling",
+            f"step {name!r} is an ensemble, but a pipeline has only one ensemble: its steps are now"
+            f" steps of {entry.name}, and clients can no longer call {name} by its name",
+            NoteSeverity.CHANGED,
         )
         for name in within
     ]
     notes += [
-        Note(
+        ImportNote(
             f"{models[name].origin}: response_cache",
-            f"the steps of {name} have no cache of their own",
-            Weight.LOST,
+            f"the steps of {name} have no separate cache",
+            NoteSeverity.LOST,
         )
         for name in within
         if models[name].config.response_cache.enable
     ]
     notes += [
-        Note(
+        ImportNote(
             f"{models[name].origin}: batching",
-            f"stands on the ensemble {name}, where Triton refuses it; every step keeps its own",
-            Weight.LOST,
+            f"is set on the ensemble {name}, where Triton refuses it;"
+            " every step keeps its settings",
+            NoteSeverity.LOST,
         )
         for name in within
         if models[name].misplaced is not None
     ]
-    return Flat(replace(public, config=config), tuple(within), tuple(notes))
+    return FlattenedEnsemble(replace(entry, config=config), tuple(within), tuple(notes))
 
 
 def _tensors(steps: Sequence[Any]) -> set[str]:
@@ -89,14 +91,23 @@ def _tensors(steps: Sequence[Any]) -> set[str]:
 
 
 def _expanded(
-    caller: Model,
+    caller: RepositoryModel,
     steps: Sequence[Any],
-    models: Mapping[str, Model],
+    models: Mapping[str, RepositoryModel],
     path: tuple[str, ...],
     within: list[str],
     taken: set[str],
 ) -> list[Any]:
-    """The steps with those of ensembles in their place. ``path``: who calls whom down to here; ``taken``: names of tensors in use."""
+    """Return the steps with ensembles replaced by their steps.
+
+    Args:
+        caller: ensemble that has these steps.
+        steps: the steps.
+        models: all models of the repository.
+        path: names of the ensembles from the outermost to this one.
+        within: gets the names of the replaced ensembles.
+        taken: tensor names in use.
+    """
     result: list[Any] = []
     for step in steps:
         inner = models.get(step.model_name)
@@ -104,9 +115,10 @@ def _expanded(
             result.append(step)
             continue
         if inner.name in path:
-            circle = " → ".join((*path, inner.name))
-            raise ConfigError(
-                f"{caller.origin}: ensemble_scheduling: {circle}: ensembles call each other in a circle; Triton does not load them"
+            cycle = " → ".join((*path, inner.name))
+            raise ModelRepositoryError(
+                f"{caller.origin}: ensemble_scheduling: {cycle}: ensembles call each other"
+                " in a cycle; Triton does not load them"
             )
         if inner.name not in within:
             within.append(inner.name)
@@ -118,8 +130,13 @@ def _expanded(
     return result
 
 
-def _names(inner: Model, step: Any, tensors: set[str], taken: set[str]) -> dict[str, str | None]:
-    """Tensor of the inner ensemble → what it is called outside; ``None``: an optional input that nobody feeds."""
+def _names(
+    inner: RepositoryModel, step: Any, tensors: set[str], taken: set[str]
+) -> dict[str, str | None]:
+    """Return the outer name of each tensor of the inner ensemble.
+
+    ``None``: an optional input that is not connected.
+    """
     named: dict[str, str | None] = {**step.input_map, **step.output_map}
     named |= {
         tensor.name: None

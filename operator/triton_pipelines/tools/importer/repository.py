@@ -1,4 +1,4 @@
-"""A Triton model repository on this machine: models, their configs, versions and files."""
+"""Read a local Triton model repository: models, configs, versions and files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tritonclient.grpc import model_config_pb2
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.loader.onnx_file import OnnxFile, read_onnx
 
-from .import_notes import ConfigError, Note, Weight
+from .import_notes import ImportNote, ModelRepositoryError, NoteSeverity
 from .textproto import read_config
 
 CONFIG = "config.pbtxt"
 CONFIGS = "configs"
 _LEFT_OUT = ("__pycache__", ".git", ".ipynb_checkpoints")
-# Default file of a version → platform and backend that Triton takes from it where the config says neither (core: model_config_utils.cc, AutoComplete).
+# Default file of a version → platform and backend that Triton derives from it if the config has
+# neither (core: model_config_utils.cc, AutoComplete).
 _BY_FILE = {
     "model.onnx": ("onnxruntime_onnx", "onnxruntime"),
     "model.plan": ("tensorrt_plan", "tensorrt"),
@@ -26,34 +27,34 @@ _BY_FILE = {
     "model.py": ("", "python"),
     "model.json": ("", "vllm"),
 }
-# Triton's word for rows in a batch of a model that says nothing itself (--backend-config=default-max-batch-size).
+# Triton's max_batch_size for a model that sets none
+# (--backend-config=default-max-batch-size).
 _DEFAULT_BATCH = 4
 _TYPES = {f"TYPE_{item.value}" for item in DataType}
 
 
 @dataclass
-class Model:
-    """One model: its config with Triton's own defaults filled in, and its files.
-
-    Attributes:
-        name: folder, which is the model's name.
-        origin: the config file as messages name it.
-        versions: number → files of the version folder, relative to it.
-        beside: files of the model's folder outside of versions and configs.
-        misplaced: batching that stood on an ensemble, where Triton refuses it.
-    """
+class RepositoryModel:
+    """One model: its config with Triton's defaults filled in, and its files."""
 
     name: str
+    """Name of the model and of its folder."""
     folder: Path
+    """Its folder."""
     config: Any
+    """The ModelConfig."""
     origin: str
+    """The config file, for messages."""
     versions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    """Version → files in the version's folder, relative to it."""
+    other_files: tuple[str, ...] = ()
+    """Files of the model's folder outside of versions and configs."""
     misplaced: Any = None
+    """Batching of an ensemble, which Triton refuses."""
 
     @property
     def ensemble(self) -> bool:
-        """Whether it is an ensemble."""
+        """Return whether it is an ensemble."""
         return bool(
             self.config.platform == "ensemble"
             or self.config.WhichOneof("scheduling_choice") == "ensemble_scheduling"
@@ -61,22 +62,22 @@ class Model:
 
     @property
     def backend(self) -> str:
-        """The backend that runs it."""
+        """Return the backend that runs it."""
         return str(self.config.backend)
 
     @property
     def latest(self) -> int | None:
-        """The highest version; None without any."""
+        """Return the highest version; ``None`` if there is none."""
         return max(self.versions, default=None)
 
     def file(self, name: str) -> Path | None:
-        """A file of the latest version, where it is there."""
+        """Return a file of the latest version; ``None`` if it is missing."""
         if self.latest is None or name not in self.versions[self.latest]:
             return None
         return self.folder / str(self.latest) / name
 
     def text(self, name: str) -> str | None:
-        """A text file of the latest version; None where it is not there or is no text."""
+        """Return the text of a file of the latest version; ``None`` if missing or not UTF-8."""
         path = self.file(name)
         try:
             return path.read_text(encoding="utf-8") if path is not None else None
@@ -85,11 +86,13 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Repository:
-    """All models by name, and what had to be said while reading them."""
+class ModelRepository:
+    """The models of a repository."""
 
-    models: Mapping[str, Model]
-    notes: tuple[Note, ...]
+    models: Mapping[str, RepositoryModel]
+    """Models by name."""
+    notes: tuple[ImportNote, ...]
+    """Notes from reading them."""
 
 
 def read_repository(
@@ -97,23 +100,25 @@ def read_repository(
     values: Mapping[str, str] | None = None,
     config_name: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
-) -> Repository:
-    """Every model of the repository at ``folder``.
+) -> ModelRepository:
+    """Read every model of a repository.
 
     Args:
         folder: the model repository.
-        values: what fills templates (``${NAME}``) in configs.
-        config_name: the config of ``configs/`` that counts, as Triton's ``--model-config-name``.
-        tell: told what is read.
+        values: values of templates (``${NAME}``) in configs.
+        config_name: the config in ``configs/`` to use, as Triton's ``--model-config-name``.
+        tell: called with the name of each model before it is read.
 
-    Raises :class:`ConfigError` with file and field.
+    Raises:
+        ModelRepositoryError: the repository cannot be read; names file and field.
     """
     if not folder.is_dir():
-        raise ConfigError(
-            f"{folder}: is no folder; give a Triton model repository, the folder that holds one folder per model"
+        raise ModelRepositoryError(
+            f"{folder}: is not a folder; give a Triton model repository,"
+            " which has one folder per model"
         )
-    models: dict[str, Model] = {}
-    notes: list[Note] = []
+    models: dict[str, RepositoryModel] = {}
+    notes: list[ImportNote] = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.name.startswith(".") and path.name not in _LEFT_OUT:
             tell(path.name)
@@ -123,19 +128,19 @@ def read_repository(
     if not models:
         one = (folder / CONFIG).is_file()
         hint = (
-            f"; it is itself a model: give the folder above it, {folder.resolve().parent}"
+            f"; it is a single model: give the folder above it, {folder.resolve().parent}"
             if one
             else ""
         )
-        raise ConfigError(
-            f"{folder}: holds no model (a folder with {CONFIG}, or with a numbered version){hint}"
+        raise ModelRepositoryError(
+            f"{folder}: contains no model (a folder with {CONFIG} or a numbered version){hint}"
         )
-    return Repository(models, tuple(notes))
+    return ModelRepository(models, tuple(notes))
 
 
 def _model(
-    path: Path, values: Mapping[str, str], config_name: str | None, notes: list[Note]
-) -> Model | None:
+    path: Path, values: Mapping[str, str], config_name: str | None, notes: list[ImportNote]
+) -> RepositoryModel | None:
     versions = {
         int(entry.name): _files(entry)
         for entry in sorted(path.iterdir())
@@ -144,10 +149,11 @@ def _model(
     file, origin = _config_file(path, config_name, notes)
     if file is None and not versions:
         notes.append(
-            Note(
+            ImportNote(
                 path.name,
-                f"holds neither {CONFIG} nor a numbered version, so it is no model and was passed over",
-                Weight.INFO,
+                f"contains neither {CONFIG} nor a numbered version, so it is not a model"
+                " and was skipped",
+                NoteSeverity.INFO,
             )
         )
         return None
@@ -156,22 +162,23 @@ def _model(
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{origin}: cannot be read: {error}") from error
+            raise ModelRepositoryError(f"{origin}: cannot be read: {error}") from error
         read = read_config(text, origin, values)
         config, misplaced = read.config, read.misplaced
         notes += read.notes
     if config.name and config.name != path.name:
-        raise ConfigError(
-            f"{origin}: name: {config.name!r} is not the folder's name {path.name!r}, so that Triton does not load it; write one for the other"
+        raise ModelRepositoryError(
+            f"{origin}: name: {config.name!r} differs from the folder's name {path.name!r},"
+            " so Triton does not load it; change one of them"
         )
     config.name = path.name
     own = {CONFIG, CONFIGS}
-    beside = tuple(
+    other_files = tuple(
         name
         for name in _files(path)
         if name.split("/")[0] not in own and not name.split("/")[0].isdigit()
     )
-    model = Model(path.name, path, config, origin, versions, beside, misplaced)
+    model = RepositoryModel(path.name, path, config, origin, versions, other_files, misplaced)
     if not model.ensemble:
         _complete(model, notes)
     _defaults(model, notes)
@@ -187,19 +194,21 @@ def _files(folder: Path) -> tuple[str, ...]:
     )
 
 
-def _config_file(path: Path, wanted: str | None, notes: list[Note]) -> tuple[Path | None, str]:
-    """The config that counts and its name in messages."""
+def _config_file(
+    path: Path, config_name: str | None, notes: list[ImportNote]
+) -> tuple[Path | None, str]:
+    """Return the config that Triton uses and its name for messages."""
     plain = path / CONFIG
     named = sorted((path / CONFIGS).glob("*.pbtxt")) if (path / CONFIGS).is_dir() else []
-    chosen = next((file for file in named if file.stem == wanted), None)
+    chosen = next((file for file in named if file.stem == config_name), None)
     if chosen is None and plain.is_file():
         if named:
             others = ", ".join(file.name for file in named)
             notes.append(
-                Note(
+                ImportNote(
                     f"{path.name}/{CONFIGS}",
-                    f"{CONFIG} counts; not looked at: {others} (--config-name chooses one)",
-                    Weight.INFO,
+                    f"{CONFIG} is used; ignored: {others} (--config-name chooses one)",
+                    NoteSeverity.INFO,
                 )
             )
         chosen = plain
@@ -207,37 +216,43 @@ def _config_file(path: Path, wanted: str | None, notes: list[Note]) -> tuple[Pat
         chosen = named[0]
     if chosen is None and named:
         listed = ", ".join(file.stem for file in named)
-        raise ConfigError(
-            f"{path.name}/{CONFIGS}: holds {listed} and there is no {CONFIG}; say which one counts with --config-name"
+        raise ModelRepositoryError(
+            f"{path.name}/{CONFIGS}: contains {listed} and there is no {CONFIG};"
+            " choose one with --config-name"
         )
     return chosen, str(chosen.relative_to(path.parent)) if chosen is not None else path.name
 
 
-def _complete(model: Model, notes: list[Note]) -> None:
-    """What Triton itself completes from the files, as far as they can be read here."""
+def _complete(model: RepositoryModel, notes: list[ImportNote]) -> None:
+    """Complete the config as Triton does from the files, as far as they can be read here."""
     config = model.config
     if not config.backend and not config.platform:
-        held = model.versions.get(model.latest or 0, ())
+        files = model.versions.get(model.latest or 0, ())
         main = config.default_model_filename or next(
-            (name for name in _BY_FILE if name in held), ""
+            (name for name in _BY_FILE if name in files), ""
         )
         found = next(
             (
-                made
-                for name, made in _BY_FILE.items()
+                platform_and_backend
+                for name, platform_and_backend in _BY_FILE.items()
                 if main and main.endswith(name.removeprefix("model"))
             ),
             None,
         )
         if found is None:
-            raise ConfigError(
-                f"{model.origin}: backend: is not there, and no file of the version folder tells it ({', '.join(held) or 'it is empty'}); write it"
+            raise ModelRepositoryError(
+                f"{model.origin}: backend: is missing, and no file of the version folder"
+                f" implies it ({', '.join(files) or 'it is empty'}); write it"
             )
         config.platform, config.backend = found
         notes.append(
-            Note(model.origin, f"backend {config.backend} follows from {main}", Weight.INFO)
+            ImportNote(
+                model.origin,
+                f"backend {config.backend} is derived from {main}",
+                NoteSeverity.INFO,
+            )
         )
-    # Only TensorFlow's platforms say more than the backend's name does.
+    # Only TensorFlow's platforms contain more than the backend's name.
     by_platform = {
         "onnxruntime_onnx": "onnxruntime",
         "tensorrt_plan": "tensorrt",
@@ -256,67 +271,74 @@ def _complete(model: Model, notes: list[Note]) -> None:
         _from_graph(model, notes)
     for kind, tensors in (("input", config.input), ("output", config.output)):
         if not tensors and config.backend != "vllm":
-            raise ConfigError(
-                f"{model.origin}: {kind}: is not there, and {config.backend} models cannot be read here to complete it;"
-                f" write what the running server says at /v2/models/{model.name}/config"
+            raise ModelRepositoryError(
+                f"{model.origin}: {kind}: is missing, and {config.backend} models cannot be"
+                " read here to complete it; copy it from the running server's"
+                f" /v2/models/{model.name}/config"
             )
 
 
-def _from_graph(model: Model, notes: list[Note]) -> None:
-    """Inputs, outputs and batching from the ONNX file, as the ONNX Runtime backend completes them."""
+def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
+    """Complete inputs, outputs and batching from the ONNX file, as its backend does."""
     config, name = model.config, model.config.default_model_filename or "model.onnx"
     path = model.file(name)
     if path is None:
-        raise ConfigError(
-            f"{model.origin}: input: is not there, and neither is {model.name}/{model.latest or 1}/{name}, from which Triton would complete it"
+        raise ModelRepositoryError(
+            f"{model.origin}: input: is missing, and so is"
+            f" {model.name}/{model.latest or 1}/{name}, from which Triton would complete it"
         )
     try:
         graph: OnnxFile = read_onnx(path)
     except ValueError as error:
-        raise ConfigError(f"{model.name}/{model.latest}/{name}: {error}") from error
+        raise ModelRepositoryError(f"{model.name}/{model.latest}/{name}: {error}") from error
     tensors = (*graph.inputs, *graph.outputs)
     if odd := [
         tensor.name
         for tensor in tensors
         if tensor.dims is None or f"TYPE_{tensor.data_type}" not in _TYPES
     ]:
-        raise ConfigError(
-            f"{model.name}/{model.latest}/{name}: {', '.join(odd)}: no shape, or no type that Triton has; write input and output into {model.name}/{CONFIG}"
+        raise ModelRepositoryError(
+            f"{model.name}/{model.latest}/{name}: {', '.join(odd)}: no shape, or a type that"
+            f" Triton does not support; write input and output into {model.name}/{CONFIG}"
         )
     batched = all(tensor.dims and not isinstance(tensor.dims[0], int) for tensor in tensors)
     if not config.max_batch_size and batched and not (config.input or config.output):
         config.max_batch_size = _DEFAULT_BATCH
         if config.WhichOneof("scheduling_choice") is None:
             config.dynamic_batching.SetInParent()
-    for held, declared in ((graph.inputs, config.input), (graph.outputs, config.output)):
+    for tensors_of_graph, declared in (
+        (graph.inputs, config.input),
+        (graph.outputs, config.output),
+    ):
         if not declared:
-            for tensor in held:
+            for tensor in tensors_of_graph:
                 dims = [
                     dim if isinstance(dim, int) else -1
                     for dim in (tensor.dims or ())[1 if config.max_batch_size else 0 :]
                 ]
                 declared.add(name=tensor.name, data_type=f"TYPE_{tensor.data_type}", dims=dims)
     notes.append(
-        Note(
+        ImportNote(
             model.origin,
-            f"inputs, outputs and batching were completed from {name}, as Triton does it",
-            Weight.INFO,
+            f"inputs, outputs and batching were completed from {name}, as Triton does",
+            NoteSeverity.INFO,
         )
     )
 
 
-def _defaults(model: Model, notes: list[Note]) -> None:
-    """What Triton means by what a config leaves out, so that both sides of a comparison say it."""
+def _defaults(model: RepositoryModel, notes: list[ImportNote]) -> None:
+    """Fill in Triton's defaults, so that both sides of a comparison have them."""
     config = model.config
     if model.ensemble:
         config.platform = "ensemble"
         for step in config.ensemble_scheduling.step:
             if step.model_version == 0:
                 notes.append(
-                    Note(
+                    ImportNote(
                         f"{model.origin}: step {step.model_name}",
-                        "without model_version Triton looks for a version 0; the latest is meant",
-                        Weight.CHANGED,
+                        "without model_version Triton looks for version 0;"
+                        " the latest version is used",
+                        NoteSeverity.CHANGED,
                     )
                 )
                 step.model_version = -1

@@ -1,14 +1,18 @@
-"""Triton's batchers, instance groups and version policies as fields of the resource; what has no field is left to configPatch."""
+"""Convert Triton's batchers, instance groups and version policies to fields of the resource.
+
+What has no field is left to configPatch.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.batching import FLAG_TYPES
 
-# The two values of a control signal that the renderer writes, by the field that holds them.
+# The values of a control signal that the renderer writes, by their field.
 _FLAGS = {
     "int32_false_true": ("INT32", [0, 1]),
     "fp32_false_true": ("FP32", [0.0, 1.0]),
@@ -21,12 +25,12 @@ _POLICY = (
 
 
 def data_type(value: int) -> str:
-    """Triton's element type as the resource writes it; ``INVALID`` where a config names none."""
+    """Return an element type as the resource writes it; ``INVALID`` if the config has none."""
     return str(model_config_pb2.DataType.Name(value)).removeprefix("TYPE_")
 
 
 def dynamic_batching(config: Any) -> dict[str, Any]:
-    """``dynamicBatching`` of a dynamic batcher."""
+    """Return ``dynamicBatching`` of a dynamic batcher."""
     fields: dict[str, Any] = {}
     if config.preferred_batch_size:
         fields["preferredBatchSizes"] = sorted(set(config.preferred_batch_size))
@@ -60,19 +64,23 @@ def _policy(policy: Any) -> dict[str, Any]:
 
 
 def sequence_batching(config: Any) -> dict[str, Any]:
-    """``sequenceBatching`` of a sequence batcher. Unusual signals and initial states are approximated; configPatch then writes them as they are."""
+    """Return ``sequenceBatching`` of a sequence batcher.
+
+    Unusual signals and initial states are approximated; configPatch then writes them exactly.
+    """
     oldest = config.WhichOneof("strategy_choice") == "oldest"
     fields: dict[str, Any] = {"strategy": "Oldest" if oldest else "Direct"}
     if config.max_sequence_idle_microseconds:
         fields["maxSequenceIdleMicroseconds"] = config.max_sequence_idle_microseconds
-    controls = [made for control in config.control_input if (made := _control(control)) is not None]
+    signals = [_control(control) for control in config.control_input]
+    controls = [signal for signal in signals if signal is not None]
     if controls:
         fields["controls"] = controls
     if config.state:
         fields["states"] = [_state(state) for state in config.state]
     strategy = config.oldest if oldest else config.direct
     if oldest:
-        # 0 means as many as fit; the field wants a number, and the patch puts the 0 back.
+        # 0 means as many as fit; the field needs a number, and the patch restores the 0.
         fields["maxCandidateSequences"] = strategy.max_candidate_sequences or 1
         if strategy.preferred_batch_size:
             fields["preferredBatchSizes"] = sorted(set(strategy.preferred_batch_size))
@@ -86,7 +94,7 @@ def sequence_batching(config: Any) -> dict[str, Any]:
 
 
 def _control(control: Any) -> dict[str, Any] | None:
-    """A signal; None for one without any kind (the patch brings it)."""
+    """Return a control signal; ``None`` if it has no kind (the patch adds it)."""
     if not control.control:
         return None
     signal = control.control[0]
@@ -114,7 +122,7 @@ def _state(state: Any) -> dict[str, Any]:
 
 
 def version_policy(config: Any) -> dict[str, Any] | None:
-    """``versionPolicy``; None where the config has none."""
+    """Return ``versionPolicy``; ``None`` if the config has none."""
     kind = config.version_policy.WhichOneof("policy_choice")
     if kind is None:
         return None
@@ -127,13 +135,22 @@ def version_policy(config: Any) -> dict[str, Any] | None:
     )
 
 
-def instances(config: Any) -> tuple[dict[str, Any], str]:
-    """``instances``, and what of the groups had to be given up (empty: nothing)."""
+@dataclass(frozen=True)
+class InstanceGroups:
+    """The instance groups of a config as one group."""
+
+    fields: dict[str, Any]
+    """``instances`` of the step."""
+    dropped: str | None = None
+    """What could not be merged, for people; ``None``: nothing was lost."""
+
+
+def instances(config: Any) -> InstanceGroups:
+    """Return the instance groups of a config as one group."""
     groups = list(config.instance_group)
     first = groups[0]
-    kind = {"KIND_AUTO": "Auto"}.get(
-        name := type(first).Kind.Name(first.kind), name.removeprefix("KIND_")
-    )
+    name = type(first).Kind.Name(first.kind)
+    kind = "Auto" if name == "KIND_AUTO" else name.removeprefix("KIND_")
     fields: dict[str, Any] = {"count": first.count, "kind": kind}
     if first.gpus:
         fields["gpus"] = list(first.gpus)
@@ -142,30 +159,31 @@ def instances(config: Any) -> tuple[dict[str, Any], str]:
     if first.host_policy:
         fields["hostPolicy"] = first.host_policy
     if len(groups) == 1:
-        return fields, ""
+        return InstanceGroups(fields)
     alike = all(_rest(group) == _rest(first) for group in groups)
-    listed = [gpu for group in groups for gpu in group.gpus]
+    gpus = [gpu for group in groups for gpu in group.gpus]
     if (
         alike
         and kind == "GPU"
         and all(group.gpus and group.count == first.count for group in groups)
-        and len(set(listed)) == len(listed)
+        and len(set(gpus)) == len(gpus)
     ):
-        return {**fields, "gpus": sorted(listed)}, ""
-    if alike and kind in ("CPU", "MODEL") and not listed:
-        return {**fields, "count": sum(group.count for group in groups)}, ""
-    told = ", ".join(
+        return InstanceGroups({**fields, "gpus": sorted(gpus)})
+    if alike and kind in ("CPU", "MODEL") and not gpus:
+        return InstanceGroups({**fields, "count": sum(group.count for group in groups)})
+    listed = ", ".join(
         f"{group.count} of {type(group).Kind.Name(group.kind)}{list(group.gpus) or ''}"
         for group in groups
     )
-    return (
+    return InstanceGroups(
         fields,
-        f"a step has one group of instances, here are {len(groups)} ({told}); the first was taken",
+        f"a step has one instance group, but the config has {len(groups)} ({listed});"
+        " the first was used",
     )
 
 
 def _rest(group: Any) -> Any:
-    """A group without what may differ between groups that can be put together."""
+    """Return a group without the fields that may differ between groups to be merged."""
     copy = type(group)()
     copy.CopyFrom(group)
     for name in ("name", "count", "gpus"):
@@ -174,7 +192,13 @@ def _rest(group: Any) -> Any:
 
 
 def tensor(config: Any, *, python: bool | None = None) -> dict[str, Any]:
-    """An input or output. ``python``: for inputs, whether the step runs in the python backend, where open dims are ragged by default."""
+    """Return an input or output.
+
+    Args:
+        config: the tensor of the config.
+        python: for inputs: whether the step runs in the python backend, where variable dims are
+            ragged by default.
+    """
     fields: dict[str, Any] = {
         "name": config.name,
         "dataType": data_type(config.data_type),

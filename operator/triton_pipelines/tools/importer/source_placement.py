@@ -1,4 +1,4 @@
-"""Where files of a resource will lie: addresses below a prefix, and the placeholder that stands for one that nobody has named."""
+"""Source addresses of files below a prefix, and the placeholder for an unknown prefix."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ __all__ = ["PLACEHOLDER", "located"]
 
 
 def located(prefix: str, place: str) -> dict[str, Any]:
-    """The ``source`` of what lies at ``place`` below ``prefix``; a place that ends with ``/``, or an empty one, is a folder.
+    """Return the ``source`` of a file or folder below a prefix.
 
-    Repositories of models (hf) and images (oci) are named whole, and the place in them by ``path``.
+    Args:
+        prefix: address of the repository.
+        place: path below it; a folder if it is empty or ends with ``/``.
+
+    Hub repositories (hf) and images (oci) have the whole as URI, and the place as ``path``.
     """
     scheme, _, rest = prefix.partition("://")
     if scheme == "hf":

@@ -1,4 +1,4 @@
-"""One model of a repository as the fields of a step, of the tokenizer or of the postprocess."""
+"""Convert one model of a repository to the fields of a step, tokenizer or postprocess."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.runtime import source as runtime_source
 
 from . import schedulers
-from .import_notes import ConfigError
-from .model_files import CODE, Files
-from .rendered_steps import Own, own, parameters, postprocess_fields, tokenizer_fields
-from .repository import Model
+from .import_notes import ModelRepositoryError
+from .model_files import CODE, FileSources
+from .rendered_steps import (
+    RuntimeStep,
+    parameters,
+    postprocess_fields,
+    runtime_step_of,
+    tokenizer_fields,
+)
+from .repository import RepositoryModel
 
-# Limits of model.parameters (api: StepFields); what is beyond goes through configPatch.
+# Limits of model.parameters (api: StepFields); the rest goes through configPatch.
 _MAX_KEY, _MAX_VALUE, _MAX_PARAMETERS = 128, 1024, 64
 _ACCELERATOR_KEYS = frozenset(
     {
@@ -42,21 +48,51 @@ Fields = dict[str, Any]
 
 
 def step_fields(
-    model: Model, path: str, wires: Mapping[str, str], files: Files, version: int
+    model: RepositoryModel, path: str, wires: Mapping[str, str], files: FileSources, version: int
 ) -> Fields:
-    """Fields of a model or further step at ``path``; ``wires``: input → what it reads; ``version``: what the ensemble asks for, -1 for the latest."""
+    """Return the fields of a model or step.
+
+    Args:
+        model: the model.
+        path: field of the resource, such as ``spec.model``.
+        wires: the tensor that each input reads, as a reference.
+        files: sources of its files.
+        version: version that the ensemble calls; -1 for the latest.
+    """
     config = model.config
-    files.beside(model, path)
+    files.report_other_files(model, path)
     platform = _platform(model)
-    made: Fields = (
+    fields: Fields = (
         {"platform": platform.value} if platform is not None else {"backend": model.backend}
     )
     policy = schedulers.version_policy(config)
     versions = policy is not None or version > 0
-    made |= _content(model, platform, path, files, versions=versions)
+    fields |= _content(model, platform, path, files, versions=versions)
     python = platform is Platform.PYTHON
+    fields |= _tensors(config, wires, python=python)
+    if config.max_batch_size or platform is not Platform.VLLM:
+        fields["maxBatchSize"] = config.max_batch_size
+    fields |= _batching(config, vllm=platform is Platform.VLLM)
+    if (strategy := files.strategy(model)) is not None:
+        fields["batchStrategy"] = strategy
+    fields["instances"] = _instances(model, path, files)
+    if python and path != "spec.model" and fields["instances"] == {"count": 1, "kind": "CPU"}:
+        del fields["instances"]
+    if policy is not None:
+        fields["versionPolicy"] = policy
+    if version > 0:
+        fields["version"] = version
+    fields |= _runtime_fields(config, platform)
+    if parameters := _parameters(config, fields):
+        fields["parameters"] = parameters
+    return fields
+
+
+def _tensors(config: Any, wires: Mapping[str, str], *, python: bool) -> Fields:
+    """Return ``inputs`` and ``outputs``."""
+    fields: Fields = {}
     if config.input:
-        made["inputs"] = [
+        fields["inputs"] = [
             {
                 **schedulers.tensor(item, python=python),
                 **({"from": wires[item.name]} if item.name in wires else {}),
@@ -64,101 +100,96 @@ def step_fields(
             for item in config.input
         ]
     if config.output:
-        made["outputs"] = [schedulers.tensor(item) for item in config.output]
-    if config.max_batch_size or platform is not Platform.VLLM:
-        made["maxBatchSize"] = config.max_batch_size
-    made |= _batching(config, vllm=platform is Platform.VLLM)
-    if (strategy := files.strategy(model)) is not None:
-        made["batchStrategy"] = strategy
-    made["instances"] = _instances(model, path, files)
-    if python and path != "spec.model" and made["instances"] == {"count": 1, "kind": "CPU"}:
-        del made["instances"]
-    if policy is not None:
-        made["versionPolicy"] = policy
-    if version > 0:
-        made["version"] = version
-    if (accelerator := accelerator_fields(config)) is not None and platform is Platform.ONNX:
-        made["optimization"] = {"tensorrt": accelerator}
+        fields["outputs"] = [schedulers.tensor(item) for item in config.output]
+    return fields
+
+
+def _runtime_fields(config: Any, platform: Platform | None) -> Fields:
+    """Return ``optimization`` and ``decoupled``."""
+    fields: Fields = {}
+    accelerator = accelerator_fields(config)
+    if accelerator is not None and platform is Platform.ONNX:
+        fields["optimization"] = {"tensorrt": accelerator}
     if config.model_transaction_policy.decoupled:
-        made["decoupled"] = "Enabled"
+        fields["decoupled"] = "Enabled"
     elif platform is Platform.VLLM and config.input:
-        made["decoupled"] = "Disabled"
-    if kept := _parameters(config, made):
-        made["parameters"] = kept
-    return made
+        fields["decoupled"] = "Disabled"
+    return fields
 
 
-def tokenizer(model: Model, wires: Mapping[str, str], files: Files) -> Fields:
-    """Fields of the tokenizer: the operator's own, or somebody's code that turns text into tokens."""
+def tokenizer(model: RepositoryModel, wires: Mapping[str, str], files: FileSources) -> Fields:
+    """Return the fields of the tokenizer: the built-in one, or custom code."""
     config = model.config
-    files.beside(model, "spec.tokenizer")
-    made: Fields = {} if model.name == "tokenizer" else {"modelName": model.name}
-    if own(model) is Own.TOKENIZER:
+    files.report_other_files(model, "spec.tokenizer")
+    fields: Fields = {} if model.name == "tokenizer" else {"modelName": model.name}
+    if runtime_step_of(model) is RuntimeStep.TOKENIZER:
         _same_code(model, "tokenizer", files, "spec.tokenizer")
-        made |= {
+        fields |= {
             "source": files.one(model, f"{VERSION_FOLDER}/tokenizer.json"),
             **tokenizer_fields(model),
         }
     else:
-        made |= {
+        fields |= {
             "type": "Python",
             "python": files.python(model, "spec.tokenizer.python", versions=False),
         }
         texts = [item.name for item in config.input]
-        made["inputs"] = dict(zip(("text", "textPair"), texts, strict=False))
-        made["outputs"] = [schedulers.tensor(item) for item in config.output]
-    read: Fields = made.get("inputs") or {"text": "TEXT"}
+        fields["inputs"] = dict(zip(("text", "textPair"), texts, strict=False))
+        fields["outputs"] = [schedulers.tensor(item) for item in config.output]
+    read: Fields = fields.get("inputs") or {"text": "TEXT"}
     for key in ("text", "textPair"):
         name = str(read.get(key, ""))
         if name in wires and wires[name] != f"pipeline.{name}":
-            made["inputs"] = read = {**read, f"{key}From": wires[name]}
-    made["maxBatchSize"] = config.max_batch_size
-    made |= _batching(config, vllm=False)
+            fields["inputs"] = read = {**read, f"{key}From": wires[name]}
+    fields["maxBatchSize"] = config.max_batch_size
+    fields |= _batching(config, vllm=False)
     instances = _instances(model, "spec.tokenizer", files)
     if instances["kind"] == "Auto":
         instances["kind"] = "CPU"
         files.report.changed(
             f"{model.origin}: instance_group",
-            "names no kind: Triton would run a tokenizer on every GPU; KIND_CPU is what is meant",
+            "has no kind: Triton would run a tokenizer on every GPU; KIND_CPU is used",
             "spec.tokenizer.instances",
         )
     if instances["kind"] == "CPU":
-        # Where it starts: the operator may move the count (default: between 1 and 4).
+        # The initial count: the operator may change it (default: between 1 and 4).
         instances = {
             "initial": instances.pop("count"),
             **{key: value for key, value in instances.items() if key != "kind"},
         }
-    made["instances"] = instances
-    return made
+    fields["instances"] = instances
+    return fields
 
 
-def postprocess(model: Model, wires: Mapping[str, str], files: Files) -> Fields:
-    """Fields of the postprocess: the operator's own, or somebody's code."""
+def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSources) -> Fields:
+    """Return the fields of the postprocess: the built-in one, or custom code."""
     config = model.config
-    files.beside(model, "spec.postprocess")
-    made: Fields = {} if model.name == "postprocess" else {"modelName": model.name}
-    if own(model) is Own.POSTPROCESS:
+    files.report_other_files(model, "spec.postprocess")
+    fields: Fields = {} if model.name == "postprocess" else {"modelName": model.name}
+    if runtime_step_of(model) is RuntimeStep.POSTPROCESS:
         _same_code(model, "postprocess", files, "spec.postprocess")
-        made |= postprocess_fields(model, wires)
+        fields |= postprocess_fields(model, wires)
     else:
-        made |= {
+        fields |= {
             "type": "Python",
             "python": files.python(model, "spec.postprocess.python", versions=False),
         }
-        made["inputs"] = [
+        fields["inputs"] = [
             {
                 **schedulers.tensor(item, python=True),
                 **({"from": wires[item.name]} if item.name in wires else {}),
             }
             for item in config.input
         ]
-        made["outputs"] = [schedulers.tensor(item) for item in config.output]
-    made |= _batching(config, vllm=False)
+        fields["outputs"] = [schedulers.tensor(item) for item in config.output]
+    fields |= _batching(config, vllm=False)
     instances = _instances(model, "spec.postprocess", files)
-    return made if instances == {"count": 1, "kind": "CPU"} else {**made, "instances": instances}
+    return (
+        fields if instances == {"count": 1, "kind": "CPU"} else {**fields, "instances": instances}
+    )
 
 
-def _platform(model: Model) -> Platform | None:
+def _platform(model: RepositoryModel) -> Platform | None:
     """The platform; None for backends that have none of their own."""
     return next(
         (platform for platform, backend in BACKENDS.items() if backend == model.backend), None
@@ -166,11 +197,16 @@ def _platform(model: Model) -> Platform | None:
 
 
 def _content(
-    model: Model, platform: Platform | None, path: str, files: Files, *, versions: bool
+    model: RepositoryModel,
+    platform: Platform | None,
+    path: str,
+    files: FileSources,
+    *,
+    versions: bool,
 ) -> Fields:
     """Source, code or engine arguments."""
     match platform:
-        case Platform.PYTHON if own(model) is Own.RUNNER:
+        case Platform.PYTHON if runtime_step_of(model) is RuntimeStep.RUNNER:
             _same_code(model, "onnx_runner", files, path)
             name = parameters(model).get("model_file", FILE_NAMES[Platform.ONNX])
             default = FILE_NAMES[Platform.ONNX]
@@ -194,20 +230,20 @@ def _content(
             return {"source": files.main(model, FILE_NAMES[platform], versions=versions)}
 
 
-def _engine(model: Model, path: str, files: Files, *, versions: bool) -> Fields:
+def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: bool) -> Fields:
     text = model.text(ENGINE_FILE)
     place = f"{model.name}/{model.latest or 1}/{ENGINE_FILE}"
     if text is None:
-        files.report.lost(
-            place, "is not there: it holds the arguments of the engine", f"{path}.vllm"
-        )
+        files.report.lost(place, "is missing; it has the arguments of the engine", f"{path}.vllm")
         return {"vllm": {"engineArgs": {}}}
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{place}: is no JSON: {error}") from error
+        raise ModelRepositoryError(f"{place}: is not valid JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise ConfigError(f"{place}: must be a JSON object with the arguments of the engine")
+        raise ModelRepositoryError(
+            f"{place}: must be a JSON object with the arguments of the engine"
+        )
     weights = str(arguments.get("model", ""))
     if (
         weights == f"{PATH_MODELS}/{model.name}/{VERSION_FOLDER}"
@@ -220,19 +256,20 @@ def _engine(model: Model, path: str, files: Files, *, versions: bool) -> Fields:
     if weights.startswith("/"):
         files.report.info(
             f"{place}: model",
-            f"{weights} has to be in the server's image, or on a volume of podTemplate; or name the weights in source",
+            f"{weights} has to be in the server's image, or on a volume of podTemplate;"
+            " or set source to the weights",
             f"{path}.vllm",
         )
     return {"vllm": {"engineArgs": arguments}}
 
 
-def _same_code(model: Model, kind: str, files: Files, path: str) -> None:
-    """Say where the code of a runtime step is not this release's own: the operator writes it anew."""
+def _same_code(model: RepositoryModel, kind: str, files: FileSources, path: str) -> None:
+    """Add a note if the code of a built-in step differs from this release; it is replaced."""
     text = model.text(CODE)
     if text is not None and text != runtime_source(kind):
         files.report.changed(
             f"{model.name}/{model.latest}/{CODE}",
-            "is not this release's own; the operator writes its own in that place",
+            "differs from this release; the operator replaces it",
             path,
         )
 
@@ -246,25 +283,28 @@ def _batching(config: Any, *, vllm: bool) -> Fields:
             {} if vllm or config.max_batch_size == 0 else {"dynamicBatching": {"mode": "Disabled"}}
         )
     fields = schedulers.dynamic_batching(config.dynamic_batching)
-    # Left out it is on, but for vLLM and for steps without batches.
+    # If left out, it is on, except for vLLM and for steps without batches.
     return {"dynamicBatching": fields} if fields or vllm or config.max_batch_size == 0 else {}
 
 
-def _instances(model: Model, path: str, files: Files) -> Fields:
-    fields, lost = schedulers.instances(model.config)
-    if lost:
-        files.report.lost(f"{model.origin}: instance_group", lost, f"{path}.instances")
+def _instances(model: RepositoryModel, path: str, files: FileSources) -> Fields:
+    merged = schedulers.instances(model.config)
+    if merged.dropped is not None:
+        files.report.lost(f"{model.origin}: instance_group", merged.dropped, f"{path}.instances")
     elif len(model.config.instance_group) > 1:
         files.report.info(
             f"{model.origin}: instance_group",
-            f"{len(model.config.instance_group)} alike groups are one of as many instances",
+            f"{len(model.config.instance_group)} equal groups were merged into one",
             f"{path}.instances",
         )
-    return fields
+    return merged.fields
 
 
 def accelerator_fields(config: Any) -> Fields | None:
-    """``optimization.tensorrt``; None where there is no such accelerator, or one that its fields cannot say."""
+    """Return ``optimization.tensorrt``.
+
+    ``None`` if there is no such accelerator, or if the fields cannot express it.
+    """
     accelerators = config.optimization.execution_accelerators
     listed = accelerators.gpu_execution_accelerator
     if (
@@ -274,12 +314,12 @@ def accelerator_fields(config: Any) -> Fields | None:
         or set(listed[0].parameters) - _ACCELERATOR_KEYS
     ):
         return None
-    held = dict(listed[0].parameters)
+    parameters = dict(listed[0].parameters)
     precision, space = (
-        held.get("precision_mode", Precision.FP32.value),
-        held.get("max_workspace_size_bytes", str(MEBIBYTE)),
+        parameters.get("precision_mode", Precision.FP32.value),
+        parameters.get("max_workspace_size_bytes", str(MEBIBYTE)),
     )
-    table = held.get("int8_calibration_table_name")
+    table = parameters.get("int8_calibration_table_name")
     if (
         precision not in set(Precision)
         or not space.isdigit()
@@ -288,29 +328,32 @@ def accelerator_fields(config: Any) -> Fields | None:
         or (precision == "INT8") != bool(table)
     ):
         return None
-    if held.get("trt_engine_cache_enable", "0") not in ("0", "1", "true", "false") or held.get(
-        "int8_use_native_calibration_table", "0"
-    ) not in (
+    if parameters.get("trt_engine_cache_enable", "0") not in (
+        "0",
+        "1",
+        "true",
+        "false",
+    ) or parameters.get("int8_use_native_calibration_table", "0") not in (
         "0",
         "false",
     ):
         return None
     fields: Fields = {"precision": precision}
-    if held.get("trt_engine_cache_enable") in ("1", "true"):
+    if parameters.get("trt_engine_cache_enable") in ("1", "true"):
         fields["engineCache"] = "Enabled"
     if table:
         fields["calibrationTable"] = table.rsplit("/", 1)[-1]
-    if "max_workspace_size_bytes" in held:
+    if "max_workspace_size_bytes" in parameters:
         fields["workspaceMebibytes"] = int(space) // MEBIBYTE
     return fields
 
 
-def _parameters(config: Any, made: Fields) -> dict[str, str]:
-    """Parameters that ``parameters`` can hold: not the operator's own, nor those that other fields write."""
-    written = {ENVIRONMENT_PARAMETER} if "environment" in made.get("python", {}) else set()
-    if "batchStrategy" in made:
+def _parameters(config: Any, fields: Fields) -> dict[str, str]:
+    """Return the model's parameters without those of the operator and of other fields."""
+    written = {ENVIRONMENT_PARAMETER} if "environment" in fields.get("python", {}) else set()
+    if "batchStrategy" in fields:
         written.add(STRATEGY_PARAMETER)
-    kept = {
+    parameters = {
         key: value.string_value
         for key, value in sorted(config.parameters.items())
         if not key.startswith(RUNTIME_PARAMETER_PREFIX)
@@ -318,4 +361,4 @@ def _parameters(config: Any, made: Fields) -> dict[str, str]:
         and len(key) <= _MAX_KEY
         and len(value.string_value) <= _MAX_VALUE
     }
-    return dict(list(kept.items())[:_MAX_PARAMETERS])
+    return dict(list(parameters.items())[:_MAX_PARAMETERS])

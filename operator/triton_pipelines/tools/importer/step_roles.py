@@ -1,4 +1,4 @@
-"""Which step of an ensemble becomes the tokenizer, the model, the postprocess or a further step."""
+"""Choose which step of an ensemble becomes the tokenizer, the model and the postprocess."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from triton_pipelines.api.steps import STEP_NAME_MAX, TAKEN_STEP_NAMES
 from triton_pipelines.compile.graph.defaults import MODEL, POSTPROCESS, TOKENIZER
 from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 
-from .rendered_steps import Own, own
-from .repository import Model
+from .rendered_steps import RuntimeStep, runtime_step_of
+from .repository import RepositoryModel
 from .schedulers import data_type
 from .yaml_document import slug
 
@@ -20,79 +20,88 @@ SLOTS = (TOKENIZER, MODEL, POSTPROCESS)
 
 
 @dataclass
-class Call:
-    """One step of an ensemble: its model, the version it asks for, who feeds its inputs and what becomes of its outputs.
+class StepCall:
+    """One step of an ensemble with its wiring."""
 
-    ``reads`` is input → (index of the call that makes it, or None for the pipeline, and the tensor's name there); ``writes``
-    output → the ensemble's tensor. ``name`` is by which references speak of it.
-    """
-
-    model: Model
+    model: RepositoryModel
+    """The model it calls."""
     version: int
+    """The version it calls; -1: the latest."""
     reads: dict[str, tuple[int | None, str]] = field(default_factory=dict)
+    """Input → producer (index of a call, ``None``: the pipeline) and the tensor's name there."""
     writes: dict[str, str] = field(default_factory=dict)
+    """Output → tensor of the ensemble."""
     name: str = ""
+    """The name that references use."""
 
 
-def calls_of(ensemble: Model, models: Sequence[Model]) -> list[Call]:
-    """The steps of an ensemble with their wiring; tensors that nobody makes stay unwired."""
+def calls_of(ensemble: RepositoryModel, models: Sequence[RepositoryModel]) -> list[StepCall]:
+    """Return the steps of an ensemble with their wiring; tensors without a producer stay open."""
     steps = ensemble.config.ensemble_scheduling.step
-    made: dict[str, tuple[int | None, str]] = {
+    producers: dict[str, tuple[int | None, str]] = {
         tensor.name: (None, tensor.name) for tensor in ensemble.config.input
     }
     for index, step in enumerate(steps):
-        made |= {tensor: (index, output) for output, tensor in step.output_map.items()}
+        producers |= {tensor: (index, output) for output, tensor in step.output_map.items()}
     calls = []
     for step, model in zip(steps, models, strict=True):
-        reads = {name: made[tensor] for name, tensor in step.input_map.items() if tensor in made}
-        calls.append(Call(model, step.model_version, reads, dict(step.output_map)))
+        reads = {
+            name: producers[tensor]
+            for name, tensor in step.input_map.items()
+            if tensor in producers
+        }
+        calls.append(StepCall(model, step.model_version, reads, dict(step.output_map)))
     return calls
 
 
-def name_calls(calls: Sequence[Call], ensemble: Model) -> None:
-    """Give every call its name: a slot's, or a step's own.
+def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
+    """Name every call after a slot (tokenizer, model, postprocess) or its own step.
 
-    The operator names tensors between steps ``STEP.OUTPUT``: where they are so named, they tell. The order of the ensemble is kept:
-    a slot that would change it is not used, but by the operator's own steps, which fit nowhere else.
+    The operator names tensors between steps ``STEP.OUTPUT``; such names decide. The order of the
+    ensemble is kept: a slot that would change it is not used, except for built-in steps, which
+    fit nowhere else.
     """
-    told = [_told(call) for call in calls]
-    tokenizer, postprocess = _tokenizer(calls, told, ensemble), _postprocess(calls, told)
-    given = list(range(len(calls)))
-    ordered = _written(calls, {}) == given  # steps in no order of the data are put into one anyhow
+    names = [_name_in_tensors(call) for call in calls]
+    tokenizer, postprocess = _tokenizer(calls, names, ensemble), _postprocess(calls, names)
+    original = list(range(len(calls)))
+    # Steps that are not in data order are reordered anyway.
+    ordered = _rendered_order(calls, {}) == original
     slots: dict[str, int | None] = {}
-    for model in [*_models(calls, told, tokenizer), None]:
+    for model in [*_models(calls, names, tokenizer), None]:
         last = (
             postprocess
             if postprocess is not None or model is None
-            else _last_code(calls, told, model)
+            else _last_code(calls, names, model)
         )
         slots = {TOKENIZER: tokenizer, MODEL: model, POSTPROCESS: last}
-        if not ordered or _written(calls, slots) == given:
+        if not ordered or _rendered_order(calls, slots) == original:
             break
     for slot in (POSTPROCESS, TOKENIZER):
         chosen = slots[slot]
         if (
             ordered
-            and _written(calls, slots) != given
+            and _rendered_order(calls, slots) != original
             and chosen is not None
-            and own(calls[chosen].model) is None
+            and runtime_step_of(calls[chosen].model) is None
         ):
             slots[slot] = None
     by_index = {index: slot for slot, index in slots.items() if index is not None}
-    taken = {*TAKEN_STEP_NAMES, *(name for name in told if name)}
+    taken = {*TAKEN_STEP_NAMES, *(name for name in names if name)}
     for index, call in enumerate(calls):
-        name = by_index.get(index) or (told[index] if told[index] not in TAKEN_STEP_NAMES else None)
+        name = by_index.get(index) or (
+            names[index] if names[index] not in TAKEN_STEP_NAMES else None
+        )
         call.name = name or free_name(call.model.name, taken)
         taken.add(call.name)
 
 
-def in_data_order(calls: Sequence[Call]) -> list[Call]:
-    """The calls in the order of the data, the written one where data leaves it open."""
-    return [calls[index] for index in _written(calls, {})]
+def in_data_order(calls: Sequence[StepCall]) -> list[StepCall]:
+    """Return the calls in data order; where that is open, in their original order."""
+    return [calls[index] for index in _rendered_order(calls, {})]
 
 
 def free_name(model: str, taken: set[str]) -> str:
-    """A step's name made of its model's, not taken yet."""
+    """Return an unused step name derived from the model's name."""
     base, number = slug(model, STEP_NAME_MAX - 8), 1
     base = f"{base}-step" if base in TAKEN_STEP_NAMES else base
     name = base
@@ -102,16 +111,16 @@ def free_name(model: str, taken: set[str]) -> str:
     return name
 
 
-def references(call: Call, calls: Sequence[Call]) -> dict[str, str]:
-    """Input → the tensor that it reads, as ``from`` has it."""
+def references(call: StepCall, calls: Sequence[StepCall]) -> dict[str, str]:
+    """Return the tensor that each input reads, as ``from`` has it."""
     return {
         name: str(Reference(PIPELINE if index is None else calls[index].name, tensor))
         for name, (index, tensor) in call.reads.items()
     }
 
 
-def _told(call: Call) -> str | None:
-    """The step's name, where its tensors between steps tell one."""
+def _name_in_tensors(call: StepCall) -> str | None:
+    """Return the step's name, if its tensors between steps contain one."""
     names = set()
     for output, tensor in call.writes.items():
         name, dot, rest = tensor.partition(".")
@@ -120,21 +129,30 @@ def _told(call: Call) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _tokenizer(calls: Sequence[Call], told: Sequence[str | None], ensemble: Model) -> int | None:
-    ours = [index for index, call in enumerate(calls) if own(call.model) is Own.TOKENIZER]
+def _tokenizer(
+    calls: Sequence[StepCall], names: Sequence[str | None], ensemble: RepositoryModel
+) -> int | None:
+    ours = [
+        index
+        for index, call in enumerate(calls)
+        if runtime_step_of(call.model) is RuntimeStep.TOKENIZER
+    ]
     if ours:
         return ours[0]
     able = [index for index, call in enumerate(calls) if _makes_tokens(call, ensemble)]
-    named = [index for index in able if told[index] == TOKENIZER]
-    return next(iter(named or [index for index in able if told[index] is None]), None)
+    named = [index for index in able if names[index] == TOKENIZER]
+    return next(iter(named or [index for index in able if names[index] is None]), None)
 
 
-def _makes_tokens(call: Call, ensemble: Model) -> bool:
-    """Whether own code turns one text, or a pair, into integers, and nothing of its config is more than the tokenizer's fields can say."""
+def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
+    """Return whether a model is custom code that turns one text, or a pair, into integers.
+
+    Its config must not contain more than the tokenizer's fields can express.
+    """
     model, config = call.model, call.model.config
     if (
         model.backend != "python"
-        or own(model) is not None
+        or runtime_step_of(model) is not None
         or config.WhichOneof("scheduling_choice") == "sequence_batching"
     ):
         return False
@@ -164,34 +182,41 @@ def _makes_tokens(call: Call, ensemble: Model) -> bool:
     )
 
 
-def _models(calls: Sequence[Call], told: Sequence[str | None], tokenizer: int | None) -> list[int]:
-    """Which calls may be the model, the likeliest first: what is so named, else what Triton's own backends run, before code on a GPU."""
+def _models(
+    calls: Sequence[StepCall], names: Sequence[str | None], tokenizer: int | None
+) -> list[int]:
+    """Return the calls that may be the model, the most likely first.
+
+    A name decides; else models of Triton's other backends come before code on a GPU.
+    """
     free = [
         index
         for index, call in enumerate(calls)
-        if own(call.model) not in (Own.TOKENIZER, Own.POSTPROCESS) and index != tokenizer
+        if runtime_step_of(call.model) not in (RuntimeStep.TOKENIZER, RuntimeStep.POSTPROCESS)
+        and index != tokenizer
     ]
-    named = [index for index in free if told[index] == MODEL]
+    named = [index for index in free if names[index] == MODEL]
     if named:
         return named
 
     def rank(index: int) -> tuple[bool, bool, int]:
-        """Readers of tokens come first, then what is surely on a GPU."""
+        """Sort readers of tokens first, then models that are certainly on a GPU."""
         model = calls[index].model
         return (
             tokenizer is None
-            or all(maker != tokenizer for maker, _ in calls[index].reads.values()),
+            or all(producer != tokenizer for producer, _ in calls[index].reads.values()),
             not any(
                 group.kind == _kind(group, "KIND_GPU") for group in model.config.instance_group
             ),
             index,
         )
 
-    unnamed = [index for index in free if told[index] is None]
+    unnamed = [index for index in free if names[index] is None]
     backends = [
         index
         for index in unnamed
-        if calls[index].model.backend != "python" or own(calls[index].model) is Own.RUNNER
+        if calls[index].model.backend != "python"
+        or runtime_step_of(calls[index].model) is RuntimeStep.RUNNER
     ]
     return sorted(backends or [index for index in unnamed if not rank(index)[1]], key=rank)
 
@@ -200,18 +225,27 @@ def _kind(group: Any, name: str) -> int:
     return int(type(group).Kind.Value(name))
 
 
-def _postprocess(calls: Sequence[Call], told: Sequence[str | None]) -> int | None:
-    ours = [index for index, call in enumerate(calls) if own(call.model) is Own.POSTPROCESS]
+def _postprocess(calls: Sequence[StepCall], names: Sequence[str | None]) -> int | None:
+    ours = [
+        index
+        for index, call in enumerate(calls)
+        if runtime_step_of(call.model) is RuntimeStep.POSTPROCESS
+    ]
     if ours:
         return ours[0]
     return next(
-        (index for index, call in enumerate(calls) if told[index] == POSTPROCESS and _plain(call)),
+        (index for index, call in enumerate(calls) if names[index] == POSTPROCESS and _plain(call)),
         None,
     )
 
 
-def _last_code(calls: Sequence[Call], told: Sequence[str | None], model: int | None) -> int | None:
-    """Somebody's own code at the end that says by its name that it is a postprocess, and batches as the model does, as that slot has to."""
+def _last_code(
+    calls: Sequence[StepCall], names: Sequence[str | None], model: int | None
+) -> int | None:
+    """Return the last call if it is a postprocess by its name.
+
+    It must be custom code with the model's batch size, as the slot requires.
+    """
     last = len(calls) - 1
     same = (
         model is not None
@@ -221,17 +255,24 @@ def _last_code(calls: Sequence[Call], told: Sequence[str | None], model: int | N
         last
         if same
         and last != model
-        and told[last] is None
+        and names[last] is None
         and calls[last].model.name.lower().startswith("post")
         and _plain(calls[last])
         else None
     )
 
 
-def _plain(call: Call) -> bool:
-    """Own code without what the postprocess's fields cannot say: versions and sequences."""
+def _plain(call: StepCall) -> bool:
+    """Return whether a call is custom code without versions and sequences.
+
+    The postprocess has no fields for these.
+    """
     config = call.model.config
-    if call.model.backend != "python" or own(call.model) is not None or call.version > 0:
+    if (
+        call.model.backend != "python"
+        or runtime_step_of(call.model) is not None
+        or call.version > 0
+    ):
         return False
     return (
         not config.version_policy.WhichOneof("policy_choice")
@@ -239,24 +280,27 @@ def _plain(call: Call) -> bool:
     )
 
 
-def _written(calls: Sequence[Call], slots: Mapping[str, int | None]) -> list[int]:
-    """The order in which the renderer would put the calls: as written, but for what data asks."""
+def _rendered_order(calls: Sequence[StepCall], slots: Mapping[str, int | None]) -> list[int]:
+    """Return the renderer's order of the calls: as written, except where data requires another."""
     chosen = [slots.get(slot) for slot in SLOTS]
     first = [index for index in chosen[:2] if index is not None]
     last = [index for index in chosen[2:] if index is not None]
-    left = [*first, *(index for index in range(len(calls)) if index not in chosen), *last]
+    remaining = [*first, *(index for index in range(len(calls)) if index not in chosen), *last]
     done: set[int] = set()
     order: list[int] = []
-    while left:
+    while remaining:
         ready = next(
             (
                 index
-                for index in left
-                if all(maker is None or maker in done for maker, _ in calls[index].reads.values())
+                for index in remaining
+                if all(
+                    producer is None or producer in done
+                    for producer, _ in calls[index].reads.values()
+                )
             ),
-            left[0],
+            remaining[0],
         )
-        left.remove(ready)
+        remaining.remove(ready)
         order.append(ready)
         done.add(ready)
     return order

@@ -1,4 +1,8 @@
-"""Reading ``config.pbtxt`` as people write it: with templates that were never filled in, schedulers that exclude each other, fields of other releases."""
+"""Read ``config.pbtxt`` as found in practice.
+
+It may have templates that were never filled in, conflicting schedulers, and fields of other
+releases.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,40 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from .import_notes import ConfigError, Note, Weight
+from .import_notes import ImportNote, ModelRepositoryError, NoteSeverity
 
 SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 _TEMPLATE = re.compile(r"\$\{([^{}]*)\}")
-# What counts for finding blocks: texts and comments (whose braces mean nothing), braces, and words.
+# Tokens for finding blocks: strings and comments (whose braces are ignored), braces, and words.
 _TOKEN = re.compile(
     r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>\#[^\n]*)|(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<word>[A-Za-z_]\w*)"""
 )
 
 
 @dataclass(frozen=True)
-class Read:
-    """A config as it stands in its file, what had to be passed over to read it, and batching that stood on an ensemble."""
+class ParsedConfig:
+    """A parsed config."""
 
     config: Any
-    notes: tuple[Note, ...] = ()
+    """The ModelConfig."""
+    notes: tuple[ImportNote, ...] = ()
+    """What had to be ignored to read it."""
     misplaced: Any = None
+    """Batching that was set on an ensemble."""
 
 
-def read_config(text: str, name: str, values: Mapping[str, str]) -> Read:
-    """Parse the text of the file ``name``; ``values`` fill templates (``${NAME}``). Raises :class:`ConfigError`."""
-    notes: list[Note] = []
+def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig:
+    """Parse a config.
+
+    Args:
+        text: content of the file.
+        name: the file, for messages.
+        values: values of templates (``${NAME}``).
+
+    Raises:
+        ModelRepositoryError: the text is not a ModelConfig; names the line.
+    """
+    notes: list[ImportNote] = []
     text = _filled(text, name, values, notes)
     misplaced = None
     present = {field for field, _, _ in _blocks(text)} & set(SCHEDULERS)
@@ -39,14 +55,15 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> Read:
         text, cut = _cut(text, present - {"ensemble_scheduling"})
         misplaced = _parse(cut, name, notes)
     elif len(present) > 1:
-        raise ConfigError(
-            f"{name}: declares both {' and '.join(sorted(present))}, which exclude each other, so that Triton does not load it; remove one"
+        raise ModelRepositoryError(
+            f"{name}: sets both {' and '.join(sorted(present))}, which exclude each other,"
+            " so Triton does not load it; remove one"
         )
-    return Read(_parse(text, name, notes), tuple(notes), misplaced)
+    return ParsedConfig(_parse(text, name, notes), tuple(notes), misplaced)
 
 
-def _filled(text: str, name: str, values: Mapping[str, str], notes: list[Note]) -> str:
-    """The text with its templates filled in; those within a text may stay, since they are text."""
+def _filled(text: str, name: str, values: Mapping[str, str], notes: list[ImportNote]) -> str:
+    """Return the text with its templates replaced; those within strings may stay."""
     text = _TEMPLATE.sub(lambda match: values.get(match[1], match[0]), text)
     quoted = [
         match.span() for match in _TOKEN.finditer(text) if match.lastgroup in ("text", "comment")
@@ -59,23 +76,25 @@ def _filled(text: str, name: str, values: Mapping[str, str], notes: list[Note]) 
             missing.setdefault(match[1], line)
         elif inside != "#":
             notes.append(
-                Note(
+                ImportNote(
                     f"{name}:{line}",
-                    f"{match[0]} is a template that was never filled in; it stays as it is (--set {match[1]}=VALUE fills it)",
-                    Weight.INFO,
+                    f"{match[0]} is a template without a value; it stays as it is"
+                    f" (--set {match[1]}=VALUE replaces it)",
+                    NoteSeverity.INFO,
                 )
             )
     if missing:
         listed = ", ".join(f"{key} (line {line})" for key, line in missing.items())
         options = " ".join(f"--set {key}=VALUE" for key in missing)
-        raise ConfigError(
-            f"{name}: has templates where numbers or words belong: {listed}; fill them in, or give {options}"
+        raise ModelRepositoryError(
+            f"{name}: contains templates instead of values: {listed};"
+            f" replace them, or use {options}"
         )
     return text
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
-    """Fields at the top level with the span of their value's block (or of the word alone, where no block follows)."""
+    """Yield top-level fields with the span of their block (or word, if there is no block)."""
     depth, field, start = 0, "", 0
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "open":
@@ -90,32 +109,31 @@ def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _cut(text: str, fields: set[str]) -> tuple[str, str]:
-    """The text without the blocks of ``fields``, and these blocks."""
-    kept, cut, last = "", "", 0
+    """Return the text without the blocks of some fields, and these blocks."""
+    remaining, cut, last = "", "", 0
     for field, start, end in _blocks(text):
         if field in fields:
-            kept += text[last:start] + "\n" * text.count("\n", start, end)
+            remaining += text[last:start] + "\n" * text.count("\n", start, end)
             cut += text[start:end] + "\n"
             last = end
-    return kept + text[last:], cut
+    return remaining + text[last:], cut
 
 
-def _parse(text: str, name: str, notes: list[Note]) -> Any:
+def _parse(text: str, name: str, notes: list[ImportNote]) -> Any:
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        where, problem = _place(name, error), _problem(error)
-    unknown = re.search(r'has no field named "([^"]+)"', problem)
-    if unknown is None:
-        raise ConfigError(f"{where}: is no ModelConfig: {problem}")
-    # A field of a newer release, or one that was never there: Triton itself would refuse the latter.
-    notes.append(
-        Note(where, f"the field {unknown[1]} is unknown to ModelConfig as this release knows it")
-    )
+        strict_error = error
+    where, problem = _place(name, strict_error), _problem(strict_error)
     try:
-        return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
+        config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise ConfigError(f"{_place(name, error)}: is no ModelConfig: {_problem(error)}") from error
+        raise ModelRepositoryError(
+            f"{_place(name, error)}: is not a ModelConfig: {_problem(error)}"
+        ) from error
+    # A field of a newer release, or one that never existed: Triton would refuse the latter.
+    notes.append(ImportNote(where, f"not in ModelConfig of this release: {problem}"))
+    return config
 
 
 def _place(name: str, error: text_format.ParseError) -> str:
@@ -124,6 +142,6 @@ def _place(name: str, error: text_format.ParseError) -> str:
 
 
 def _problem(error: text_format.ParseError) -> str:
-    """Protobuf's message without the place, and without the text that it quotes at length."""
+    """Return protobuf's message without the position and without long quotes of the text."""
     text = re.sub(r"^[0-9]+:[0-9]+ : ", "", str(error))
     return re.sub(r"^'(?:[^'\\]|\\.)*': ", "", text).rstrip(".")

@@ -1,4 +1,8 @@
-"""A resource as YAML for people: in the order of the reference, short parts on one line, comments that say where a value comes from."""
+"""Write a resource as readable YAML.
+
+Fields are in the order of the reference, short parts on one line, and comments name the origin
+of values.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +17,26 @@ import yaml
 from triton_pipelines.api import names
 
 WIDTH = 130
-# Texts that YAML 1.2 readers (kubectl's among them) take for numbers or booleans although PyYAML does not, so that it would not quote them.
+# Strings that YAML 1.2 readers (such as kubectl) take for numbers or booleans although PyYAML does
+# not, so it would not quote them.
 AMBIGUOUS = re.compile(r"^[-+.0-9].*$|^[yYnN]$")
 
 
 @dataclass
-class Draft:
-    """A resource in the making: its fields, and comments by the path of the field that they stand above.
+class ResourceDraft:
+    """A resource that is being built: its fields, and comments by the field they are above.
 
-    A comment whose field is left out stands below the fields of the mapping that would hold it.
+    A comment on a missing field is below the fields of the mapping that would contain it.
     """
 
     name: str
     spec: dict[str, Any] = field(default_factory=dict)
-    head: list[str] = field(default_factory=list)
+    header: list[str] = field(default_factory=list)
     comments: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The resource as the API server would get it."""
+        """Return the resource as the API server would get it."""
         return {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
@@ -39,21 +44,21 @@ class Draft:
             "spec": self.spec,
         }
 
-    def say(self, path: str, *texts: str) -> None:
-        """Put comments above the field at ``path`` (such as ``spec.model.outputs[0]``)."""
-        told = self.comments.setdefault(path, [])
+    def comment(self, path: str, *texts: str) -> None:
+        """Add comments above the field at a path such as ``spec.model.outputs[0]``."""
+        texts_here = self.comments.setdefault(path, [])
         for text in texts:
-            if text not in told:
-                told.append(text)
+            if text not in texts_here:
+                texts_here.append(text)
 
     def text(self) -> str:
-        """The YAML."""
+        """Return the YAML."""
         homeless = [path for path in self.comments if not _reachable(self.document, path)]
-        head = [
-            *self.head,
+        header = [
+            *self.header,
             *(f"{path}: {text}" for path in homeless for text in self.comments[path]),
         ]
-        lines = [line for text in head for line in _comment(text, "")]
+        lines = [line for text in header for line in _comment(text, "")]
         lines += _mapping(self.document, "", "", self.comments)
         text = "\n".join(lines) + "\n"
         if yaml.safe_load(text) != self.document:
@@ -64,26 +69,29 @@ class Draft:
 
 
 def slug(text: str, longest: int) -> str:
-    """A DNS label that starts with a letter, made of any name; ``pipeline`` where nothing is left of it."""
+    """Return a DNS label that starts with a letter, derived from any name.
+
+    ``pipeline`` if nothing is left of the name.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     plain = re.sub(r"^[^a-z]+", "", plain)[:longest].strip("-")
     return plain or "pipeline"
 
 
-class _Dumper(yaml.SafeDumper):
-    """Plain text where every reader takes it for text; texts of several lines as blocks."""
+class _ResourceDumper(yaml.SafeDumper):
+    """Write strings plain if every reader takes them for strings; multi-line ones as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _readable(text: str) -> bool:
-    """Whether it may stand in YAML as it is."""
+    """Return whether a string needs no escapes in YAML."""
     return all(character in "\n\t" or character.isprintable() for character in text)
 
 
 def _key(key: str) -> str:
-    """A key on one line."""
+    """Return a key on one line."""
     plain = _readable(key) and "\n" not in key
     return (
         _dump([key], flow=True)[1:-1]
@@ -102,13 +110,13 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_ResourceDumper.add_representer(str, _text)
 
 
 def _dump(value: Any, *, flow: bool) -> str:
     text = yaml.dump(
         value,
-        Dumper=_Dumper,
+        Dumper=_ResourceDumper,
         default_flow_style=flow,
         sort_keys=False,
         width=float("inf"),
@@ -118,7 +126,7 @@ def _dump(value: Any, *, flow: bool) -> str:
 
 
 def _reachable(value: Any, path: str) -> bool:
-    """Whether the mapping that holds, or would hold, the field at ``path`` is there."""
+    """Return whether the mapping that contains, or would contain, the field exists."""
     for part in re.findall(r"[^.\[\]]+", path)[:-1]:
         if isinstance(value, Mapping) and part in value:
             value = value[part]
@@ -132,7 +140,7 @@ def _reachable(value: Any, path: str) -> bool:
 def _comment(text: str, indent: str) -> list[str]:
     lines = []
     for line in text.split("\n"):
-        # A line that starts with blanks is an example to be copied, and stays whole.
+        # A line that starts with spaces is an example to be copied, and is not wrapped.
         lines += (
             [line]
             if line.startswith(" ")
@@ -179,7 +187,7 @@ def _entry(
         return [f"{indent}{key}:", *_mapping(item, path, f"{indent}  ", comments)]
     if isinstance(item, list):
         return [f"{indent}{key}:", *_list(item, path, f"{indent}  ", comments)]
-    # Numbers, booleans and texts; of a text with several lines a block, whose lines move in as a whole.
+    # Numbers, booleans and strings; a multi-line string is a block, whose lines are indented.
     first, *rest = _dump({"k": item}, flow=False).split("\n")
     return [
         f"{indent}{key}:{first.removeprefix('k:')}",
@@ -196,7 +204,8 @@ def _list(items: list[Any], path: str, indent: str, comments: Mapping[str, list[
         if flow is not None:
             lines.append(f"{indent}- {flow}")
         elif isinstance(item, Mapping):
-            # The first key shares its line with the dash; a comment above it would break the pair, so it stands above the dash.
+            # The first key is on the line of the dash; a comment above it would separate them,
+            # so it is above the dash.
             first, *_ = item
             lines += _said(comments, f"{here}.{first}", indent)
             block = _mapping(
@@ -212,7 +221,7 @@ def _list(items: list[Any], path: str, indent: str, comments: Mapping[str, list[
 
 
 def _flow(item: Any, path: str, column: int, comments: Mapping[str, list[str]]) -> str | None:
-    """The value on one line, where it is short and nothing in it wants a comment or lines of its own."""
+    """Return a value on one line; ``None`` if it is long, or a part needs comments or lines."""
     if not isinstance(item, (Mapping, list)):
         return None if isinstance(item, str) and "\n" in item else _dump([item], flow=False)[2:]
     if item and (
@@ -224,7 +233,7 @@ def _flow(item: Any, path: str, column: int, comments: Mapping[str, list[str]]) 
 
 
 def _deep(item: Mapping[str, Any] | list[Any]) -> bool:
-    """Whether it holds more than scalars and short lists of them."""
+    """Return whether a value contains more than scalars and short lists of them."""
     if isinstance(item, Mapping) and any("\n" in key for key in item):
         return True
     return any(_nested(value) for value in (item.values() if isinstance(item, Mapping) else item))

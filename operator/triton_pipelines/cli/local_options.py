@@ -1,0 +1,62 @@
+"""Options of the commands that serve a pipeline on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triton_pipelines.loader.uris import SourceMap
+
+from .errors import EXIT_USAGE, CommandError
+
+SourceMapRules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source-map",
+        metavar="PREFIX=TARGET",
+        help="Read sources below PREFIX from TARGET instead,"
+        " such as s3://models/=file:///home/me/models/; repeatable.",
+        envvar="TRITONPIPE_SOURCE_MAP",
+    ),
+]
+Mounts = Annotated[
+    Path | None,
+    typer.Option(
+        "--mounts",
+        metavar="FOLDER",
+        help="Folder with what a pod would mount: credentials/STEP/KEY, ca/STEP/ca.crt,"
+        " configmaps/STEP/KEY (STEP.code/KEY for custom Python), claims/CLAIM/…",
+    ),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="FOLDER",
+        help="Keep downloads here, so that the next start reuses them."
+        " Default: a temporary folder.",
+    ),
+]
+Log = Annotated[
+    Path | None, typer.Option("--log", metavar="FILE", help="Write Triton's log to this file.")
+]
+Deadline = Annotated[
+    float,
+    typer.Option(
+        "--deadline", min=1, metavar="SECONDS", help="How long the models may take to load."
+    ),
+]
+
+
+def parse_source_map(rules: list[str]) -> SourceMap:
+    """Parse the values of ``--source-map``; each may hold several rules, separated by commas.
+
+    Raises:
+        CommandError: a rule is malformed.
+    """
+    try:
+        return SourceMap.parse(part for rule in rules for part in rule.split(","))
+    except ValueError as error:
+        raise CommandError(f"--source-map: {error}", EXIT_USAGE) from error
