@@ -33,8 +33,8 @@ def test_the_page_is_current() -> None:
             "max_batch_size: {made: twice}\ninput: {made: all of it}\ninput.name: {made: again}",
             "input.name: 2 entries",
         ),
-        ("colour: {made: up}", "colour: is no field of ModelConfig"),
-        ("max_batch_size: {fields: [spec.colour]}", "spec.colour is no field of the resource"),
+        ("colour: {made: up}", "colour: is not a field of ModelConfig"),
+        ("max_batch_size: {fields: [spec.colour]}", "spec.colour is not a field of the resource"),
         ("max_batch_size: {made: up}", "backend: 0 entries"),
     ],
 )

@@ -234,7 +234,7 @@ def test_bounds_without_live_counts_are_refused() -> None:
     (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
     assert (
         told
-        == "spec.tokenizer.instances: no step is scaled live with server.autoComplete Enabled; write count"
+        == "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write count instead"
     )
     assert not findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"count": 3}})
 
