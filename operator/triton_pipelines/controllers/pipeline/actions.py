@@ -1,4 +1,4 @@
-"""What a reconcile iteration does to the cluster: typed actions, and the order of applied objects."""
+"""Typed actions of a reconcile iteration on the cluster, and the order of applied objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told where the API server refused an object of a pass: why, and all that holds whatever could not be applied. Pure."""
+"""Report that the API server rejected an object, and keep what holds without it. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from .tuning_run_state import with_tuning
 
 Refused = ClusterError | NameTaken | FormerChild
 _WORDS: Final = {
-    # What the API server refuses in a child came from the spec: affinity, tolerations, env and the like are passed on as written.
+    # What the API server rejects in a child object came from the spec: affinity, tolerations, env
+    # and the like are passed on unchanged.
     Reason.INVALID_SPEC: "the API server refuses what the spec asks for: {}",
-    # Quota, admission, a missing right: others than the operator have to act, so it must not stand in its log alone.
+    # Quota, admission or a missing permission: others than the operator have to act, so the status
+    # has to show it, not only the operator's log.
     Reason.API_ERROR: "the API server refuses an object of the pipeline: {}",
     Reason.NAME_CONFLICT: "{}",
     Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to go",
@@ -42,8 +44,11 @@ def reason_of(error: Refused) -> Reason:
 def status_after_failure(
     snapshot: Snapshot, decided: Plan, error: Refused, now: dt.datetime
 ) -> dict[str, Any]:
-    """The status where an object of the pipeline could not be applied. What live scaling sees and does holds all the same, and what became of a
-    tuning run, and what it has proven: where the record of it is what was refused, nothing else knows."""
+    """Return the status after an object of the pipeline could not be applied.
+
+    What live scaling observes and does is kept. So are the outcome of a tuning run and the settings
+    that it verified: if the rejected object is the record of the run, they are known only here.
+    """
     reason = reason_of(error)
     text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
     status = statuses.stalled(snapshot, reason, text, now)
@@ -57,7 +62,10 @@ def status_after_failure(
 
 
 def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``status`` with what is ``said`` of live scaling; of steps only where that speaks of the revision which runs on."""
+    """Return ``status`` with the scaling fields of ``said``.
+
+    Steps are copied only if ``said`` describes the revision that keeps running.
+    """
     scaling = [
         item for item in said.get("conditions") or () if item.get("type") in SCALING_CONDITIONS
     ]
@@ -75,5 +83,8 @@ def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[st
 
 
 def events_after_failure(decided: Plan) -> list[Event]:
-    """Of what a pass was to do, the events that are true all the same: the end of a tuning run, of which no later pass tells."""
+    """Return the planned events that are true in spite of the failure.
+
+    These are the ends of tuning runs, which no later reconcile iteration reports.
+    """
     return [event for event in decided.notes if event.reason in ENDED_EVENTS]

@@ -1,4 +1,4 @@
-"""What a spec asks for: parsed, built with the padding that is known to be right for it, checked and rendered. Pure."""
+"""Compile a spec: parse it, build it with the best known padding, check and render it. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from .snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class LazyRevision:
-    """A revision of which the name alone is kept: its content, which is most of its size, is made again to the same bytes where it is asked for."""
+    """A revision of which only the name is kept.
+
+    The content is most of its size. It is rendered again, to the same bytes, when it is read.
+    """
 
     name: str
     make: Callable[[], Revision] = field(compare=False, repr=False)
@@ -50,20 +53,25 @@ class CompiledPipeline:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that decides what a spec comes to beside itself and the operator's options: equal ones come to equal results.
+    """All inputs of a compilation other than the spec and the operator's options.
 
-    ``digests``: hashes of ConfigMap sources by step; ``image``: the default server image with which this very spec was acted on, if it was;
-    ``choices``: paddings that were measured; ``refused`` and ``reports``: what the loader said of ragged batches, as recorded and as pods tell;
-    ``failed``: the revision of this spec that was taken back, and ``restored``: the one in its place ("": none).
+    Equal inputs compile to equal results.
     """
 
     digests: Mapping[str, str]
+    """Hashes of ConfigMap sources by step."""
     image: str | None = None
+    """Default server image that this spec was first compiled with; ``None`` if it was not."""
     choices: padding_choices.Choices = field(default_factory=dict)
+    """Measured padding modes."""
     refused: Mapping[str, str] = field(default_factory=dict)
+    """What the loader could not adapt to ragged batches, as recorded."""
     reports: ragged_fallback.Reports = ()
+    """The same, as pods report it now."""
     failed: str = ""
+    """Revision of this spec that was rolled back; empty without one."""
     restored: str = ""
+    """Revision that was restored in its place; empty without one."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Known:
@@ -101,7 +109,11 @@ def resolve(snapshot: Snapshot, options: Options) -> CompiledPipeline | list[Fin
 def compile_parsed(
     pipeline: InferencePipeline, known: Known, options: Options
 ) -> CompiledPipeline | list[Finding]:
-    """What a spec that was parsed without findings asks for, or everything that is wrong with it. Of nothing but its arguments."""
+    """Compile a spec that was parsed without findings; depends only on the arguments.
+
+    Returns:
+        The compiled pipeline, or every finding.
+    """
     options = _pinned(pipeline, known, options)
     choice = (
         known.choices.get(cost_fingerprint(pipeline, options, known.digests))
@@ -113,7 +125,8 @@ def compile_parsed(
     made = _judged(pipeline, options, known, choice.for_build())
     if isinstance(made, CompiledPipeline) and not choice.barred:
         return made
-    # What is remembered never makes a good spec a wrong one; what was taken back is not tried again.
+    # A recorded measurement never makes a valid spec invalid, and a padding that was rolled back is
+    # not tried again.
     ruled = _judged(pipeline, options, known)
     return (
         made
@@ -125,8 +138,11 @@ def compile_parsed(
 
 
 def _stays_back(made: CompiledPipeline, ruled: CompiledPipeline, known: Known) -> bool:
-    """Whether the revision of a barred choice stays the one that is asked for, and taken back, until the spec changes: where Auto's rule would
-    make a third one of this spec, which nobody has tried. Where it makes the one that serves, all is well with that."""
+    """Return whether the revision of a rejected padding stays desired until the spec changes.
+
+    It stays, rolled back, if Auto's rule would create a third revision of this spec, which nobody
+    has tried. If the rule creates the revision that serves now, that one is used.
+    """
     return known.failed == made.revision.name and ruled.revision.name != known.restored
 
 
@@ -165,7 +181,10 @@ def _made(
 
 
 def _pinned(pipeline: InferencePipeline, known: Known, options: Options) -> Options:
-    """The default server image stays what it was until the spec changes, whatever a new operator release brings."""
+    """Return options that keep the default server image until the spec changes.
+
+    A new operator release therefore does not roll pipelines out.
+    """
     if known.image is None or pipeline.spec.server.image is not None:
         return options
     return replace(

@@ -1,4 +1,7 @@
-"""Sources of a pipeline that are ConfigMaps: they bear no label of ours, so they are read at each pass."""
+"""Read pipeline sources that are ConfigMaps.
+
+They do not have our label and so are not cached; each reconcile iteration reads them.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,17 @@ async def read_sources(
             found = await client.get(CONFIG_MAPS, namespace, name)
         except NotFound:
             missing[step] = (
-                f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {namespace}; create it"
+                f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {namespace};"
+                " create it"
             )
             continue
         content = {**(found.get("binaryData") or {}), **(found.get("data") or {})}.get(data_key)
         if content is None:
-            # Which keys it has is not said: whoever may write a pipeline need not be allowed to read ConfigMaps.
+            # The message does not list the existing keys: whoever may write a pipeline need not be
+            # allowed to read ConfigMaps.
             missing[step] = (
-                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add it, or name one that it has"
+                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key};"
+                " add it, or name one that it has"
             )
             continue
         digests[step] = hashlib.sha256(content.encode()).hexdigest()

@@ -12,7 +12,10 @@ from .snapshot import Snapshot
 
 
 def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
-    """Whether the pipeline is served by this revision alone. A pod that fails a real inference serves nobody."""
+    """Return whether this revision alone serves the pipeline.
+
+    A pod that fails a test inference does not count as serving.
+    """
     serving = [pod for pod in snapshot.pods if pod.serving]
     failing = any(
         (probe := snapshot.probes.get(pod.uid)) and probe.inference_error for pod in serving
@@ -48,7 +51,11 @@ def deadline_exceeded(
 
 
 def rolls(deployment: Mapping[str, Any]) -> bool:
-    """Whether a Deployment is on its way to its latest template: not yet seen by its controller, or neither there nor given up."""
+    """Return whether a Deployment is still rolling out its latest template.
+
+    This is so until its controller has seen the template and has either completed or given up on
+    it.
+    """
     status = deployment.get("status") or {}
     if int(status.get("observedGeneration") or 0) < int(
         deployment["metadata"].get("generation") or 0

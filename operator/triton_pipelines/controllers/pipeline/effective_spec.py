@@ -1,9 +1,11 @@
-"""What each pipeline asks for and goes by, worked out once for as long as nothing of what decides it changes; for all parts of the operator. No I/O.
+"""Cache the compiled and the effective spec of each pipeline. No I/O.
 
-Most of a pass over a pipeline of which nothing has changed was rendering it again. Kept are the last two specs of each pipeline (the present
-one, and beside an invalid one the last that could be acted on), and of each what it came to with the last two contents of its sources, without
-the revisions' content: what is not needed in a quiet pass is made again where it is. Compared is all that the result is made of, so there is
-nothing by which it could be out of date.
+All parts of the operator use this cache.
+Rendering was most of the time of a reconcile iteration over an unchanged pipeline. The cache holds
+the last two specs of each pipeline (the current one and, if that is invalid, the last good one).
+For each spec it holds the results for the last two contents of its sources, without the content of
+the revisions: an iteration without changes does not need it, and it can be rendered again. The key
+of an entry is everything that the result depends on, so an entry cannot be out of date.
 """
 
 from __future__ import annotations
@@ -27,29 +29,33 @@ from .policies.last_good_spec import effective_spec
 from .snapshot import Object, Snapshot
 
 Key = tuple[str, str]
-# Specs that are kept of one pipeline, and of each what it came to with other contents of its sources.
+# Specs kept for one pipeline, and results kept for each spec, by the content of its sources.
 KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSpec:
-    """What a pipeline goes by: the spec that is acted on, and the graph of it as it is to run. ``uid``: of the pipeline; ``present``: whether it
-    is the spec as it stands, and not the last one that could be acted on."""
+    """The spec of a pipeline that the operator acts on, and the graph that should run."""
 
     uid: str
+    """UID of the pipeline."""
     pipeline: InferencePipeline
     graph: Graph
     present: bool = True
+    """Whether this is the current spec; otherwise it is the last good one."""
 
 
 @dataclass(slots=True)
 class Spec:
-    """A spec as it is read. ``digest``: of its document; ``pipeline``: ``None`` where it cannot be acted on for its ``findings``; ``sources``: those that are ConfigMaps."""
+    """A parsed spec."""
 
     digest: bytes
+    """Hash of its document."""
     pipeline: InferencePipeline | None
+    """``None`` if it cannot be acted on because of ``findings``."""
     findings: tuple[Finding, ...]
     sources: tuple[Fetch, ...]
+    """Sources that are ConfigMaps."""
     _made: list[tuple[Known, CompiledPipeline | tuple[Finding, ...]]] = field(default_factory=list)
 
     @classmethod
@@ -65,7 +71,7 @@ class Spec:
         )
 
     def compile(self, known: Known, options: Options) -> CompiledPipeline | list[Finding]:
-        """What it asks for, or all that is wrong with it; from last time where nothing has changed."""
+        """Return the compiled spec or all its findings, from the cache if no input has changed."""
         if self.pipeline is None:
             return list(self.findings)
         found = next((result for then, result in self._made if then == known), None)
@@ -73,7 +79,8 @@ class Spec:
             return found if isinstance(found, CompiledPipeline) else list(found)
         made = compile_parsed(self.pipeline, known, options)
         result = tuple(made) if isinstance(made, list) else _without_content(made, known, options)
-        # While a source is missing the last spec that could be acted on is this one, too, with the hash that the source had.
+        # While a source is missing, the last good spec is this one as well, compiled with the hash
+        # that the source had.
         others = [item for item in self._made if item[0].digests != known.digests]
         self._made = [(known, result), *others][:KEPT]
         return made
@@ -81,9 +88,10 @@ class Spec:
 
 @dataclass(slots=True)
 class Resolver:
-    """Works out what specs ask for, and remembers it. ``options``: the operator's. One event loop's thread only."""
+    """Compiles specs and caches the results; not safe for use from several threads."""
 
     options: Options
+    """Options of the operator."""
     _read: dict[Key, list[Spec]] = field(default_factory=dict, init=False)
     _effective: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
 
@@ -102,7 +110,11 @@ class Resolver:
     def effective_spec(
         self, snapshot: Snapshot, wanted: CompiledPipeline | list[Finding]
     ) -> tuple[Snapshot, CompiledPipeline] | None:
-        """What a pass goes by (:func:`~.policies.last_good_spec.effective_spec`), and everybody from then on; where that is nothing, what went before stays."""
+        """Return and cache the effective spec.
+
+        It is chosen by :func:`~.policies.last_good_spec.effective_spec`. All parts of the operator
+        use it from then on. If there is none, the previous one stays.
+        """
         asked = effective_spec(snapshot, wanted, self.resolve)
         if asked is not None:
             uid = str(snapshot.pipeline["metadata"].get("uid") or "")
@@ -112,7 +124,10 @@ class Resolver:
         return asked
 
     def effective(self, raw: Object) -> EffectiveSpec | None:
-        """What a pipeline goes by; ``None`` before the first pass over it, and where it has never had a spec that could be acted on."""
+        """Return the effective spec of a pipeline.
+
+        ``None`` before its first reconcile iteration, and if it never had a good spec.
+        """
         found = self._effective.get(_key(raw))
         return (
             found
@@ -127,7 +142,10 @@ class Resolver:
 
 
 def _without_content(made: CompiledPipeline, known: Known, options: Options) -> CompiledPipeline:
-    """The same with the name of its revision alone. Its content is needed only where the cluster lacks it."""
+    """Return the same with only the name of its revision.
+
+    The content is needed only if it is missing in the cluster.
+    """
     return replace(
         made,
         revision=LazyRevision(
@@ -144,7 +162,10 @@ def _revision(pipeline: InferencePipeline, known: Known, options: Options) -> Re
 
 
 def _digest(raw: Object) -> bytes:
-    """Of all that is read of it, as text: to Python true, 1 and 1.0 are the same, to Triton they are not."""
+    """Return the hash of all that is read of the resource, as text.
+
+    In Python ``True``, 1 and 1.0 are equal; to Triton they are not.
+    """
     return hashlib.sha256(json.dumps(read_of(raw), default=str).encode()).digest()
 
 

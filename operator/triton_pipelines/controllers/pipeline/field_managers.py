@@ -1,8 +1,9 @@
-"""Who else writes what has one owner: field managers that are mended once, those that mean it, and those that take turns. Pure; the clock is
-passed in.
+"""Detect other controllers that write a field which has one owner. Pure; the clock is passed in.
 
-One rule for the number of pods (replicas.py) and for their CPU (cpuowner.py). What another manager writes is mended once; who writes again within
-minutes means it, and it is left to them. Of several who take turns each is mended once, and all are named.
+One rule serves the number of pods (``replicas.py``) and their CPU (``cpu_resize.py``). A value that
+another manager writes is corrected once. A manager that writes it again within minutes does so on
+purpose, and the field is left to it. If several managers alternate, each is corrected once, and all
+are reported.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ MENDED_FOR: Final = dt.timedelta(minutes=10)
 # Between the names of managers, as remembered and as told; and of how many is told.
 _AND: Final = " and "
 MANAGERS_MAX: Final = 4
-# So often a field has changed hands once each of two has overwritten the other and one of them came back.
+# Changes of hands after which two managers alternate: each has overwritten the other, and one of
+# them has written again.
 _TURNS_MIN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """Managers that write what is not theirs, as text (``names``), and when one of them was last ``mended`` (RFC 3339; "": it is left to them)."""
+    """Managers that write a field that another owner has."""
 
     names: str = ""
+    """Their names, as text."""
     mended: str = ""
+    """When one of them was last corrected (RFC 3339); empty if the field is left to them."""
 
     @property
     def several(self) -> bool:
@@ -45,16 +49,24 @@ class Writers:
         return _recent(self.mended, now)
 
     def knows(self, manager: str, now: dt.datetime) -> bool:
-        """Whether this manager was mended a short time ago, or so many were that it makes no difference who comes next."""
+        """Return whether this manager was corrected recently.
+
+        Also true if so many were that it does not matter who writes next.
+        """
         known = _split(self.names)
         return self.recent(now) and (manager in known or len(known) >= MANAGERS_MAX)
 
     def insist(self, manager: str, at: dt.datetime | None, now: dt.datetime) -> bool:
-        """Whether this manager means what it wrote ``at`` that time (``None``: unknown): it was mended before. To whom it is left, nobody
-        writes against, whoever joins them.
+        """Return whether this manager keeps writing the field: it was corrected before.
 
-        What was written before the mending is what was to be mended: to several pods at once, or where the operator was killed between the
-        record and the deed.
+        A value written before the correction is what the correction was for: a manager may write
+        several pods at once, and the operator may be killed between the record and the correction.
+        Once the field is left to managers, it is left to any manager that joins them.
+
+        Args:
+            manager: The field manager.
+            at: When it wrote; ``None`` if unknown.
+            now: The current time.
         """
         mended = moment(self.mended)
         if mended is None:
@@ -62,7 +74,10 @@ class Writers:
         return self.knows(manager, now) and (at is None or at > mended)
 
     def left_to(self, manager: str) -> Writers:
-        """It is left to them, this one among them. Without a time: who took it back later would start the same again."""
+        """Return the state in which the field is left to the known managers and this one.
+
+        It has no time of a correction: taking the field back later would start the conflict again.
+        """
         return Writers(_join({*_split(self.names), manager}))
 
     def mending(self, manager: str, now: dt.datetime) -> Writers:
@@ -71,19 +86,25 @@ class Writers:
         return Writers(_join({*known, manager}), now.isoformat(timespec="seconds"))
 
     def rested(self, now: dt.datetime) -> Writers:
-        """What is remembered where nothing deviates: of a mending for a while, of those that it was left to nothing."""
+        """Return the state to keep while no value deviates.
+
+        A correction is remembered for a while; managers that the field was left to are forgotten.
+        """
         return self if self.recent(now) else Writers()
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Who write in turn what is nobody's here: the ``last`` writer, ``names`` of those in the present row, how ``often`` it changed hands in it,
-    and when last (``at``, RFC 3339)."""
+    """Managers that alternate in writing a field that has no owner here."""
 
     last: str = ""
+    """The last one that wrote it."""
     names: str = ""
+    """All managers of the present sequence."""
     often: int = 0
+    """How often the field changed hands in that sequence."""
     at: str = ""
+    """When it last did (RFC 3339)."""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Turns:
@@ -129,7 +150,10 @@ class Turns:
         return self.names if self.often >= _TURNS_MIN else ""
 
     def until(self, now: dt.datetime) -> float | None:
-        """Seconds until it is no longer told, unless somebody takes another turn; ``None``: it is not."""
+        """Return the seconds until the conflict is no longer reported, if no manager writes again.
+
+        ``None`` if none is reported.
+        """
         at = moment(self.at)
         return (at + MENDED_FOR - now).total_seconds() if self.told and at is not None else None
 

@@ -14,8 +14,9 @@ from typing import Final
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-# Every sample of a pod within this time has to be over the limit: longer than Triton's window (60 s,
-# prometheus-cpp's default), so that the first slow responses of a new process do not count.
+# Every sample of a pod within this time (seconds) has to be over the limit. It is longer than
+# Triton's window (60 s, prometheus-cpp's default), so that the first slow responses of a new
+# process do not count.
 HELD_SECONDS: Final = 75.0
 # With fewer requests of one pod within that time its p99 is chance: three of three hundred may be
 # slower than it.
@@ -57,14 +58,16 @@ class Latencies:
 
 
 def limit_of(pipeline: InferencePipeline) -> float | None:
-    """Return the latency budget of the server in milliseconds; ``None`` without an SLO or budget."""
+    """Return the latency budget of the server in milliseconds; ``None`` without one."""
     budget = pipeline.spec.slo.latency_budget_milliseconds()
     return float(budget) if budget is not None and budget > 0 else None
 
 
 def figure_of(pods: Sequence[Sequence[Look]]) -> Figure | None:
-    """The figure of a revision from the looks at each of its pods, oldest first; ``None`` while no pod has been looked at for long enough,
-    or none has had enough requests."""
+    """Return the latency of a revision from the samples of each of its pods, oldest first.
+
+    ``None`` until a pod has been sampled for long enough and has had enough requests.
+    """
     spans = [held for looks in pods if (held := _held(looks)) is not None]
     judged = [held for held in spans if held[-1].requests - held[0].requests >= REQUESTS_MIN]
     known = [[look.p99 for look in held if look.p99 is not None] for held in judged]
@@ -80,7 +83,10 @@ def figure_of(pods: Sequence[Sequence[Look]]) -> Figure | None:
 
 
 def _held(looks: Sequence[Look]) -> list[Look] | None:
-    """The looks of the last :data:`HELD_SECONDS`, where they reach back so far and the counter has not begun anew."""
+    """Return the samples of the last :data:`HELD_SECONDS`.
+
+    ``None`` if they do not reach back so far, or if the request counter was reset.
+    """
     last = looks[-1].at if looks else 0.0
     before = [index for index, look in enumerate(looks) if last - look.at >= HELD_SECONDS]
     if not before:

@@ -17,7 +17,10 @@ KEY_MILLIS: Final = "cpuMillis"
 
 
 def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
-    """Number of pods and CPU limit as the live ConfigMap (its data) has them; what cannot be read counts as absent."""
+    """Return the number of pods and the CPU limit from the data of the live ConfigMap.
+
+    Values that cannot be read count as absent.
+    """
     found = json_object(live.get(names.KEY_PODS))
     return {
         key: value
@@ -29,7 +32,10 @@ def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
 def resolved_sources(
     snapshot: Snapshot, kept: Sequence[str]
 ) -> dict[str, dict[str, ResolvedSource]]:
-    """What each kept revision was first loaded from: as recorded, else as its oldest pod reports."""
+    """Return the sources that each kept revision was first loaded from.
+
+    They come from the record, else from the report of its oldest pod.
+    """
     recorded = json_object(snapshot.live_data().get(names.KEY_RESOLVED))
     result = {
         revision: found
@@ -40,14 +46,18 @@ def resolved_sources(
         snapshot.pods, key=lambda item: item.raw["metadata"].get("creationTimestamp") or ""
     ):
         report = pod.load_report()
-        # The first load of a revision decides what its unpinned sources are; later pods fetch exactly that.
+        # The first load of a revision decides what its unpinned sources are; later pods fetch
+        # exactly those.
         if report is not None and report.ok and pod.revision in kept and pod.revision not in result:
             result[pod.revision] = resolution(report)
     return result
 
 
 def _record(value: Any) -> dict[str, ResolvedSource] | None:
-    """One revision's record; what somebody's edit has made unreadable counts as none, as in the loader."""
+    """Return the record of one revision.
+
+    ``None`` if a manual edit has made it unreadable, as in the loader.
+    """
     try:
         return ResolvedSources.model_validate({"revision": value}).root["revision"]
     except ValueError:
@@ -60,7 +70,7 @@ def live_data(
     resolved: Mapping[str, Mapping[str, ResolvedSource]],
     snapshot: Snapshot,
 ) -> dict[str, str]:
-    """Counts, the controller's and scaling's memory, and resolved sources, each as JSON under its key."""
+    """Return counts, state of policies and scaling, and resolved sources, each as JSON by key."""
     data = {
         names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
         names.KEY_MEMORY: state.to_json(),

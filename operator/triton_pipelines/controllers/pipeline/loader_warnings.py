@@ -9,13 +9,17 @@ from triton_pipelines.api.loadreport import INFORMATIVE, LoadReason
 
 from .snapshot import Snapshot
 
-# Most published tokenizers come with truncation or padding of their own; that the resource decides is the contract, and no doubt.
+# Most published tokenizers have truncation or padding settings of their own. The resource overrides
+# them by contract, so that is not worth a warning.
 TOLD: Final = INFORMATIVE - {LoadReason.TOKENIZER_SETTINGS_IGNORED}
 
 
 def loader_warnings(snapshot: Snapshot, revision: str) -> list[Finding]:
-    """Informative findings of the pods of ``revision``, each once. Until a pod of it has loaded anything, what was said of it holds, so that
-    a pod that is made anew is no news."""
+    """Return the informative findings of the pods of ``revision``, each once.
+
+    Until a pod of the revision has loaded anything, the reported findings hold: a recreated pod
+    alone changes nothing.
+    """
     pods = sorted(
         (pod for pod in snapshot.pods if pod.revision == revision), key=lambda pod: pod.name
     )
@@ -27,7 +31,8 @@ def loader_warnings(snapshot: Snapshot, revision: str) -> list[Finding]:
     for report in reports:
         for item in report.findings:
             if item.reason in TOLD:
-                # Of pods that word the same differently, as with other numbers, one speaks: who has spoken, for as long as it says so.
+                # If pods word the same finding differently, for example with other numbers, the one
+                # reported before stays for as long as a pod repeats it.
                 path, text = item.field or item.step or "", f"{item.reason.value}: {item.message}"
                 if (path, item.reason.value) not in found or (path, text) in said:
                     found[path, item.reason.value] = text

@@ -1,7 +1,9 @@
-"""Answers of another type, shape or number of rows than declared: what keeps a new revision from serving, and is a warning of one that serves. Pure.
+"""Judge outputs whose type, shape or number of rows differs from the declaration. Pure.
 
-Triton hands such answers on, and clients that go by what came get on with them. Code that is new is better told before clients get used to it;
-whoever has served so is not broken by a look that sees more than the last release's did.
+Such a mismatch blocks a new revision, and is a warning on one that serves. Triton passes such
+outputs on, and clients that read the actual shape get on with them. New code is best rejected
+before clients depend on it; a pipeline that has served such outputs must not break because a newer
+probe detects more than that of the previous release.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ WORDS: Final = "a test inference is answered otherwise than declared: "
 
 
 def count_new_mismatches(snapshot: Snapshot, proven: str) -> tuple[Snapshot, list[Finding]]:
-    """The same with each mismatch of a pod that counts as a failed inference, and warnings of those that do not: what pods of ``proven`` answer,
-    the revision that last served the whole pipeline, and what was warned of before and a later revision, or another render of the same
-    spec, answers as well."""
+    """Return the snapshot with new mismatches as failed inferences, and warnings of the others.
+
+    A mismatch is only a warning if pods of ``proven``, the revision that last served the whole
+    pipeline, have it too. The same holds if it was reported before and a later revision, or another
+    rendering of the same spec, has it as well.
+    """
     said = _said(snapshot)
     served = {
         snapshot.probes[pod.uid].mismatch

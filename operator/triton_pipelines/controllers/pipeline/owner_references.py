@@ -24,11 +24,14 @@ def owned(item: Mapping[str, Any], uid: str) -> bool:
 
 
 def check_owner(known: Object | None, item: Object, uid: str) -> None:
-    """Raise unless ``item`` may take the place of ``known``: nothing, the pipeline's own (by its ``uid``), or what it has left behind.
+    """Raise unless ``item`` may take the place of ``known``.
+
+    It may if there is no such object, if it is owned by this pipeline (by its ``uid``), or if it
+    was left behind by a pipeline of this name.
 
     Raises:
-        FormerChild: it belongs to a former pipeline of the name, and goes.
-        NameTaken: it is somebody else's.
+        FormerChild: The object belongs to a former pipeline of the name and is about to go.
+        NameTaken: The object belongs to another owner.
     """
     if known is None or owned(known, uid):
         return
@@ -42,12 +45,16 @@ def check_owner(known: Object | None, item: Object, uid: str) -> None:
     ):
         raise FormerChild(what)
     raise NameTaken(
-        f"{what} exists in this namespace and is not this pipeline's; delete or rename it, or give the pipeline another metadata.name"
+        f"{what} exists in this namespace and is not this pipeline's; delete or rename it,"
+        " or give the pipeline another metadata.name"
     )
 
 
 def _left_by_us(known: Object, item: Object) -> bool:
-    """Whether an object without an owner is one that we applied for a pipeline of this name: somebody took the reference away."""
+    """Return whether an object without an owner was applied by us for a pipeline of this name.
+
+    Then only its owner reference was removed by hand.
+    """
     applied = any(
         entry.get("manager") == names.MANAGER_CHILDREN
         for entry in known["metadata"].get("managedFields") or ()

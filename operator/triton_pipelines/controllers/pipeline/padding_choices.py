@@ -1,9 +1,11 @@
-"""Paddings that tuning runs have proven, for ``spec.tokenizer.padding: Auto``: what is remembered of them, and of which spec they speak. Pure.
+"""Padding modes that tuning runs have verified, for ``spec.tokenizer.padding: Auto``. Pure.
 
-A choice holds for one fingerprint (:func:`~triton_pipelines.compile.graph.fingerprint.cost_fingerprint`): that of the spec with the patch that was
-measured together with it. It lies in the live ConfigMap, in ``status.padding.measured`` and in the ConfigMap of the revision that it made:
-where one of them is lost, or was not taken by the API server, the others know it. A choice whose revision failed, or was taken back, is
-barred until another run proves it anew.
+A choice holds for one fingerprint
+(:func:`~triton_pipelines.compile.graph.fingerprint.cost_fingerprint`): that of the spec with the
+patch that was measured together with it. It is stored in the live ConfigMap, in
+``status.padding.measured`` and in the ConfigMap of the revision that it created. If one of them is
+lost, or its write was rejected by the API server, the others still have it. A choice whose revision
+failed or was rolled back is rejected until another run verifies it again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from .state import json_object
 from .status_events import Event
 from .tuning_run_state import MESSAGE_MAX, Run
 
-# Choices that are remembered, the newest and the one in force: a spec that is gone back to has its own again.
+# Choices kept: the newest ones and the one in force. A spec that is restored finds its own again.
 KEPT: Final = 8
 # Room in status.padding (512 in all) for the figures, and for why a choice was taken back.
 SAID_MAX: Final = 400
@@ -56,15 +58,18 @@ _TOKENS_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A proven padding: ``mode`` and ``buckets``; ``said``: the figures in words; ``request``: of the run that proved it, and ``at``: when that
-    ended (RFC 3339); ``barred``: why its revision was taken back ("": it was not)."""
+    """A verified padding."""
 
     mode: Padding
     buckets: tuple[int, ...] = ()
     said: str = ""
+    """The measured figures, as text."""
     request: str = ""
+    """Request of the tuning run that verified it."""
     at: str = ""
+    """When that run ended (RFC 3339)."""
     barred: str = ""
+    """Why its revision was rolled back; empty if it was not."""
 
     @property
     def padded(self) -> PaddingSetting:
@@ -125,18 +130,22 @@ Choices = Mapping[str, Choice]
 
 @dataclass(frozen=True, slots=True)
 class PaddingResult:
-    """What of a run's result is Auto's. ``result``: the fields of ``status.tuning``, whose patch no longer names a padding; ``patch``: that
-    patch, with the padding that goes with it written out; ``choices``: by fingerprint (none, or one)."""
+    """The part of a tuning result that ``Auto`` applies by itself, and the rest."""
 
     result: Mapping[str, Any]
+    """Fields of ``status.tuning``, whose patch no longer names a padding."""
     patch: Mapping[str, Any]
+    """That patch, with the padding that belongs to it written out."""
     choices: Choices
+    """The verified choice by fingerprint: none or one."""
 
 
 def recorded(snapshot: Snapshot) -> dict[str, Choice]:
-    """Choices by fingerprint: the one by which the deployed revision was made, those that the status tells of, and those of the live ConfigMap.
+    """Return all recorded choices by fingerprint.
 
-    Of two for one spec the newer counts: a ConfigMap may have been lost or edited since the status was written, or not been taken.
+    They come from the deployed revision, the status and the live ConfigMap. Of two for one spec the
+    newer counts: since the status was written, a ConfigMap may have been lost or edited, or its
+    write may have been rejected.
     """
     made = snapshot.child(
         "ConfigMap", names.revision_name(snapshot.name, snapshot.deployed_revision())
@@ -166,8 +175,14 @@ def recorded(snapshot: Snapshot) -> dict[str, Choice]:
 
 
 def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str, Choice]:
-    """What is remembered behind a pass: what was, what a run has ``proven``, and that the choice for the present spec (``current``: its
-    fingerprint) is barred since its revision failed (``back``: why; "": it did not)."""
+    """Return the choices to record after this reconcile iteration.
+
+    Args:
+        before: The choices recorded so far.
+        proven: What a tuning run has verified.
+        current: Fingerprint of the current spec, whose choice is rejected if its revision failed.
+        back: Why that revision failed; empty if it did not.
+    """
     choices = dict(before)
     if back and current in choices and not choices[current].barred:
         choices[current] = replace(choices[current], barred=short(back, BARRED_MAX))
@@ -189,13 +204,19 @@ def newly_rejected(before: Choices, choices: Choices) -> list[Choice]:
 
 def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
     """That a choice is no longer taken, and why."""
-    said = "{0}, which tuning run {1!r} measured, is taken back for this spec until another run proves it: {2}"
+    said = (
+        "{0}, which tuning run {1!r} measured, is taken back for this spec"
+        " until another run proves it: {2}"
+    )
     notes = (said.format(one.padded, short(one.request, REQUEST_MAX), one.barred) for one in barred)
     return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
 
 
 def with_rejection(run: Run, barred: Sequence[Choice]) -> Run:
-    """The run with what became of the padding that it has proven: its message promised that Auto takes it."""
+    """Return the run with a note if the padding that it verified was rejected since.
+
+    Its message announced that ``Auto`` uses that padding.
+    """
     for choice in barred:
         if (choice.request, choice.at) == (run.request, run.end):
             add = f" Auto has taken padding {choice.padded} back since: {choice.barred}"
@@ -215,7 +236,10 @@ def to_status(choices: Choices) -> dict[str, Any]:
 
 
 def with_choices(status: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
-    """A status that keeps what was said before, with the choices of the one that was ``decided``: they hold, whatever could not be applied."""
+    """Return ``status`` with the choices of the ``decided`` one.
+
+    The choices hold even if other objects could not be applied.
+    """
     told: Mapping[str, Any] = decided.get("padding") or {}
     if not told.get("measured"):
         return dict(status)
@@ -233,7 +257,10 @@ def data(choices: Choices) -> dict[str, str]:
 
 
 def applied(choices: Choices, current: str, graph: Graph) -> dict[str, str]:
-    """What the ConfigMap of a revision holds of the choice by which it was made: nothing where that was Auto's rule, or the spec."""
+    """Return the data of a revision's ConfigMap on the choice that created the revision.
+
+    Empty if the padding comes from Auto's rule or from the spec.
+    """
     choice = choices.get(current) if graph.padding is not None and graph.padding.measured else None
     return data({current: choice}) if choice is not None else {}
 
@@ -246,14 +273,17 @@ def take(
     wall: float | None,
     fingerprint: Callable[[InferencePipeline], str],
 ) -> PaddingResult:
-    """Take out of a run's result what Auto does by itself; all of it stays where the resource names its padding.
+    """Take out of a tuning result what ``Auto`` applies by itself.
+
+    The result is unchanged if the resource names its padding.
 
     Args:
-        pipeline: that was measured; ``in_force``: its padding.
-        result: fields of ``status.tuning`` as the run tells them: its patch is there because its setting is proven.
-        run: its request, and its end (RFC 3339).
-        wall: milliseconds of p99 within which requests were counted.
-        fingerprint: of a resource.
+        pipeline: The pipeline that was measured.
+        in_force: Its padding.
+        result: Fields of ``status.tuning`` as reported by the run. A patch in it was verified.
+        run: Request and end (RFC 3339) of the run.
+        wall: The p99 limit in milliseconds within which requests were counted.
+        fingerprint: Returns the fingerprint of a resource.
     """
     patch = patch_in(result)
     gain, untouched = int(result.get("gainPercent") or 0), PaddingResult(result, patch, {})
@@ -291,7 +321,8 @@ def take(
             - len(when)
         )
         told["message"] = (
-            f"{short(str(result.get('message') or ''), room)} Auto takes padding {padded}, with which it was measured, {when}.".lstrip()
+            f"{short(str(result.get('message') or ''), room)} Auto takes padding {padded},"
+            f" with which it was measured, {when}.".lstrip()
         )
     return PaddingResult(
         told,
@@ -314,21 +345,40 @@ def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def note(choices: Choices, fingerprint: str, request: str, *, in_force: bool) -> str:
-    """What is to be said of choices that are not in force; "" where there are none. ``request``: of the run that status.tuning tells of, if it
-    measured the revision that is wanted ("": it did not); ``in_force``: whether a choice is."""
+    """Return a note on choices that are not in force; empty without any.
+
+    Args:
+        choices: All recorded choices.
+        fingerprint: Fingerprint of the current spec.
+        request: Request of the run in ``status.tuning`` if it measured the desired revision; empty
+            if it did not.
+        in_force: Whether a choice is in force.
+    """
     own = choices.get(fingerprint)
     if own is not None and own.barred:
-        return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, was taken back: {own.barred}"
+        return (
+            f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured,"
+            f" was taken back: {own.barred}"
+        )
     if own is not None and not in_force:
-        return f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured, is none that this pipeline can take"
+        return (
+            f"; {own.padded}, which tuning run {short(own.request, REQUEST_MAX)!r} measured,"
+            " is none that this pipeline can take"
+        )
     others = [choice for choice in choices.values() if not choice.barred]
     if own is not None or not others:
         return ""
     newest = max(others, key=lambda choice: choice.age)
     run = f"tuning run {short(newest.request, REQUEST_MAX)!r}"
     if newest.request == request:
-        return f"; {run} measured {newest.padded} to be better together with the patch in status.tuning: Auto takes it with that"
-    return f"; {run} measured {newest.padded} to be better, but with other knobs: another spec.tuning.request measures these"
+        return (
+            f"; {run} measured {newest.padded} to be better together with the patch"
+            " in status.tuning: Auto takes it with that"
+        )
+    return (
+        f"; {run} measured {newest.padded} to be better, but with other knobs:"
+        " another spec.tuning.request measures these"
+    )
 
 
 def _figures(
@@ -338,9 +388,15 @@ def _figures(
     within = f" within {wall:g} ms" if wall is not None else ""
     times = f"{1 + gain / 100:.2f} times"
     if padded == before:
-        return f"measured: {padded} stays; with the knobs of the patch it carries {times} what it did before{within}"
+        return (
+            f"measured: {padded} stays; with the knobs of the patch it carries {times}"
+            f" what it did before{within}"
+        )
     if more:
-        return f"measured: {padded} with the knobs of the patch carries {times} what {before} did with those before{within}"
+        return (
+            f"measured: {padded} with the knobs of the patch carries {times}"
+            f" what {before} did with those before{within}"
+        )
     return f"measured: {padded} carries {times} what {before} does{within}"
 
 

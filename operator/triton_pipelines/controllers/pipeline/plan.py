@@ -1,8 +1,8 @@
-"""One reconcile iteration as an ordered list of policies. Pure: no I/O, the clock is passed in.
+"""Run one reconcile iteration as an ordered list of policies. Pure; the clock is passed in.
 
-Each policy sees the same snapshot and what the policies before it have decided, and owns its part of the
-state (``state.py``). Rules of the merge: ``chain.py``. The order of applied objects: ``actions.py``.
-Reasons for this cut: docs/decisions/0026-policy-chain.md.
+Each policy sees the same snapshot and what the policies before it have decided, and owns its part
+of the state (``state.py``). Rules of the merge: ``chain.py``. The order of applied objects:
+``actions.py``. Reasons for this cut: docs/decisions/0026-policy-chain.md.
 
 Planning again on the result of a plan does nothing; a property test verifies it.
 """

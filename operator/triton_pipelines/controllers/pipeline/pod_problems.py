@@ -1,4 +1,4 @@
-"""Why a pod does not serve, in our words: from its own status, the loader's report and what Triton said."""
+"""Explain why a pod does not serve, from its status, the loader's report and Triton's output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG_REASONS = frozenset({"CreateContainerConfigError"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What keeps one pod from serving. ``final``: nothing but a change of the spec (or of what it names) will help."""
+    """Why one pod does not serve."""
 
     reason: Reason
     message: str
@@ -37,14 +37,17 @@ class Problem:
 
     @property
     def final(self) -> bool:
-        """Whether waiting is no use."""
+        """Whether only a change of the spec, or of what it names, can help."""
         return KIND_OF[self.reason] is ReasonKind.STALLED
 
 
 def of_pod(
     pod: Pod, probe: Probe | None, gpu_resource: str, nodes: Sequence[Object] | None
 ) -> Problem | None:
-    """The most telling problem of a pod that is not ready, or whose inference fails; ``None`` where it serves."""
+    """Return the most telling problem of a pod that is not ready or fails a test inference.
+
+    ``None`` if the pod serves.
+    """
     if pod.deleting:
         return None
     if pod.ready:
@@ -154,14 +157,18 @@ def _image(pod: Pod) -> Problem | None:
         if waiting.get("reason") in IMAGE_REASONS:
             return Problem(
                 Reason.IMAGE_UNAVAILABLE,
-                f"pod {pod.name}: image {status.get('image')} of container {name} cannot be pulled ({waiting['reason']}): {waiting.get('message', '')}",
+                f"pod {pod.name}: image {status.get('image')} of container {name} cannot be pulled"
+                f" ({waiting['reason']}): {waiting.get('message', '')}",
                 pod.name,
             )
     return None
 
 
 def config_missing(pod: Pod, name: str = "") -> bool:
-    """Whether the kubelet misses a Secret or ConfigMap of that name (empty: any) that the pod asks for."""
+    """Return whether the kubelet cannot find a Secret or ConfigMap that the pod refers to.
+
+    An empty ``name`` matches any.
+    """
     waiting = (
         _waiting(pod.container(container))
         for container in (names.CONTAINER_LOADER, names.CONTAINER_SERVER)
@@ -197,7 +204,8 @@ def _loader(pod: Pod) -> Problem | None:
         return Problem(reason, f"pod {pod.name}: {text}", pod.name)
     return Problem(
         Reason.INTERNAL_ERROR,
-        f"pod {pod.name}: the loader ended with exit code {ended.get('exitCode')}: {str(ended.get('message') or ended.get('reason') or '')[:500]}",
+        f"pod {pod.name}: the loader ended with exit code {ended.get('exitCode')}:"
+        f" {str(ended.get('message') or ended.get('reason') or '')[:500]}",
         pod.name,
     )
 
@@ -223,7 +231,8 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
         why = f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode')}"
         return Problem(
             Reason.SERVER_CRASHED,
-            f"pod {pod.name}: Triton ended ({why}), {status.get('restartCount', 0)} restarts; end of its log: {tail}",
+            f"pod {pod.name}: Triton ended ({why}), {status.get('restartCount', 0)} restarts;"
+            f" end of its log: {tail}",
             pod.name,
         )
     return None
@@ -246,7 +255,8 @@ def _starting(pod: Pod) -> Problem:
     return Problem(Reason.PROGRESSING, f"pod {pod.name} starts", pod.name)
 
 
-# Which problem speaks for the pipeline when pods have several: the one that only the user can mend first.
+# Which problem represents the pipeline if pods have several: first those that only the user can
+# fix.
 _ORDER = (ReasonKind.STALLED, ReasonKind.TRANSIENT, ReasonKind.WAITING, ReasonKind.FINE)
 _LEAST = (Reason.LOADING, Reason.PROGRESSING)
 

@@ -1,9 +1,12 @@
-"""A pod's CPU limit, changed in place through its ``resize`` subresource: what it is to be, what it is, and which pod is next. Pure.
+"""Resize the CPU limit of pods in place, through their ``resize`` subresource. Pure.
 
-One pod at a time. The template keeps the limit that pods start with, so that a count's growth rolls nothing; a pod that starts later is
-brought to the others' limit as soon as its server runs. While a pod of the pipeline finds no CPU on any node, those that run give back what
-they have reserved beyond the template's request (their limit stays), so that a rollout fits where the first one did. What the API server
-refuses rests for a while (refusals.py), and what somebody else writes again is left to them (cpuowner.py).
+This module chooses the desired limit, reads the actual one and selects the next pod: one at a time.
+The template keeps the limit that pods start with, so that scaling up starts no rollout; a pod that
+starts later gets the limit of the others as soon as its server runs. While a pod of the pipeline
+finds no CPU on any node, the running pods give back what they have reserved beyond the template's
+request (their limit stays), so that a rollout fits where the first one did. A resize that the API
+server rejects is retried later (``resize_rejections.py``). What another manager writes again is
+left to it (``policies/cpu_resize.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def wanted_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) 
         else known
     )
     if wanted is None:
-        # Without a record, as where somebody has deleted it: what pods of a revision that grows have been given.
+        # Without a record, for example after it was deleted: the limit that pods of a growing
+        # revision were given.
         wanted = max(
             (limit for pod in snapshot.pods if (limit := _grown(pod, snapshot)) is not None),
             default=bounds[0],
@@ -63,7 +67,10 @@ def _grown(pod: Pod, snapshot: Snapshot) -> int | None:
 
 
 def due_changes(wanted: int | None, snapshot: Snapshot) -> list[Resize]:
-    """What pods do not have of what they are to have, those that give back first: others wait for it."""
+    """Return the resizes that pods still need, those that give CPU back first.
+
+    Others may wait for that CPU.
+    """
     if wanted is None:
         return []
     pinched = _pinched(snapshot)
@@ -76,7 +83,11 @@ def due_changes(wanted: int | None, snapshot: Snapshot) -> list[Resize]:
 
 
 def next_resize(due: Sequence[Resize], snapshot: Snapshot, now: dt.datetime) -> Resize | None:
-    """The pod to resize now; ``None`` where all are as they should be, one is still on its way, or those that are ``due`` were refused."""
+    """Return the pod to resize now.
+
+    ``None`` if no resize is due, another one is still in progress, or the API server rejected those
+    that are ``due`` recently.
+    """
     if any(
         on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(snapshot)
     ) and not _pinched(snapshot):
@@ -138,7 +149,10 @@ def on_its_way(pod: Pod) -> bool:
 
 
 def state_of(pod: Pod) -> tuple[str, str]:
-    """``Deferred`` or ``Infeasible`` with the kubelet's words, "" neither. Releases up to 1.32 tell it in ``status.resize``."""
+    """Return ``Deferred`` or ``Infeasible`` with the kubelet's message; empty if neither holds.
+
+    Kubernetes releases up to 1.32 report it in ``status.resize``.
+    """
     pending = pod.condition(PENDING)
     if pending.get("status") == "True" and pending.get("reason") in (DEFERRED, INFEASIBLE):
         return str(pending["reason"]), str(pending.get("message", ""))
@@ -151,7 +165,10 @@ def waits(pod: Pod) -> str:
     if not on_its_way(pod):
         return ""
     if actual_limit(pod) is None:
-        return "tells no CPU limit in force: Kubernetes 1.33 or newer is needed to resize pods in place"
+        return (
+            "tells no CPU limit in force: Kubernetes 1.33 or newer is needed"
+            " to resize pods in place"
+        )
     state, why = state_of(pod)
     node = str((pod.raw.get("spec") or {}).get("nodeName") or "its node")
     if state:

@@ -1,4 +1,4 @@
-"""The pods of a pipeline as live scaling looks at them beside their counts: how many, how many may be, and what CPU they have. Pure."""
+"""Observe the number of pods of a pipeline, its bounds and their CPU, for live scaling. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bounds_of(pipeline: InferencePipeline, graph: Graph) -> PodAndCpuBounds:
 
 
 def _most(graph: Graph) -> int:
-    """CPU of the most instances of all scaled steps, as far as it is granted to Python processes."""
+    """Return the CPU of the most instances of all scaled steps that run as Python processes."""
     return sum(
         millis(step.resources.cpu) * step.instances.counts.max
         for step in scaled_steps(graph)
@@ -48,8 +48,16 @@ def seen_of(
     refused: Mapping[str, Refusal] | None = None,
     state: PipelineState | None = None,
 ) -> PodsObservation:
-    """The pods as they are. ``wanted``: the CPU limit that each is to have, ``None``: any; ``refused``: by pod uid, what the API server did
-    not give: of a node that is too small it says so (Kubernetes 1.36, measured) before the kubelet could; ``state``: that of the policies."""
+    """Return what live scaling observes of the pods.
+
+    Args:
+        pods: The pods of the pipeline.
+        deployment: Its Deployment.
+        wanted: The desired CPU limit of each pod; ``None``: any.
+        refused: Resizes that the API server rejected, by pod uid. If a node is too small, the API
+            server reports it (Kubernetes 1.36, measured) before the kubelet could.
+        state: State of the policies.
+    """
     state, refused = state or PipelineState(), refused or {}
     staying = [pod for pod in pods if not pod.deleting]
     owned = wanted is not None and not state.cpu_resize.left_to
@@ -76,7 +84,10 @@ def seen_of(
 
 
 def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, stalled: str) -> bool:
-    """Whether a rollout runs that what serves has to wait for; it need not for one that does not come to its end."""
+    """Return whether a rollout is in progress that the serving pods have to wait for.
+
+    A rollout that does not complete is not waited for.
+    """
     if deployment is None:
         return True
     labels = ((deployment.get("spec") or {}).get("template", {}).get("metadata") or {}).get(

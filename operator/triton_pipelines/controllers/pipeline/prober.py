@@ -1,4 +1,4 @@
-"""Asks one pod how it is, for the reconciler: the triton client's answer in the reconciler's terms."""
+"""Probe one pod for the reconciler, and translate the result of the Triton client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 
-# Ids of sequences of our own: the upper half of what every integer type of the control tensor holds, where clients that count do not come.
+# Ids of our own sequences: the upper half of what every integer type of the control tensor holds,
+# which clients that count up do not reach.
 _LOWEST_ID = 2**30
 
 
 async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
-    """Readiness of the ensemble, states of all models and, where there is an example request, a real inference with it, in ``deadline_s`` seconds."""
+    """Probe one pod within ``deadline_s`` seconds.
+
+    The probe reads the readiness of the ensemble and the states of all models. If there is an
+    example request, it also runs a test inference.
+    """
     host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
     question = question_of(target.example) if target.example is not None else None
     result = await probe(
@@ -46,14 +51,24 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
 
 
 def asked_with(rows: int) -> str:
-    """What to know of a request that was made up: a text that no pipeline refuses is not to be had. ``rows``: how many it had."""
+    """Return the note on a request that was made up: no text is accepted by every pipeline.
+
+    Args:
+        rows: How many rows the request had.
+    """
     many = f" in {rows} rows" if rows > 1 else ""
     one = ", of one row" if rows > 1 else ""
-    return f" (asked with {DEFAULT_TEXT!r}{many}; spec.health.text or spec.health.inputs gives another example{one})"
+    return (
+        f" (asked with {DEFAULT_TEXT!r}{many};"
+        f" spec.health.text or spec.health.inputs gives another example{one})"
+    )
 
 
 def question_of(example: ExampleRequest) -> ProbeRequest:
-    """The request as it is sent; a sequence gets an id of its own, so that it never meets a client's."""
+    """Return the request to send.
+
+    A sequence gets an id of its own, so that it never collides with a client's.
+    """
     number = _LOWEST_ID + secrets.randbelow(_LOWEST_ID)
     sequence: int | str = 0
     if example.sequence:

@@ -1,7 +1,8 @@
-"""What the loader could not adapt to ragged batches: read from its reports, and remembered beside the counts. Pure.
+"""Record what the loader could not adapt to ragged batches, as read from its reports. Pure.
 
-A refusal belongs to a file and how it is read, not to a revision: an unrelated change of the spec does not send pods into the same
-refusal again, another file or another declaration is tried anew.
+A rejection belongs to a file and how it is read, not to a revision. After an unrelated change of
+the spec, pods do not meet the same rejection again; another file or another declaration is tried
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_
 
 from .snapshot import Snapshot, json_object
 
-# Longest refusal that is kept (the loader's report is 4096 bytes in all), and what status.padding.reason has room for.
+# Longest rejection that is kept: the loader's report is 4096 bytes in all, and
+# status.padding.reason has limited room.
 REASON_MAX = 300
 SAID_MAX = 512
 # Auto's choice until the cost of the step is measured.
@@ -33,13 +35,19 @@ Reports = tuple[tuple[str, tuple[LoadFinding, ...]], ...]
 
 
 def recorded(snapshot: Snapshot) -> dict[str, str]:
-    """Refusals that earlier passes wrote down; what an edit by hand made unreadable counts as none, and is found again."""
+    """Return the rejections that earlier reconcile iterations recorded.
+
+    A record that a manual edit has made unreadable counts as none, and is found again.
+    """
     known: Mapping[str, Any] = json_object(snapshot.live_data().get(names.KEY_PADDING))
     return {key: reason for key, reason in known.items() if isinstance(reason, str)}
 
 
 def ragged_unsupported(snapshot: Snapshot) -> Reports:
-    """Of each pod whose file the loader could not adapt, where nothing else is wrong with what was loaded: its revision, and the findings."""
+    """Return revision and findings of each pod whose file the loader could not adapt.
+
+    Pods with other findings on what was loaded are left out.
+    """
     told = []
     for pod in snapshot.pods:
         report = pod.load_report()
@@ -71,10 +79,13 @@ def reported(
 def told(
     choice: PaddingChoice, run: Mapping[str, Any], current: bool, other: str = ""
 ) -> dict[str, str]:
-    """``status.padding``: the padding in force, and by which rule or measurement it was chosen.
+    """Return ``status.padding``: the padding in force, and which rule or measurement chose it.
 
-    ``run``: ``status.tuning`` of the last run; ``current``: it speaks of the revision that is wanted: it measured that, or recommended it.
-    ``other``: what is to be said of measured paddings that are not in force.
+    Args:
+        choice: The padding in force.
+        run: ``status.tuning`` of the last run.
+        current: Whether that run measured or recommended the desired revision.
+        other: A note on measured paddings that are not in force.
     """
     request = short(str(run.get("request") or ""), REQUEST_MAX)
     figures = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""

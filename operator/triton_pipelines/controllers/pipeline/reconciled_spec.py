@@ -1,4 +1,4 @@
-"""The spec that an iteration reconciles: the current one, or the last good one while that is blocked."""
+"""The spec that an iteration reconciles: the current one, or the last good one if it is blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One pass over one pipeline: observe from caches, ask pods that are due, plan, carry out. The only part of reconcile that does I/O."""
+"""Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
+
+The only part of this package that does I/O.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +72,15 @@ CHILD_RESOURCES: tuple[Resource, ...] = (
     JOBS,
 )
 RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
-# A pod that is not ready yet is asked this often why (seconds); one that is ready, every health.periodSeconds.
+# How often (seconds) a pod that is not ready is probed for the reason. A ready one is probed every
+# health.periodSeconds.
 UNREADY_PROBE_SECONDS = 5.0
-# While ConfigMap sources are not watched (they bear no label of ours), their content is compared this often (seconds).
+# How often (seconds) the content of ConfigMap sources is compared while they are not watched: they
+# do not have our label.
 SOURCE_POLL_SECONDS = 60.0
 REFUSALS = (Forbidden, Invalid, NameTaken, FormerChild)
-# A former pipeline's children of the same name go within moments; the garbage collector is given this long per look (seconds).
+# How long (seconds) each reconcile iteration waits for the garbage collector to delete a former
+# pipeline's children of the same name. They usually go within moments.
 FORMER_CHILD_SECONDS = 2.0
 
 _log = structlog.get_logger(__name__)
@@ -99,43 +105,46 @@ Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
 
 @dataclass(slots=True)
 class Reconciler:
-    """Carries out passes. One instance per process; passes of different pipelines run side by side.
+    """Runs reconcile iterations; one instance per process.
 
-    ``derive`` gives the control key of (pipeline uid, revision); ``prober`` asks one pod; ``clock`` gives UTC now.
+    Iterations over different pipelines run concurrently.
     """
 
     client: Client
     store: Store
     options: Options
     derive: Callable[[str, str], str]
+    """Returns the control key of a pipeline's uid and a revision."""
     prober: Prober
+    """Probes one pod."""
     clock: Callable[[], dt.datetime]
+    """Returns the current time in UTC."""
     instance: str
     handover: Handover
     max_concurrent_rollouts: int = 5
     resolver: Resolver = field(init=False)
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
-    _starting: set[Key] = field(default_factory=set)  # whose Deployment is being applied right now
-    _leaving: dict[Key, set[str]] = field(
-        default_factory=dict
-    )  # uids of pods that were deleted here
-    _refused: dict[Key, str] = field(
-        default_factory=dict
-    )  # status writes that were refused, as told
-    _tuning_rejection: dict[Key, str] = field(
-        default_factory=dict
-    )  # why an object of a tuning run was refused
+    _starting: set[Key] = field(default_factory=set)
+    """Pipelines whose Deployment is being applied right now."""
+    _leaving: dict[Key, set[str]] = field(default_factory=dict)
+    """Uids of pods that were deleted here."""
+    _refused: dict[Key, str] = field(default_factory=dict)
+    """Messages of rejected status writes, as reported."""
+    _tuning_rejection: dict[Key, str] = field(default_factory=dict)
+    """Why an object of a tuning run was rejected."""
     _terminating: set[Key] = field(default_factory=set)
     """Pipelines whose namespace is terminating; logged once."""
-    _accepted: dict[Key, tuple[str, str]] = field(
-        default_factory=dict
-    )  # the pipeline's uid, and its last spec that was acted on
+    _accepted: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    """Uid of the pipeline and its last spec that was acted on."""
 
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
 
     async def reconcile(self, key: Key) -> Result:
-        """One pass. Errors of the API server leave it as they are: the queue backs off by their class."""
+        """Run one reconcile iteration.
+
+        Errors of the API server are raised unchanged: the queue backs off by their class.
+        """
         try:
             result = await self._reconcile(key)
         except StatusRejected:
@@ -176,7 +185,8 @@ class Reconciler:
             probes=dict(self._probes.get(key, {})),
             resize_rejections=dict(self.handover.resize_rejections[key]),
         )
-        # Nothing is awaited from here until the key stands in _starting, so no two passes take the same free place.
+        # Nothing is awaited from here until the key is in _starting, so that no two iterations take
+        # the same free place.
         decided = plan(
             snapshot,
             Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve),
@@ -213,7 +223,7 @@ class Reconciler:
             )
         )
 
-    # --- observe -------------------------------------------------------------------------------------------------------
+    # --- observe ----------------------------------------------------------------------------
 
     async def _observe(self, key: Key, raw: Object, sources: Sequence[Fetch]) -> Snapshot:
         children = {
@@ -254,19 +264,24 @@ class Reconciler:
         try:
             return tuple((await self.client.list(NODES)).items)
         except Forbidden:
-            return None  # a namespaced operator may not see nodes; the scheduler's own message is shown
+            # A namespaced operator may not see nodes; the scheduler's own message is shown.
+            return None
 
-    # --- ask pods ---------------------------------------------------------------------------------------------------------
+    # --- probe pods -------------------------------------------------------------------------
 
     async def _ask(self, key: Key, wanted: CompiledPipeline, snapshot: Snapshot) -> float | None:
-        """Probe the pods that are due, side by side. Returns the seconds until the next one is due.
+        """Probe the pods that are due, concurrently.
 
-        Only pods that run what the spec asks for that is gone by: its model names and inputs may not be those of other revisions, whose
-        last answer stands.
+        Only pods that run the effective spec are probed: other revisions may have other model names
+        and inputs. Their last result stays.
+
+        Returns:
+            The seconds until the next pod is due.
         """
         now = self.clock()
         pipeline, state = wanted.pipeline, snapshot.state().revision
-        # The second is a revision of the same spec that waits to be replaced by this operator's templates.
+        # The second is a revision of the same spec that waits to be replaced by one with this
+        # operator's templates.
         revisions = {
             wanted.revision.name,
             state.desired if state.generation == snapshot.generation else "",
@@ -329,13 +344,16 @@ class Reconciler:
         } | self._starting
         return len(rolling - {key, None}) < self.max_concurrent_rollouts
 
-    # --- carry out ----------------------------------------------------------------------------------------------------------
+    # --- apply ------------------------------------------------------------------------------
 
     async def _report_apply_failure(
         self, key: Key, snapshot: Snapshot, decided: Plan, error: Refused
     ) -> Result:
-        """Say what the API server refused. Then what a tuning run that has ended holds goes: its result stands in the status by now. Where
-        that cannot be written at present, the Job stays, and the next pass reads its result again."""
+        """Report what the API server rejected, then release what an ended tuning run holds.
+
+        The result of the run is in the status by then. If the status cannot be written at present,
+        the Job stays, and the next iteration reads its result again.
+        """
         try:
             await self._write_status(
                 snapshot, status_after_failure(snapshot, decided, error, self.clock())
@@ -374,7 +392,10 @@ class Reconciler:
                 await self._delete(key, deletion)
 
     async def _create_beside(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
-        """Make what a tuning run needs. What is refused ends the run, and is nothing that the pipeline suffers from. Whether it was."""
+        """Create what a tuning run needs, and return whether that was rejected.
+
+        A rejection ends the run and does not affect the pipeline.
+        """
         try:
             for item in decided.beside:
                 await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
@@ -388,7 +409,10 @@ class Reconciler:
         return False
 
     async def _resize(self, key: Key, snapshot: Snapshot, resize: Resize) -> None:
-        """Give one pod another CPU limit. What the API server refuses is said, and asked for again after a while."""
+        """Give one pod another CPU limit.
+
+        A rejection by the API server is reported, and the resize is retried after a while.
+        """
         since, known = self.store.mark(), self.handover.resize_rejections.setdefault(key, {})
         try:
             self.store.put(
@@ -425,7 +449,11 @@ class Reconciler:
         await _log.ainfo("applied", kind=item["kind"], object=name)
 
     async def _foreign(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """An object that the caches do not know: none, one whose label was removed by hand, or somebody else's."""
+        """Return an object that the caches do not know.
+
+        ``None`` if there is none. Otherwise its label was removed by hand, or it belongs to another
+        owner.
+        """
         try:
             return await self.client.get(resource, namespace, name)
         except NotFound:
@@ -447,10 +475,17 @@ class Reconciler:
     async def _write_status(
         self, snapshot: Snapshot, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
     ) -> None:
-        """Write a status and post its events. ``events`` not given: only where the status says anything new.
+        """Write a status and post its events.
+
+        Args:
+            snapshot: What was observed.
+            status: The status to write.
+            events: Events to post. ``None``: write only if the status changes anything, and post
+                the events of that change.
 
         Raises:
-            StatusRejected: the API server does not take it; the pipeline's conditions say so, where they can.
+            StatusRejected: The API server rejects it. The conditions of the pipeline say so if
+                they can be written.
         """
         if events is None:
             if not statuses.differs(snapshot.pipeline, status):
@@ -476,7 +511,8 @@ class Reconciler:
         try:
             answer = await self.client.apply_status({**body, "status": dict(status)})
         except NotFound:
-            # Whatever the caches say: there is no such pipeline, and no event may come that tells so.
+            # Whatever the caches hold: the pipeline does not exist, and no event may come to report
+            # its deletion.
             self.store.remove(INFERENCE_PIPELINES, namespace, name, uid=uid)
         except Conflict:
             return  # another of the same name: its own event brings the next pass
@@ -485,7 +521,10 @@ class Reconciler:
 
     async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Say by the status that was taken before that the new one was not; returns the words."""
-        text = f"the API server refuses the pipeline's status, so the rest of it is out of date: {error.message}; is the CRD that of this operator's release?"
+        text = (
+            "the API server refuses the pipeline's status, so the rest of it is out of date:"
+            f" {error.message}; is the CRD that of this operator's release?"
+        )
         key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
         told = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
         if statuses.differs(snapshot.pipeline, told):

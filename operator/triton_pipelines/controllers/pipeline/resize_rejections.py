@@ -1,8 +1,9 @@
-"""Why the API server does not resize a pod, and when it is asked again. Pure; the clock is passed in.
+"""Explain why the API server rejects a resize, and decide when it is retried. Pure.
 
-A 403 has many causes, told apart by the API server's own words (Kubernetes 1.36: plugin/pkg/admission/podresize, resourcequota, limitranger;
-endpoints/handlers/responsewriters). Only a node that is too small binds what a pod can have; whatever time or somebody can mend is asked for
-again, ever more seldom.
+The clock is passed in. A 403 has many causes, which only the API server's messages tell apart
+(Kubernetes 1.36: plugin/pkg/admission/podresize, resourcequota, limitranger;
+endpoints/handlers/responsewriters). Only a node that is too small limits what a pod can have. What
+may pass with time, or what an administrator can fix, is retried with exponential back-off.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ REST_MAX: Final = dt.timedelta(minutes=15)
 
 _NODE_CAUSES: Final = frozenset({"NodeCapacity", "UnsupportedPlatform"})
 _NODE: Final = re.compile(
-    r"node didn't have enough allocatable|pod resize is only supported on|which are not available on node"
+    r"node didn't have enough allocatable|pod resize is only supported on"
+    r"|which are not available on node"
 )
 _QUOTA: Final = re.compile(r"(exceeded|failed) quota: |status unknown for quota:")
-# Of a quota on what a container leaves open, as of Kubernetes 1.26 with the containers' names ("limits.cpu for: load; limits.memory for: …").
+# Message of a quota on a resource that a container does not set. Since Kubernetes 1.26 it has the
+# names of the containers ("limits.cpu for: load; limits.memory for: …").
 _UNSET: Final = re.compile(r"failed quota: (?P<quota>[^:\s]+): must specify (?P<rest>.+)")
 _FIELD: Final = re.compile(r"(?:limits|requests)\.[a-z-]+")
 _CONTAINER: Final = re.compile(r"(?<= for: )[a-z0-9-]+|(?<=,)[a-z0-9-]+(?=[;,]|$)")
 _WAYS: Final[Mapping[str, str]] = {
-    names.CONTAINER_LOADER: "write it in resources of init container load in spec.server.podTemplate.spec.initContainers",
+    names.CONTAINER_LOADER: "write it in resources of init container load"
+    " in spec.server.podTemplate.spec.initContainers",
     names.CONTAINER_SERVER: "write it in spec.server.resources",
 }
 _RIGHTS: Final = re.compile(r"\bcannot patch resource\b")
@@ -54,26 +58,34 @@ class Refused(StrEnum):
 _OF_ALL: Final = frozenset({Refused.QUOTA, Refused.RIGHTS, Refused.ABSENT})
 _WORDS: Final[Mapping[Refused, str]] = {
     Refused.NODE: "its node cannot hold that",
-    Refused.QUOTA: "a ResourceQuota of the namespace does not allow it; raise it, or lower instances.max",
-    Refused.RIGHTS: "the operator has no right to it; give its role the verb patch on pods/resize (rbac.podResize of the chart)",
-    Refused.RANGE: "a LimitRange of the namespace does not allow it; change that, or lower instances.max",
+    Refused.QUOTA: "a ResourceQuota of the namespace does not allow it;"
+    " raise it, or lower instances.max",
+    Refused.RIGHTS: "the operator has no right to it;"
+    " give its role the verb patch on pods/resize (rbac.podResize of the chart)",
+    Refused.RANGE: "a LimitRange of the namespace does not allow it;"
+    " change that, or lower instances.max",
     Refused.ADMISSION: "an admission controller or policy refuses it",
     Refused.INVALID: "the API server holds it to be invalid",
-    Refused.ABSENT: "this cluster cannot resize pods in place; that needs Kubernetes 1.33 or newer, else leave out scaling.cpuResize",
+    Refused.ABSENT: "this cluster cannot resize pods in place;"
+    " that needs Kubernetes 1.33 or newer, else leave out scaling.cpuResize",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A pod that was not given ``limit`` (thousandths of a core): what refused, why in words, until when nobody asks again, and how often
-    in a row it was refused."""
+    """A resize of one pod that the API server rejected."""
 
     pod: str
     kind: Refused
+    """What rejected it."""
     limit: int
+    """The requested CPU limit (thousandths of a core)."""
     why: str
+    """The reason, as text."""
     until: dt.datetime
+    """When it may be retried."""
     tries: int = 1
+    """How often in a row it was rejected."""
 
     @property
     def text(self) -> str:
@@ -111,7 +123,10 @@ def kind_of(error: ClusterError) -> Refused:
 
 
 def explained(said: str) -> str:
-    """The API server's words on a pod that it takes not, and what to do where a ResourceQuota counts what a container does not set."""
+    """Return the API server's message on a rejected pod, with advice on ResourceQuotas.
+
+    The advice is added if a quota counts what a container does not set.
+    """
     found = _UNSET.search(said)
     if found is None:
         return said
@@ -120,7 +135,10 @@ def explained(said: str) -> str:
         set(_CONTAINER.findall(found["rest"])),
     )
     ways = [way for container, way in _WAYS.items() if container in containers or not containers]
-    return f"{said}; ResourceQuota {found['quota']} counts {fields}: {', or '.join([*ways, 'give the namespace a LimitRange with defaults'])}"
+    return (
+        f"{said}; ResourceQuota {found['quota']} counts {fields}:"
+        f" {', or '.join([*ways, 'give the namespace a LimitRange with defaults'])}"
+    )
 
 
 def refused(

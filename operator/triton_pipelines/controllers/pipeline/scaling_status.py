@@ -1,4 +1,7 @@
-"""The parts of a status that move without the spec: steps and their instances, and what live scaling does. Pure; the clock is passed in."""
+"""Compute the status fields that change without the spec: steps, instances and live scaling. Pure.
+
+The clock is passed in.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,21 @@ def held(
     now: dt.datetime,
     cpu: CpuResize,
 ) -> dict[str, Any]:
-    """The ``status`` of a resource that cannot be acted on (:func:`~.status.stalled`), with what becomes of the revision that is kept meanwhile: its
-    steps, and what live scaling does. The other arguments are those of :func:`~.status.compute`, of the last spec that could be acted on."""
+    """Return ``status`` with the steps and scaling of the last good revision, which is kept.
+
+    Args:
+        status: Status of a resource that cannot be acted on (:func:`~.status.stalled`).
+        pipeline: The pipeline with its last good spec. This and the other arguments are those of
+            :func:`~.status.compute`, of the last good spec.
+        graph: Graph of that spec.
+        snapshot: What is observed.
+        wanted: The desired revision.
+        counts: Desired counts of steps.
+        diverged: As in :func:`~.status.compute`.
+        number: The number of pods and its owner.
+        now: The current time.
+        cpu: The decision on the CPU of the pods.
+    """
     conditions = live_conditions(pipeline, graph, snapshot, number, cpu)
     said = merge(
         snapshot.status.get("conditions") or (), conditions, snapshot.generation, rfc3339(now)
@@ -130,7 +146,10 @@ def kept_conditions(
 
 
 def _scaling(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, Any]:
-    """What scaling says; after a start of the operator what was said before, until it has looked."""
+    """Return the status of scaling.
+
+    After a start of the operator, the reported status holds until the first observation.
+    """
     before: Mapping[str, Any] = snapshot.status.get("scaling") or {}
     if pipeline.spec.scaling.mode is ScalingMode.DISABLED:
         return {}

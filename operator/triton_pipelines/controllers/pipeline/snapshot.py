@@ -36,12 +36,12 @@ class ModelState:
 # Consecutive probes without a response after which a healthy pod no longer counts as healthy: about
 # two minutes with the default period.
 MISSES_ALLOWED = 3
-# How long a probe that met a dead process counts, and how many are kept: Triton releases up to 24.05
-# restart such processes themselves.
+# How long a probe that met a dead process counts, and how many are kept: Triton releases up to
+# 24.05 restart such processes themselves.
 DEAD_WINDOW = dt.timedelta(minutes=10)
 DEAD_KEPT = 16
-# Probes that met a dead process after which a pod is recreated if another one serves. A single one may
-# be an accident of the probe.
+# Probes that met a dead process after which a pod is recreated if another one serves. A single one
+# may be an accident of the probe.
 DEAD_LOOKS = 3
 # Consecutive such probes if no other pod serves: with one dead process of several, the others still
 # answer most requests. A probe that meets the dead one every time shows that they do not.
@@ -168,7 +168,10 @@ class Pod:
         )
 
     def load_report(self) -> LoadReport | None:
-        """Return the last report of the init container, of this run or the one before; ``None`` without one."""
+        """Return the last report of the init container, of this run or the one before.
+
+        ``None`` without one.
+        """
         status = self.container(names.CONTAINER_LOADER)
         for phase in ("state", "lastState"):
             terminated = (status.get(phase) or {}).get("terminated")
@@ -222,7 +225,10 @@ class Snapshot:
         return str(self.live_data().get(names.KEY_ACCEPTED) or self.remembered)
 
     def monitoring_warnings(self) -> list[Finding]:
-        """Return findings on PodMonitor and PrometheusRule; the reported ones until they are checked."""
+        """Return findings on PodMonitor and PrometheusRule.
+
+        These are the reported ones until the objects are checked.
+        """
         if self.monitoring is not None:
             return list(self.monitoring)
         return reported_monitoring_findings(self.status)
@@ -276,7 +282,7 @@ class Snapshot:
         return PipelineState.parse(self.live_data().get(names.KEY_MEMORY))
 
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
-        """Return what the ConfigMap of a revision recorded: pod template, spec hash, server image."""
+        """Return what a revision's ConfigMap recorded: pod template, spec hash, server image."""
         found = (
             self.child("ConfigMap", names.revision_name(self.name, revision)) if revision else None
         )
@@ -310,8 +316,10 @@ class Snapshot:
 
     @property
     def pods_refused(self) -> str:
-        """The API server's message if it rejects further pods (quota, admission, a missing service
-        account); empty if it does not."""
+        """The API server's message if it rejects further pods; empty if it does not.
+
+        Causes are a quota, admission or a missing service account.
+        """
         return self.pods_refused_to(self.name)
 
     def pods_refused_to(self, deployment: str) -> str:

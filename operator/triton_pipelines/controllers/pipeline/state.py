@@ -1,7 +1,8 @@
-"""State that the policies keep between reconcile iterations, as one JSON document in the live ConfigMap.
+"""State that the policies keep between reconcile iterations: one JSON document.
 
-Each policy owns one dataclass and one key. Earlier releases kept one flat document; it is still read, so that
-an upgraded operator continues rollouts, tuning runs and the like where they are.
+It is stored in the live ConfigMap. Each policy owns one dataclass and one key. Earlier releases
+kept one flat document; it is still read, so that an upgraded operator continues rollouts, tuning
+runs and the like where they are.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class RolloutState(PolicyState):
         return state
 
     def target(self, desired: str) -> str:
-        """Return the revision to run if ``desired`` is asked for: the restored one if that failed."""
+        """Return the revision to run: ``desired``, or the restored one if ``desired`` failed."""
         return self.restored if self.failed_revision == desired and self.restored else desired
 
     def without_failure(self) -> Self:

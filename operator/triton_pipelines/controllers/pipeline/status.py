@@ -1,4 +1,7 @@
-"""The status of a pipeline, from the snapshot and what was decided. Pure; the clock is passed in."""
+"""Compute the status of a pipeline from the snapshot and the decisions. Pure.
+
+The clock is passed in.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,11 @@ _LIST_KEYS = {"steps": ("name",), "sources": ("step",)}
 
 
 def differs(pipeline: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether a status would change anything if it were written: something missing of what is said, or left of what was said before.
+    """Return whether writing a status would change anything.
 
-    What others put beside it is theirs: an apply leaves it, so it must not lead to one at every pass.
+    It would if the object lacks a field of it, or still has a field of the previous one. Fields
+    that other managers added are theirs: an apply keeps them, so they must not cause one in each
+    iteration.
     """
     before = dict(pipeline.get("status") or {})
     if pipeline["metadata"].get("managedFields"):
@@ -72,9 +77,18 @@ def stalled(
     *,
     final: bool | None = None,
 ) -> dict[str, Any]:
-    """Status of a resource that cannot be acted on: everything else stays as it was, the running version serves on.
+    """Return the status of a resource that cannot be acted on.
 
-    ``Stalled`` where only the user can help (``final``, by default as the reason says), ``Reconciling`` where there is something to wait for.
+    All other fields stay as they were, and the running revision keeps serving.
+
+    Args:
+        snapshot: What is observed.
+        reason: Why the resource cannot be acted on.
+        findings: The findings, or a message.
+        now: The current time.
+        final: Whether only the user can help, which is reported as ``Stalled``; otherwise there is
+            something to wait for, which is reported as ``Reconciling``. Follows from ``reason`` by
+            default.
     """
     final = KIND_OF[reason] is ReasonKind.STALLED if final is None else final
     message = findings if isinstance(findings, str) else _listed(findings)
@@ -124,7 +138,7 @@ def compute(
     now: dt.datetime,
     cpu: CpuResize,
 ) -> dict[str, Any]:
-    """Status of a resource that is acted on; one dictionary, whole. ``cpu``: whose the pods' CPU is."""
+    """Return the whole status of a resource that is acted on."""
     conditions = conditions_of(pipeline, graph, snapshot, rollout, wanted, problems, number)
     conditions += live_conditions(pipeline, graph, snapshot, number, cpu)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
@@ -208,12 +222,14 @@ def conditions_of(
     if rollout.target != wanted:
         why = Reason(rollout.state.failed_reason)
         text = (
-            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}): {rollout.state.failed_message};"
+            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}):"
+            f" {rollout.state.failed_message};"
             " it is tried again when the spec changes"
         )
         if why is Reason.SLO_VIOLATED:
             text = (
-                f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept, which is taken back:"
+                f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept,"
+                " which is taken back:"
                 f" {rollout.state.failed_message}; it is tried again when the spec changes"
             )
         return [
@@ -292,7 +308,8 @@ def conditions_of(
         )
         reason, text = (
             Reason.PROGRESSING,
-            f"{progress}; waiting for a test inference on {len(unproven)} of them{f': {said}' if said else ''}",
+            f"{progress}; waiting for a test inference on {len(unproven)} of them"
+            f"{f': {said}' if said else ''}",
         )
     elif leading is None and surplus > 0 and not rest:
         reason, text = Reason.DRAINING, f"{progress}; {surplus} pods more than that have to go"
@@ -312,7 +329,10 @@ def conditions_of(
 
 
 def _unproven(probe: Probe | None, asked: bool) -> bool:
-    """Whether a ready pod still owes an answer: it could not be asked, or was asked for no inference yet."""
+    """Return whether a ready pod still has to be verified.
+
+    It could not be probed, or has not run a test inference yet.
+    """
     if probe is None:
         return asked
     return bool(probe.error) or (asked and probe.inference_error is None)
@@ -335,7 +355,10 @@ def _available(serving: Sequence[Pod], snapshot: Snapshot) -> Condition:
     if serving and len(failing) < len(serving):
         revisions = ", ".join(sorted({pod.revision for pod in serving}))
         number = len(serving) - len(failing)
-        text = f"{number} pod{'s answer' if number > 1 else ' answers'} requests (revision {revisions})"
+        text = (
+            f"{number} pod{'s answer' if number > 1 else ' answers'} requests"
+            f" (revision {revisions})"
+        )
         return Condition(ConditionType.AVAILABLE, True, Reason.SERVING, text)
     if failing:
         return Condition(
@@ -369,9 +392,17 @@ def _models(
             f"all models are ready in {len(pods)} of {len(pods)} pods",
         )
     told = (
-        Reason.MODEL_MISMATCH, Reason.MODEL_FAILED, Reason.SOURCE_UNAVAILABLE, Reason.SOURCE_CHANGED, Reason.CHECKSUM_MISMATCH,
-        Reason.INVALID_TOKENIZER, Reason.RAGGED_UNSUPPORTED, Reason.NO_SPACE, Reason.SERVER_CRASHED, Reason.INTERNAL_ERROR,
-    )  # fmt: skip
+        Reason.MODEL_MISMATCH,
+        Reason.MODEL_FAILED,
+        Reason.SOURCE_UNAVAILABLE,
+        Reason.SOURCE_CHANGED,
+        Reason.CHECKSUM_MISMATCH,
+        Reason.INVALID_TOKENIZER,
+        Reason.RAGGED_UNSUPPORTED,
+        Reason.NO_SPACE,
+        Reason.SERVER_CRASHED,
+        Reason.INTERNAL_ERROR,
+    )
     if leading is not None and leading.reason in told:
         return Condition(
             ConditionType.MODELS_READY,

@@ -29,7 +29,11 @@ _LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
-    """Events of a status change: a new revision, every new cause of Ready and Available, new warnings; none for what only counts on."""
+    """Return the events of a status change.
+
+    They report a new revision, every new cause of Ready and Available, and new warnings. A change
+    of counts alone causes none.
+    """
     events = []
     revision = after.get("revision")
     if revision and revision != before.get("revision"):
@@ -116,7 +120,10 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
 
 
 def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
-    """Lint's warnings that the status did not have before, each once, all in one event: it is cut where it is too long, the status is not."""
+    """Return one event with all new warnings of lint, each once.
+
+    The event is cut if it is too long; the status has them in full.
+    """
     known = {_doubt(item) for item in before.get("warnings") or ()}
     fresh = [text for item in after.get("warnings") or () if (text := _doubt(item)) not in known]
     if not fresh:

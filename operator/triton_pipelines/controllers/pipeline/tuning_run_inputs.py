@@ -25,25 +25,31 @@ from .state import SloGuardState
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a run goes by. ``wanted``: the revision that the spec asks for; ``target``: the one that is to run, another where that was taken
-    back; ``settled``: whether ``wanted`` alone serves the whole pipeline, and ``watched``, until when (RFC 3339) its latency is under a watch that can
-    judge it ("": it is not);
-    ``replicas``: how many pods are wanted; ``ready``: what is said of the pipeline; ``template`` and ``server_image``: as the revision's
-    ConfigMap recorded them; ``padding``: the one in force; ``recommended``: the revision that a patch would make ("": none)."""
+    """Inputs of a tuning run."""
 
     pipeline: InferencePipeline
     snapshot: Snapshot
     wanted: str
+    """The revision that the spec requests."""
     target: str
+    """The revision to run: another one after a rollback."""
     settled: bool
+    """Whether ``wanted`` alone serves the whole pipeline."""
     watched: str
+    """Until when (RFC 3339) a watch can judge its latency; empty without such a watch."""
     replicas: int
+    """Desired number of pods."""
     ready: Callable[[], Condition]
+    """Returns the Ready condition of the pipeline."""
     template: Mapping[str, Any]
+    """Pod template, as the revision's ConfigMap recorded it."""
     server_image: str
+    """Server image, as the revision's ConfigMap recorded it."""
     options: Options
     padding: PaddingChoice | None
+    """The padding in force."""
     recommended: Callable[[Mapping[str, Any]], str]
+    """Returns the revision that a patch would create; empty for none."""
 
     @property
     def suspended(self) -> bool:
@@ -51,8 +57,11 @@ class Stage:
         return self.pipeline.spec.suspend is Switch.ENABLED
 
     def pinned_padding(self) -> dict[str, Any]:
-        """Fields of ``spec.tokenizer`` that say the padding in force to a Job which knows neither what the loader refused nor what was
-        measured; empty where the resource alone makes it."""
+        """Fields of ``spec.tokenizer`` that pin the padding in force for a Job; may be empty.
+
+        The Job knows neither what the loader rejected nor what was measured. Empty if the padding
+        follows from the resource alone.
+        """
         choice = self.padding
         if choice is None or not (choice.refused or choice.measured):
             return {}

@@ -57,24 +57,31 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The last run as it is remembered. ``serial``: how many came before; ``asked``: since when it waits for the pipeline; ``revision``: what is measured ("": it has not
-    begun); ``start``, ``job``, ``end``: RFC 3339 times of its beginning, its Job's and its end; ``pod``: which start of which pod's server
-    is measured; ``made``: uid of the Job ("": it has not been seen); ``recommended``: the revision that its patch makes ("": none);
-    ``result``: fields of ``status.tuning``, once it has ended."""
+    """The last tuning run, as recorded."""
 
     request: str = ""
     serial: int = 0
+    """How many runs came before."""
     state: State = State.NONE
     mode: str = TuningMode.QUICK.value
     asked: str = ""
+    """Since when it waits for the pipeline (RFC 3339)."""
     revision: str = ""
+    """The measured revision; empty if the run has not begun."""
     start: str = ""
+    """When it began (RFC 3339)."""
     pod: str = ""
+    """Which start of which pod's server is measured."""
     job: str = ""
+    """When its Job began (RFC 3339)."""
     made: str = ""
+    """Uid of the Job; empty if it has not been observed."""
     end: str = ""
+    """When it ended (RFC 3339)."""
     recommended: str = ""
+    """The revision that its patch creates; empty for none."""
     result: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``status.tuning``, once it has ended."""
 
     @property
     def active(self) -> bool:
@@ -87,7 +94,11 @@ class Run:
         return bool(self.revision)
 
     def name(self, uid: str) -> str:
-        """Eight characters that no other run has: times are of whole seconds, and numbers begin anew with another ConfigMap."""
+        """Return eight characters that no other run has.
+
+        The uid, the serial number and the start are hashed: times are in whole seconds, and serial
+        numbers start again with another ConfigMap.
+        """
         return hashlib.sha256("\n".join((uid, str(self.serial), self.start)).encode()).hexdigest()[
             :8
         ]
@@ -126,7 +137,11 @@ class Run:
         }
 
     def status(self, message: str = "") -> dict[str, Any]:
-        """``status.tuning``; empty without a run. ``message``: what one that has not ended waits for."""
+        """Return ``status.tuning``; empty without a run.
+
+        Args:
+            message: What a run that has not ended waits for.
+        """
         if not self.request:
             return {}
         told = {
@@ -148,10 +163,11 @@ class Run:
 
 
 def remembered(document: Mapping[str, Any], told: Any) -> Run:
-    """The last run, by what is remembered and what is ``told`` of it in ``status.tuning``.
+    """Return the last run, from the record and from ``status.tuning`` (``told``).
 
-    The status knows more of a run that has ended where the memory of it is lost, as with a deleted live ConfigMap, and where the API server
-    did not take the record of its end. It is not made, and does not take a pod's room, a second time.
+    The status has more on a run that has ended if the record is lost, for example with a deleted
+    live ConfigMap, or if the API server rejected the record of its end. Such a run is not repeated,
+    and does not take the room of a pod a second time.
     """
     run = Run.parse(document)
     if not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
@@ -182,7 +198,10 @@ def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:
 
 
 def result_of(document: Any) -> dict[str, Any] | None:
-    """The fields of ``status.tuning`` that a result fills; ``None`` where it is none: what a pod says is not ours to trust."""
+    """Return the fields of ``status.tuning`` that a result fills; ``None`` if it is not valid.
+
+    The result comes from a pod, so it is not trusted.
+    """
     if not isinstance(document, Mapping):
         return None
     try:

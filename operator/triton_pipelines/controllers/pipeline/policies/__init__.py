@@ -1,1 +1,1 @@
-"""The policies of a reconcile iteration: one file and one verb each. Their order is in :mod:`~..plan`."""
+"""Policies of a reconcile iteration, one file and one verb each, in the order of :mod:`~..plan`."""

@@ -1,7 +1,9 @@
-"""Whose the CPU of the pods is: live scaling's, or somebody else's whom nobody fights. Pure; the clock is passed in.
+"""Choose the CPU limit of the pods, and respect other managers of it. Pure; the clock is passed in.
 
-A pod that somebody else has resized, as the Vertical Pod Autoscaler does in place or when a pod is made, is mended once. Whoever writes it again
-within minutes means it (writers.py), is named, and keeps the CPU of all pods for as long as a pod has what they wrote.
+A pod may be resized by another manager, such as the Vertical Pod Autoscaler, in place or when the
+pod is created. This is corrected once. A manager that writes it again within minutes does so on
+purpose (``field_managers.py``): it is reported, and keeps the CPU of all pods for as long as a pod
+has what it wrote.
 """
 
 from __future__ import annotations
@@ -30,16 +32,19 @@ _UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (
 
 @dataclass(frozen=True, slots=True)
 class CpuResize:
-    """One pass over the pods' CPU: the ``limit`` that is wanted (thousandths of a core, ``None``: any), the pod to ``resize`` now, what was
-    ``refused`` of what is still due (by pod uid) and in how many seconds that is asked for ``again``, and who else writes it (``conflict``: who
-    and what to do, "" nobody)."""
+    """Decision on the CPU of the pods in one reconcile iteration."""
 
     limit: int | None
+    """The desired limit (thousandths of a core); ``None``: any."""
     resize: Resize | None
+    """The pod to resize now."""
     refused: Mapping[str, Refusal]
+    """Due resizes that the API server rejected, by pod uid."""
     again: float | None
+    """Seconds until they are retried."""
     state: CpuResizeState
     conflict: str = ""
+    """Who else writes the CPU, and what to do; empty without any."""
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
@@ -98,8 +103,11 @@ class _Writer:
 
 
 def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
-    """Who else wrote what deviates in the pod, through its ``resize`` subresource or as it was made; ``None``: nobody, as where it is what pods
-    start with."""
+    """Return the other manager that wrote the deviating CPU.
+
+    It wrote through the pod's ``resize`` subresource, or when the pod was created. ``None`` without
+    one, as when the pod has what pods start with.
+    """
     deviating = {
         field
         for field, is_now, to_be in (
@@ -120,10 +128,12 @@ def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
 
 
 def _admitted(pod: Pod) -> tuple[str, frozenset[str]] | None:
-    """The Vertical Pod Autoscaler that changed the server's CPU as the pod was made, and which of it; ``None``: none says so.
+    """Return the Vertical Pod Autoscaler that changed the server's CPU, and which fields.
 
-    It leaves no field manager, but an annotation (VPA 1.x, pkg/admission-controller/resource/pod/patch): "Pod resources updated by NAME:
-    container 0: cpu request, cpu limit; container 1: …". One that evicts brings each pod that is resized to its end.
+    ``None`` if none reports a change at the pod's creation. It leaves no field manager, but an
+    annotation (VPA 1.x, pkg/admission-controller/resource/pod/patch): "Pod resources updated by
+    NAME: container 0: cpu request, cpu limit; container 1: …". An autoscaler that evicts ends each
+    pod that is resized.
     """
     said = str((pod.raw["metadata"].get("annotations") or {}).get(_ADMITTED_BY, ""))
     found = _UPDATED.fullmatch(said)
@@ -171,7 +181,10 @@ def _taken(pipeline: str, writers: Writers, change: Resize) -> str:
         ("resize", "them", "their") if writers.several else ("resizes", "it", "its")
     )
     return (
-        f"cpu: {writers.names} {resize} the pods of {pipeline} again and again: pod {change.pod} has a CPU limit of {change.before[0]}m and a request of"
-        f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m; it is left to {them}. Take these pods out of {their} reach"
-        " (of a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu), or set spec.scaling.cpuResize to Disabled"
+        f"cpu: {writers.names} {resize} the pods of {pipeline} again and again: pod {change.pod}"
+        f" has a CPU limit of {change.before[0]}m and a request of"
+        f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m;"
+        f" it is left to {them}. Take these pods out of {their} reach"
+        " (of a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu),"
+        " or set spec.scaling.cpuResize to Disabled"
     )

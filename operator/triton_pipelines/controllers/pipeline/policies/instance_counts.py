@@ -27,10 +27,11 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def live_counts(graph: Graph, snapshot: Snapshot) -> dict[str, int]:
-    """Desired count of every scaled step: what scaling wants, else the recorded one, within its bounds, else where it starts.
+    """Return the desired count of every scaled step.
 
-    Where the record is gone, as after somebody deleted the ConfigMap, or cannot be read, it is what the pods run: a pod that starts must not
-    bring fewer.
+    It is what scaling wants, else the recorded count within its bounds, else the start value. If
+    the record is gone (for example with a deleted ConfigMap) or cannot be read, it is what the pods
+    run: a pod that starts must not have fewer.
     """
     found = json_object(snapshot.live_data().get(names.KEY_COUNTS))
     recorded = {
@@ -56,7 +57,10 @@ def live_counts(graph: Graph, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _running(snapshot: Snapshot) -> dict[str, int]:
-    """The most instances by step that a pod runs or was to run: as pods have reported them of late, and as the status tells of."""
+    """Return, by step, the most instances that a pod runs or should run.
+
+    They come from recent reports of pods and from the status.
+    """
     if snapshot.deployment is None:
         return {}
     told = snapshot.status.get("steps") or ()

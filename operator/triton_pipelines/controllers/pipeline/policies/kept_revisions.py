@@ -46,7 +46,10 @@ def kept_revisions(
     desired: str,
     predecessor: str,
 ) -> list[str]:
-    """Revisions whose ConfigMap and Secret stay: those in use, then the newest up to the history limit."""
+    """Return the revisions whose ConfigMap and Secret stay.
+
+    These are the ones in use, then the newest up to the history limit.
+    """
     used = {
         desired,
         rollout.target,

@@ -1,7 +1,7 @@
 """Reconcile the last good spec while the current one cannot be acted on. Pure.
 
-An invalid spec, or one whose source is missing, changes nothing of what runs. Objects that are deleted
-or edited meanwhile are restored all the same.
+An invalid spec, or one whose source is missing, changes nothing of what runs. Objects that are
+deleted or edited meanwhile are restored all the same.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def last_good_after(snapshot: Snapshot, applied: Sequence[Object]) -> str:
 def with_acted_hash(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with the hash of the last good spec: a failed revision is not retried."""
     state = snapshot.state()
-    # A state without that hash was written by a release that forgot a failure with the first iteration
-    # over another spec.
+    # A state without that hash was written by a release that forgot a failure with the first
+    # iteration over another spec.
     return replace(snapshot, acted_spec_hash=state.revision.spec or state.rollout.failed_spec)
 
 
@@ -132,7 +132,8 @@ def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
     if not isinstance(spec, dict) or not isinstance(digests, dict):
         return None
     state = snapshot.state()
-    # If only a source is missing, the current spec is that spec, in the form that the API server has.
+    # If only a source is missing, the current spec is that spec, in the form that the API server
+    # has.
     same = state.revision.spec == snapshot.spec_hash
     present: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
     rest = present if same else spec

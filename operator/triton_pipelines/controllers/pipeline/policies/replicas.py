@@ -1,10 +1,10 @@
 """Choose the number of pods, and respect other managers that own it. Pure; the clock is passed in.
 
-The Deployment's ``spec.replicas`` has one owner: the spec, live scaling or another manager. A manager
-that writes it through the Deployment's scale subresource keeps it, and it is no longer applied. A
-plain edit is drift and is corrected once; a manager that repeats it within minutes keeps it
-(``field_managers.py``). The pipeline's own ``spec.replicas`` may be written by any manager and is
-followed; if two alternate, both are reported.
+The Deployment's ``spec.replicas`` has one owner: the spec, live scaling or another manager. A
+manager that writes it through the Deployment's scale subresource keeps it, and it is no longer
+applied. A plain edit is drift and is corrected once; a manager that repeats it within minutes keeps
+it (``field_managers.py``). The pipeline's own ``spec.replicas`` may be written by any manager and
+is followed; if two alternate, both are reported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from triton_pipelines.controllers.timestamps import timestamp
 
 from .revision import DesiredRevision
 
-# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36 (measured)
-# record a field manager of that only if the number had one before.
+# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36
+# (measured) record a field manager of that only if the number had one before.
 SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
 
 
@@ -109,8 +109,11 @@ def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, 
 def owned_data(
     pipeline: InferencePipeline, snapshot: Snapshot, scaled: int | None, limit: int | None
 ) -> dict[str, str]:
-    """What the live ConfigMap holds of pods: how many live scaling wants, and each one's CPU limit. Unless it is active, what it wanted
-    last stays, so that it can go on from there."""
+    """Return the pod data of the live ConfigMap.
+
+    It has the number of pods that live scaling wants, and the CPU limit of each. While live scaling
+    is not active, its last values stay, so that it can continue from them.
+    """
     known = known_pods(pipeline, snapshot)
     wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
     if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
@@ -148,8 +151,8 @@ def _beside_others(
     writers = state.writers
     other = _other_owner(snapshot.deployment)
     live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
-    # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as KEDA
-    # does, keeps the number and scales back to 0 itself.
+    # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as
+    # KEDA does, keeps the number and scales back to 0 itself.
     asleep = number == 0
     if asleep and snapshot.state().revision.generation != snapshot.generation:
         writers = Writers()  # which the spec has just requested
@@ -162,8 +165,8 @@ def _beside_others(
             shared=other is not None and live == number,
         )
     if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
-        # The time of the first correction counts. If the operator's clock is ahead, later corrections
-        # would make the next edit look older than they are.
+        # The time of the first correction counts. If the operator's clock is ahead, later
+        # corrections would make the next edit look older than they are.
         if not writers.knows(other.manager, now):
             writers = writers.mending(other.manager, now)
         return replace(found, state=state.with_writers(writers))
@@ -189,12 +192,21 @@ def in_rollout(
     verified: str,
     stalled: str,
 ) -> Replicas:
-    """The number while ``target`` is being rolled out: of pods that live scaling wants none that found no place before. ``rolling``: what
-    the Deployment says.
+    """Return the number of pods while ``target`` is being rolled out.
 
-    The Deployment counts a pod that waits for a place among those that may be away, so that without room for a surge it would take no
-    other one down, and the rollout would never end. Once the pods that have a place serve the revision, or it turns out that it never
-    will, the number is again what is wanted.
+    The Deployment counts a pod that waits for a node among those that may be unavailable. Without
+    room for a surge it would then take down no old pod, and the rollout would never end. So pods
+    that live scaling wants but that could not be scheduled before are left out. Once the scheduled
+    pods serve the revision, or it turns out that they never will, the number is the desired one
+    again.
+
+    Args:
+        number: The desired number of pods.
+        snapshot: What is observed.
+        target: The revision that is being rolled out.
+        rolling: Whether the Deployment reports a rollout in progress.
+        verified: The revision that last served the whole pipeline.
+        stalled: The revision whose rollout stalled; empty without one.
     """
     state, deployed = number.state, snapshot.deployed_revision()
     if number.owner != "scaling" or not number.applied or stalled == target:
@@ -218,11 +230,13 @@ def in_rollout(
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """A field manager, whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do, and when (``None``: unknown)."""
+    """A field manager that owns the number of pods."""
 
     manager: str
     scale: bool
+    """Whether it wrote through the scale subresource, as autoscalers and ``kubectl scale`` do."""
     at: dt.datetime | None
+    """When it wrote; ``None`` if unknown."""
 
 
 def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
@@ -233,7 +247,10 @@ def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _other_owner(deployment: Object | None) -> _Owner | None:
-    """Who else owns the Deployment's number; ``None`` where we do, alone or together with others who say the same."""
+    """Return who else owns the Deployment's number of pods.
+
+    ``None`` if we own it, alone or together with others that set the same number.
+    """
     entries = list(_owners(deployment))
     if any(str(entry.get("manager", "")).startswith(names.MANAGER_CHILDREN) for entry in entries):
         return None
@@ -249,7 +266,10 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
 
 
 def _scaled(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) -> int:
-    """The number that live scaling wants, else the recorded one, else what runs when it takes over."""
+    """Return the number of pods that live scaling wants, else the recorded one.
+
+    If there is neither, return what runs when live scaling takes over.
+    """
     known = known_pods(pipeline, snapshot).get(KEY_REPLICAS)
     wanted = (
         snapshot.intent.pods
@@ -267,8 +287,10 @@ def _scaled(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) 
 
 
 def _scaled_from_outside(pipeline: InferencePipeline, snapshot: Snapshot, number: int) -> str:
-    """That somebody scales the pipeline itself, whose number counts for nothing here: a number that nobody owns, and that is not the default,
-    came that way."""
+    """Return a message if another manager scales the pipeline itself, where its number is ignored.
+
+    A number that has no owner and is not the default was set that way, too.
+    """
     entries = list(_owners(snapshot.pipeline))
     who = next(
         (str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), ""
@@ -283,8 +305,10 @@ def _scaled_from_outside(pipeline: InferencePipeline, snapshot: Snapshot, number
     if not who:
         return ""
     return (
-        f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {_kept(number)}: remove that autoscaler, then write spec.replicas once"
+        f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale;"
+        f" to {pipeline.spec.replicas}), but spec.scaling.pods"
+        f" owns the number of pods, so spec.replicas is ignored and {_kept(number)}:"
+        " remove that autoscaler, then write spec.replicas once"
         " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
     )
 
@@ -296,7 +320,10 @@ def _kept(number: int) -> str:
 def _turns(
     known: Turns, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Turns:
-    """Who have written the pipeline's own number, with what is seen now. Of several who say the same the one before has it still."""
+    """Return the managers that have written the pipeline's own number, including the current ones.
+
+    If several set the same number, the previous writer still counts as the owner.
+    """
     if not snapshot.pipeline["metadata"].get("managedFields"):
         return known.after("", now)
     found = {
@@ -321,7 +348,8 @@ def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
         else f"but spec.scaling.pods owns the number, and {_kept(number)}"
     )
     return (
-        f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one. For an autoscaler take replicas out of what is"
+        f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one."
+        " For an autoscaler take replicas out of what is"
         " applied (Git, a chart, kubectl apply), or take the autoscaler away"
     )
 
@@ -338,7 +366,9 @@ def _taken(
     if writers.several:
         how = "in turn"
     return (
-        f"{writers.names} {write} the number of pods of Deployment {pipeline.name} {how}: {live} where this pipeline says {number}; it is left to"
-        f" {them}. Point the autoscaler at InferencePipeline {pipeline.name} instead, which has a scale subresource; or remove it and give the number"
+        f"{writers.names} {write} the number of pods of Deployment {pipeline.name} {how}:"
+        f" {live} where this pipeline says {number}; it is left to"
+        f" {them}. Point the autoscaler at InferencePipeline {pipeline.name} instead,"
+        " which has a scale subresource; or remove it and give the number"
         f" back: kubectl scale deployment {pipeline.name} --replicas={number}"
     )

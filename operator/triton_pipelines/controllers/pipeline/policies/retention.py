@@ -50,8 +50,9 @@ def pruned(
             and names.is_revision(revision)
             and name == names.revision_name(pipeline.name, revision)
         ):
-            # The Secret of a revision bears the same name and goes before the ConfigMap, which is the only trace of it. It is deleted
-            # unseen: a ConfigMap that somebody made by hand must not lead to another Secret.
+            # The Secret of a revision has the same name and is deleted before the ConfigMap, which
+            # is the only trace of it. It is deleted without reading it: a ConfigMap that was
+            # created by hand must not lead to another Secret.
             result.append(Deletion("Secret", name))
         result.append(Deletion(kind, name, metadata.get("uid", "")))
     return tuple(result)

@@ -1,4 +1,4 @@
-"""Choose the desired revision: the compiled one, or the deployed one while that has to stay. Pure."""
+"""Choose the desired revision: the compiled one, or the deployed one while that must stay. Pure."""
 
 from __future__ import annotations
 

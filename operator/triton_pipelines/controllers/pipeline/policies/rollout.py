@@ -1,8 +1,9 @@
-"""Which revision the Deployment should run, and how it gets there. Pure; the clock is passed in.
+"""Choose the revision that the Deployment runs, and how it gets there. Pure.
 
-A new revision takes over pod by pod through the Deployment. Where a second pod finds no room (one GPU), Auto reads the scheduler's
-answer and takes an old pod away first. A revision that fails after old pods were taken away is taken back, and so is one that serves and
-breaks the promised latency which the one before kept.
+The clock is passed in. A new revision replaces the old one pod by pod through the Deployment. If
+there is no room for a second pod (one GPU), ``Auto`` reads the scheduler's message and removes an
+old pod first. A revision that fails after old pods were removed is rolled back. So is one that
+serves but violates the SLO that the revision before met.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
 from .slo_guard import RECHECK_SECONDS, Judgement
 
-# How long a new pod must be unschedulable before an old one is given up for it: longer than a node's
-# device plugin or an autoscaler's taint needs to settle, short compared with loading a model.
+# How long a new pod must be unschedulable before an old one is given up for it: longer than a
+# node's device plugin or an autoscaler's taint needs to settle, short compared with loading a
+# model.
 UNSCHEDULABLE_GRACE = dt.timedelta(seconds=10)
-# Scheduler messages about what deleting an old pod can free: resources, host ports, a volume, or the
-# place that spreading rules leave for one pod. It does not fix a node selector, a taint or a missing
-# claim. The scheduler has no code for these reasons.
+# Scheduler messages about what deleting an old pod can free: resources, host ports, a volume, or
+# the place that spreading rules leave for one pod. It does not fix a node selector, a taint or a
+# missing claim. The scheduler has no code for these reasons.
 MADE_ROOM_FOR = (
     "Insufficient ",
     "Too many pods",
@@ -92,7 +94,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
-            "its pods did not all become ready, and live scaling needs the Deployment for those that serve",
+            "its pods did not all become ready, and live scaling needs the Deployment"
+            " for those that serve",
         )
     rollout = Rollout(
         begun.revision,
@@ -200,12 +203,18 @@ def _with_failure(
 
 
 def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
-    """How a proven revision comes back: the failed pods serve nobody and hold the room that it needs."""
+    """Return the strategy that restores a verified revision.
+
+    The failed pods serve no requests and hold the room that it needs.
+    """
     return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
 
 
 def _way_taken(target: str, snapshot: Snapshot, state: RolloutState) -> RolloutState:
-    """State of the way that Auto took, which the Deployment shows where the live ConfigMap is gone."""
+    """Return the state with the strategy that ``Auto`` chose, if the live ConfigMap is gone.
+
+    The Deployment shows which one that was.
+    """
     rolling = (((snapshot.deployment or {}).get("spec") or {}).get("strategy") or {}).get(
         "rollingUpdate"
     ) or {}
@@ -258,10 +267,16 @@ def _auto(
 def _gap(
     target: str, mode: RolloutStrategy, replicas: int, snapshot: Snapshot, coming: bool
 ) -> str:
-    """Words for the time in which nothing serves, while it lasts or comes.
+    """Return the announcement that no pod serves, now or soon; empty if one does.
 
-    ``coming``: a surge has found no room, and the old pod will be given up for it. Said in the passes before that one, since the pod
-    leaves as soon as the Deployment is changed.
+    Args:
+        target: The revision to run.
+        mode: The strategy.
+        replicas: The desired number of pods.
+        snapshot: What is observed.
+        coming: Whether a surge has found no room, and the old pod will be removed for it. This is
+            announced in the reconcile iterations before that one, since the pod leaves as soon as
+            the Deployment is changed.
     """
     if (mode is RolloutStrategy.SURGE and not coming) or any(
         pod.serving and pod.revision == target for pod in snapshot.pods
@@ -279,7 +294,10 @@ def _gap(
 
 
 def _old_gone(mode: RolloutStrategy, snapshot: Snapshot, wanted: str) -> bool:
-    """Whether the way taken has taken old pods away (a surge never does before the new pod is ready)."""
+    """Return whether the strategy has removed old pods.
+
+    A surge never removes one before the new pod is ready.
+    """
     return (
         mode in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE)
         and snapshot.deployed_revision() == wanted
@@ -287,7 +305,10 @@ def _old_gone(mode: RolloutStrategy, snapshot: Snapshot, wanted: str) -> bool:
 
 
 def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _Failure | None:
-    """Why the rollout of ``target`` cannot end well: a final problem of one of its pods, or the Deployment's deadline."""
+    """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
+
+    The reason is a final problem of one of its pods, or the Deployment's exceeded deadline.
+    """
     pods = {pod.name for pod in snapshot.pods if pod.revision == target}
     for problem in problems:
         if problem.pod in pods and problem.final:
@@ -299,8 +320,11 @@ def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _F
 def _failed(
     target: str, snapshot: Snapshot, problems: Sequence[Problem], failure: _Failure | None
 ) -> str:
-    """Why a revision that is new cannot come to serve the whole pipeline, or must not: wrong answers of its first pod are not waited out while
-    old pods leave for it."""
+    """Return why a new revision cannot or must not come to serve the whole pipeline.
+
+    If its first pod returns wrong outputs, the rollout is not continued: old pods would leave for
+    it.
+    """
     if failure is not None:
         return failure.message
     wrong = {
@@ -319,8 +343,11 @@ def _failed(
 
 
 def _answers_wrong(probe: Probe | None) -> bool:
-    """Whether a pod's answers are wrong, and not one of them by accident. A dead process is mended by a new pod (policies/pod_repair.py), as long as it does
-    not die in that as well: what goes on being met then is not mended so."""
+    """Return whether a pod keeps returning wrong outputs, not just once by accident.
+
+    A dead process is repaired by a new pod (``policies/pod_repair.py``), unless it dies in that one
+    as well: a process that is still found dead then cannot be repaired that way.
+    """
     return probe is not None and (
         probe.wrong_in_a_row >= WRONG_LOOKS or probe.dead_in_a_row > DEAD_LOOKS_ALONE
     )

@@ -43,8 +43,11 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def _serving_alone(snapshot: Snapshot, desired: str, replicas: int) -> str:
-    """The revision other than ``desired`` that serves the whole pipeline; "" without one. Where the memory of it is lost, as with a deleted
-    live ConfigMap, this is still what can be gone back to."""
+    """Return the revision other than ``desired`` that serves the whole pipeline; empty without one.
+
+    If the record of it is lost, for example with a deleted live ConfigMap, a rollback can still
+    restore this one.
+    """
     found = {pod.revision for pod in snapshot.pods if pod.serving} - {desired}
     known = [
         one
@@ -55,8 +58,11 @@ def _serving_alone(snapshot: Snapshot, desired: str, replicas: int) -> str:
 
 
 def _left_behind(snapshot: Snapshot, desired: str) -> str:
-    """The revision that served before a rollout to ``desired`` which has not come to its end, as the Deployment tells of it; "" without one.
-    Where one pod fits, nothing serves in between that would tell."""
+    """Return the revision that served before the unfinished rollout to ``desired``.
+
+    Empty without one. The Deployment records it. If only one pod fits, nothing that serves in
+    between would show it.
+    """
     found = snapshot.previous_revision()
     if (
         found == desired

@@ -1,4 +1,4 @@
-"""Watch the latency of a new revision; report an SLO violation that its predecessor did not have. Pure.
+"""Watch a new revision for an SLO violation that its predecessor did not have. Pure.
 
 Nothing is rolled back without figures of both revisions (``latency_figures.py``). In doubt, the new
 revision stays.
@@ -30,8 +30,8 @@ from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
 
-# A rollout is watched this long after every pod serves the new revision: a violation shows within two
-# of Triton's windows, and load comes in waves of minutes.
+# A rollout is watched this long after every pod serves the new revision: a violation shows within
+# two of Triton's windows, and load comes in waves of minutes.
 WATCH: Final = dt.timedelta(minutes=5)
 # More requests per second in one pod than this multiple of the predecessor's mean another load, or
 # fewer pods, and are not the revision's fault.
@@ -118,14 +118,15 @@ def follow(
     """Continue the watch.
 
     Args:
-        watch: as remembered.
-        wanted: the revision that the spec asks for and that is being rolled out or serves.
-        proven: the revision that last served the whole pipeline, before this look.
-        limit: :func:`limit_of`.
-        whole: whether ``wanted`` serves the whole pipeline alone; ``None``: no pods are wanted (suspended, or no replicas), so there is
-            nothing to watch, and the watch begins anew with the next ones.
-        latencies: what is known; ``None``: nothing has been looked at.
-        now: UTC.
+        watch: The recorded watch.
+        wanted: The revision that the spec requests and that is being rolled out or serves.
+        proven: The revision that last served the whole pipeline, before this reconcile iteration.
+        limit: The latency budget (:func:`limit_of`).
+        whole: Whether ``wanted`` alone serves the whole pipeline. ``None``: no pods are desired
+            (suspended, or no replicas), so there is nothing to watch, and the watch starts again
+            with the next ones.
+        latencies: The known latencies; ``None``: none were measured.
+        now: The current time (UTC).
     """
     watch = _begun(watch, wanted, proven)
     if limit is None or not watch.revision:
@@ -144,8 +145,10 @@ def follow(
         and new.rate <= LOAD_RATIO_MAX * watch.rate
     ):
         text = (
-            f"its p99 in the server is {new.low:.1f} ms and more for {HELD_SECONDS:.0f} s at {new.rate:.0f} requests/s in a pod, that of revision"
-            f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f}; spec.slo leaves {limit:g} ms"
+            f"its p99 in the server is {new.low:.1f} ms and more for {HELD_SECONDS:.0f} s"
+            f" at {new.rate:.0f} requests/s in a pod, that of revision"
+            f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f};"
+            f" spec.slo leaves {limit:g} ms"
         )
         return Judgement(watch, broken=text)
     since = moment(watch.since)
@@ -155,8 +158,11 @@ def follow(
 
 
 def judged_until(watch: SloGuardState, limit: float | None) -> str:
-    """Until when (RFC 3339) a revision may be taken back by this watch; "" where none goes on, and where it cannot judge, since what the revision
-    before had is not known, or was beyond the ``limit`` as well (milliseconds)."""
+    """Return until when (RFC 3339) this watch may roll a revision back.
+
+    Empty if there is no watch, or if it cannot judge: the latency of the predecessor is not known,
+    or was over the ``limit`` (milliseconds) as well.
+    """
     since = moment(watch.since) if watch.since else None
     if since is None or limit is None or not 0 < watch.before <= limit:
         return ""
@@ -164,20 +170,25 @@ def judged_until(watch: SloGuardState, limit: float | None) -> str:
 
 
 def _begun(watch: SloGuardState, wanted: str, proven: str) -> SloGuardState:
-    """The watch that this rollout is under; none for a first revision and for one that has served before without another in between."""
+    """Return the watch of this rollout.
+
+    There is none for a first revision, nor for one that served before without another in between.
+    """
     if watch.revision == wanted:
         return watch
     if proven in ("", wanted):
         return SloGuardState()
     if watch.revision == proven:
-        # The one that is replaced has not been judged yet: what is gone back to is still the one before.
+        # The replaced revision has not been judged yet, so a rollback still restores the one
+        # before.
         return (
             SloGuardState()
             if watch.predecessor == wanted
             else replace(watch, revision=wanted, since="")
         )
     if watch.predecessor == proven:
-        # Changed again on its way: what the one that serves had is known, and its pods may have gone by now.
+        # Changed again during the rollout. The latency of the serving revision is known, and its
+        # pods may be gone by now.
         return replace(watch, revision=wanted, since="")
     return SloGuardState(revision=wanted, predecessor=proven)
 
@@ -191,7 +202,13 @@ def _summary(watch: SloGuardState, new: Figure | None, limit: float, latencies: 
             or f"fewer than {REQUESTS_MIN} requests in {HELD_SECONDS:.0f} s in each of its pods"
         )
         return f"{begin}, and its p99 is not known: {why}"
-    said = f"{begin}: p99 in the server at most {new.high:.1f} ms at {new.rate:.0f} requests/s in a pod; {promise}"
+    said = (
+        f"{begin}: p99 in the server at most {new.high:.1f} ms"
+        f" at {new.rate:.0f} requests/s in a pod; {promise}"
+    )
     if not watch.before:
-        return f"{said}; that of revision {watch.predecessor} before it was not known, so nothing could be compared"
+        return (
+            f"{said}; that of revision {watch.predecessor} before it was not known,"
+            " so nothing could be compared"
+        )
     return f"{said}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"

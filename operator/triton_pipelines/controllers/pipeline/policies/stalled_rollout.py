@@ -16,9 +16,9 @@ from .revision import DesiredRevision
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Remember a stalled rollout until more of its pods serve, the others are gone, or another
-    revision is desired.
+    """Remember a stalled rollout until it progresses, completes or is replaced.
 
+    That is, until more of its pods serve, the others are gone, or another revision is desired.
     Whatever scaling changes of a Deployment starts its progress deadline again; without this state,
     the pods that serve would wait for that deadline each time.
     """

@@ -1,4 +1,4 @@
-"""End a tuning run while nothing can be compiled and no revision is known that could be kept. Pure."""
+"""End a tuning run while no spec compiles and no revision is known that could be kept. Pure."""
 
 from __future__ import annotations
 

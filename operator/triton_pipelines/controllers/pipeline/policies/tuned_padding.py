@@ -61,7 +61,10 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 
 def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> str:
-    """Why the revision of a measured padding was taken back, or cannot come to serve; "" where neither is so, or it goes by rule."""
+    """Return why the revision of a measured padding was rolled back, or cannot come to serve.
+
+    Empty if neither holds, or if the padding comes from Auto's rule.
+    """
     if graph.padding is None or not graph.padding.measured:
         return ""
     if rollout.state.failed_revision == revision:

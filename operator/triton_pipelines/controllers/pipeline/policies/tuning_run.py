@@ -1,8 +1,9 @@
-"""A tuning run in the cluster: when it starts, which objects it has, and what became of it. Pure; the clock is passed in.
+"""Drive a tuning run: when it starts, its objects and its result. Pure; the clock is passed in.
 
-A changed ``spec.tuning.request`` starts one, once the pipeline is served by the revision that the spec asks for. All that a run is lies in
-the live ConfigMap, its result included; ``status.tuning`` only shows it. The spec is never written, and the pods that serve are not touched:
-a canary that finds no room waits, and gives up; one that has room gives it up as soon as a pod that serves finds none.
+A changed ``spec.tuning.request`` starts a run, once the desired revision serves the pipeline. The
+whole state of a run is in the live ConfigMap, its result included; ``status.tuning`` only shows it.
+The spec is never written, and the serving pods are not touched: a canary that finds no room waits
+and then gives up. One that has room gives it up as soon as a serving pod finds none.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout import Rollout
 
-# A canary that is not ready by then is given up (seconds): as long as a rollout may take by default. So is a Job that does not start.
+# A canary that is not ready by then is given up (seconds): as long as a rollout may take by
+# default. So is a Job that does not start.
 PENDING_SECONDS: Final = 900
-# So long (seconds) a request waits for a pipeline that is to serve in all pods: nodes may have to be bought first. Later nobody waits for it.
+# How long (seconds) a request waits until all pods of the pipeline serve: nodes may have to be
+# provisioned first. After that, the requester is not likely to be waiting any more.
 WAITING_SECONDS: Final = 3600
 # Beyond the Job's own deadline, for its end to be told (seconds).
 MARGIN_SECONDS: Final = 60
@@ -60,14 +63,17 @@ AGAIN: Final = "ask again with another spec.tuning.request"
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What is decided: the run to remember, the objects that it has now (its Job, once made, as it is), what it waits for ("": it has ended),
-    events, and the padding that it has proven for Auto (by fingerprint)."""
+    """Decision on the tuning run in one reconcile iteration."""
 
     run: Run
+    """The run to record."""
     objects: tuple[Object, ...] = ()
+    """Its objects; an existing Job as it is."""
     message: str = ""
+    """What the run waits for; empty once it has ended."""
     events: tuple[Event, ...] = ()
     choices: Choices = field(default_factory=dict)
+    """The padding that it has verified for ``Auto``, by fingerprint."""
 
     @property
     def created(self) -> list[Object]:
@@ -76,7 +82,10 @@ class Tuned:
 
     @property
     def recheck(self) -> float | None:
-        """Seconds until a deadline may have passed; ``None`` without one, as while no pods are wanted."""
+        """Return the seconds until a deadline may have passed.
+
+        ``None`` without a deadline, for example while no pods are desired.
+        """
         return RECHECK_SECONDS if self.run.active and (self.run.begun or self.run.asked) else None
 
     def status(self) -> dict[str, Any]:
@@ -141,7 +150,10 @@ def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
 
 
 def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
-    """The next step of the run that the spec asks for. A run is ended by another request, and by another mode once it has begun."""
+    """Return the next step of the run that the spec requests.
+
+    Another request ends a run; so does another mode once the run has begun.
+    """
     spec = stage.pipeline.spec.tuning
     if spec.request is None:
         # A result stays until there is another; a run that nobody wants any more goes without one.
@@ -177,7 +189,10 @@ def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
 def interrupted(
     before: Run, now: dt.datetime, why: str = "the spec has become invalid during the run"
 ) -> Tuned:
-    """The run where the spec cannot be acted on at all, and ``why``: one that has begun ends, since it holds room for what nobody can ask for."""
+    """Return the run while the spec cannot be acted on at all, for the reason ``why``.
+
+    A run that has begun ends: it holds room for a spec that cannot be acted on.
+    """
     if not (before.active and before.begun):
         return Tuned(before)
     after = Tuned(before.failed(f"{why}; mend it, then {AGAIN}", now))
@@ -218,14 +233,18 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
     if stage.snapshot.missing_sources:
         wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.settled:
-        said = f"waits until the watch over revision {stage.wanted}, whose latency a measurement beside it could disturb, is over at {stage.watched}"
+        said = (
+            f"waits until the watch over revision {stage.wanted}, whose latency a measurement"
+            f" beside it could disturb, is over at {stage.watched}"
+        )
         return Tuned(run, message=said)
     else:
         ready = stage.ready()
         if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
             return Tuned(
                 run.failed(
-                    f"revision {stage.wanted} does not serve ({ready.reason.value}): {ready.message}; mend that, then {AGAIN}",
+                    f"revision {stage.wanted} does not serve ({ready.reason.value}):"
+                    f" {ready.message}; mend that, then {AGAIN}",
                     now,
                 )
             )
@@ -245,10 +264,16 @@ def _unpromised(pipeline: InferencePipeline) -> str:
     """That there is no latency to tune for, in words that name the field."""
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
-        return "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep: set it; the run begins then"
+        return (
+            "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep:"
+            " set it; the run begins then"
+        )
     return (
-        f"spec.slo.networkAndQueueBudgetMilliseconds: {slo.network_and_queue_budget_milliseconds:g} ms leave nothing of spec.slo.p99Milliseconds,"
-        f" {slo.p99_milliseconds:g} ms, for the pipeline: lower it, or raise the SLO; the run begins then"
+        "spec.slo.networkAndQueueBudgetMilliseconds:"
+        f" {slo.network_and_queue_budget_milliseconds:g} ms leave nothing of"
+        " spec.slo.p99Milliseconds,"
+        f" {slo.p99_milliseconds:g} ms, for the pipeline: lower it, or raise the SLO;"
+        " the run begins then"
     )
 
 
@@ -264,16 +289,25 @@ def _ended_early(stage: Stage, run: Run) -> str:
 
 
 def _crowding(stage: Stage) -> str:
-    """Why the run gives up its room: a pod that is to serve has none. Else a rollout would give an old pod up for room that a canary holds."""
+    """Return why the run gives up its room: a serving pod finds none; empty if it need not.
+
+    Otherwise a rollout would remove an old pod for the room that a canary holds.
+    """
     for pod in stage.snapshot.pods:
         if (
             not pod.ready
             and not pod.deleting
             and pod.condition("PodScheduled").get("reason") == "Unschedulable"
         ):
-            return f"pod {pod.name} of the pipeline, which serves, finds no room, and the run gives up its own"
+            return (
+                f"pod {pod.name} of the pipeline, which serves, finds no room,"
+                " and the run gives up its own"
+            )
     if stage.snapshot.pods_refused:
-        return f"the API server takes no further pod that serves, and the run gives up its own: {stage.snapshot.pods_refused}"
+        return (
+            "the API server takes no further pod that serves, and the run gives up its own:"
+            f" {stage.snapshot.pods_refused}"
+        )
     return ""
 
 
@@ -315,7 +349,8 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
             return _ended(stage, run, ended, now)
-    # What it may have changed of the canary's settings is no place to begin from: a Job is never made twice.
+    # The Job may have changed the canary's settings, so a second Job could not start from them: a
+    # Job is never created twice.
     if run.made and (
         made is None
         or made["metadata"].get("uid") != run.made
@@ -372,7 +407,11 @@ def _not_yet(why: str) -> str:
 
 
 def _server_of(pod: Pod) -> str:
-    """Which start of which pod's server: another one has the settings of the files again, and its address may be anybody's by then."""
+    """Identify one start of one pod's server.
+
+    A restarted server has the settings of the files again, and its address may belong to another
+    pod by then.
+    """
     return f"{pod.uid}/{pod.container(names.CONTAINER_SERVER).get('restartCount', 0)}"
 
 
@@ -389,7 +428,10 @@ def _fate(stage: Stage, name: str) -> str:
                 f"pod {pod.name}, which was measured, has ended{f' ({said[:300]})' if said else ''}"
             )
     problem = _problem(stage, pods)
-    return f"the pod that was measured is gone, or its server was started again{f' ({problem.message})' if problem is not None else ''}"
+    return (
+        "the pod that was measured is gone, or its server was started again"
+        f"{f' ({problem.message})' if problem is not None else ''}"
+    )
 
 
 def _closed(made: Object | None) -> Mapping[str, Any]:
@@ -424,7 +466,10 @@ def _unstarted(tuners: Sequence[Pod]) -> str:
 def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Tuned:
     text = str(ended.get("message") or "")
     if ended.get("exitCode") != 0:
-        said = f"the measurement ended with exit code {ended.get('exitCode')}: {text.strip()[-600:] or ended.get('reason', '')}"
+        said = (
+            f"the measurement ended with exit code {ended.get('exitCode')}:"
+            f" {text.strip()[-600:] or ended.get('reason', '')}"
+        )
         return Tuned(run.failed(said, now))
     try:
         found = result_of(json.loads(text))
@@ -433,7 +478,8 @@ def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -
     if found is None:
         return Tuned(
             run.failed(
-                "what the Job reports cannot be read; is its image that of this operator's release (loader.image)?",
+                "what the Job reports cannot be read;"
+                " is its image that of this operator's release (loader.image)?",
                 now,
             )
         )
@@ -502,10 +548,16 @@ def _problem(stage: Stage, pods: Sequence[Pod]) -> Problem | None:
 
 
 def doubts(run: Run, wanted: str) -> list[Finding]:
-    """A warning where the result is of another revision than the one that is wanted, and that is not what it recommended either."""
+    """Return a warning if the result is of another revision than the desired one.
+
+    There is none if the result recommended the desired revision.
+    """
     if run.state is not State.SUCCEEDED or wanted in (run.revision, run.recommended):
         return []
-    text = f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision}; another request measures revision {wanted}"
+    text = (
+        f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision};"
+        f" another request measures revision {wanted}"
+    )
     return [Finding("spec.tuning.request", text, Severity.WARNING)]
 
 

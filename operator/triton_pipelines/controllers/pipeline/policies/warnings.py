@@ -19,7 +19,11 @@ from .tuning_run import doubts as tuning_warnings
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Warn of the spec, the SLO, the tuning run, monitoring, the loader and outputs, in this order."""
+    """Collect all warnings.
+
+    They are of the spec, the SLO, the tuning run, monitoring, the loader and outputs, in this
+    order.
+    """
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     return Outcome(
         warnings=(
