@@ -29,7 +29,7 @@ class _SpecVersion:
     uid: str
     generation: int
     recorded: str | None
-    """The last good spec as recorded; "" if it was not (too long, or by an earlier release).
+    """The last good spec as recorded; empty if it was not (too long, or by an earlier release).
 
     ``None`` if there is no live ConfigMap.
     """
@@ -50,8 +50,8 @@ class CurrentSpecs:
         """Return a pipeline with its effective spec; ``None`` if no valid one is known yet.
 
         Args:
-            store: the caches, with the live ConfigMap.
-            raw: the pipeline as the API server has it.
+            store: The caches, with the live ConfigMap.
+            raw: The pipeline as the API server has it.
         """
         key, metadata = key_of(raw), raw["metadata"]
         if (effective := self.handover.effective_spec(raw)) is not None:

@@ -49,11 +49,11 @@ class ScalingView:
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Step → pod → instances, as the pods report them."""
     metrics_source: str = ""
-    """Where metrics are read from; "" if unknown."""
+    """Where metrics are read from; empty if unknown."""
     metrics_failure: str = ""
-    """Reason why metrics are not usable (MetricsMissing …); "" if they are."""
+    """Reason why metrics are not usable (MetricsMissing …); empty if they are."""
     action_failure: str = ""
-    """Why the last change failed; "" if it did not."""
+    """Why the last change failed; empty if it did not."""
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ class MonitoringKind:
     resource: Resource
     """Its API resource."""
     field: str
-    """The field under ``spec.observability`` that asks for it."""
+    """The field under ``spec.observability`` that requests it."""
     presence: Callable[[InferencePipeline], Presence | None]
     """Returns the value of that field."""
     render: Callable[[InferencePipeline, Mapping[str, str]], Object]
@@ -180,10 +180,10 @@ class MonitoringObjects:
         """Apply or delete one object.
 
         Args:
-            kind: its kind.
-            pipeline: the pipeline with its effective spec.
-            key: the pipeline's key.
-            served: existing objects of the kind, or why they are unknown.
+            kind: Its kind.
+            pipeline: The pipeline with its effective spec.
+            key: The pipeline's key.
+            served: Existing objects of the kind, or why they are unknown.
 
         Returns:
             What the status has to report about it.

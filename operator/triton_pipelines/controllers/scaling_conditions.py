@@ -47,10 +47,10 @@ def scaling_conditions(
     Empty if no step is scaled and before the first decision.
 
     Args:
-        view: what the autoscaler published.
+        view: What the autoscaler published.
         mode: ``spec.scaling.mode``.
-        scaled: whether the pipeline has a step to scale.
-        status: the present status; its messages stay if only figures changed.
+        scaled: Whether the pipeline has a step to scale.
+        status: The present status; its messages stay if only figures changed.
     """
     if view is None or not scaled or mode is ScalingMode.DISABLED:
         return []
@@ -70,8 +70,8 @@ def _with_reported_message(
     """Return the condition with the message that the status has, unless more than figures changed.
 
     Args:
-        condition: as it was just decided.
-        reported: messages of the status by type, status and reason.
+        condition: As it was just decided.
+        reported: Messages of the status by type, status and reason.
     """
     if condition.type is ConditionType.METRICS_AVAILABLE and condition.status:
         return condition  # no figures in it: where metrics come from is always reported
@@ -139,10 +139,10 @@ def with_owner_conflicts(
     """Return the conditions with what limits scaling before the load does.
 
     Args:
-        conditions: those of :func:`scaling_conditions`.
-        pods: message about another manager of the number of pods, or "".
-        cpu: message about another manager of the pods' CPU, or "".
-        rejected: messages about pods that the API server does not resize.
+        conditions: Those of :func:`scaling_conditions`.
+        pods: Message about another manager of the number of pods, or "".
+        cpu: Message about another manager of the pods' CPU, or "".
+        rejected: Messages about pods that the API server does not resize.
     """
     messages = [text for text in (pods, cpu, *rejected) if text]
     if not messages:
@@ -180,8 +180,8 @@ def scaling_status(view: ScalingView, before: Mapping[str, Any]) -> dict[str, An
     unknown has no figures.
 
     Args:
-        view: what the autoscaler published.
-        before: the present ``status.scaling``.
+        view: What the autoscaler published.
+        before: The present ``status.scaling``.
     """
     decision = view.decision
     history = [

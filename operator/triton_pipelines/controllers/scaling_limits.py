@@ -39,7 +39,7 @@ def law_of(scaling: Scaling, *, direct: bool = False) -> ControlLaw:
 
     Args:
         scaling: ``spec.scaling``.
-        direct: whether pods are read directly; the default fast window is shorter then.
+        direct: Whether pods are read directly; the default fast window is shorter then.
     """
     target = scaling.target / 100
     up = scaling.scale_up_threshold_percent
@@ -71,12 +71,12 @@ def limits_of(
     """Return what bounds the pods of a pipeline.
 
     Args:
-        pipeline: the pipeline.
-        graph: its graph.
-        revision: the revision that its pods run.
+        pipeline: The pipeline.
+        graph: Its graph.
+        revision: The revision that its pods run.
         applied: ``resources`` of the container's status, if the kubelet reports them (after a
             resize).
-        direct: as in :func:`law_of`.
+        direct: As in :func:`law_of`.
     """
     size = sizes(pipeline, graph)
     limits = (applied or {}).get("limits") or {}

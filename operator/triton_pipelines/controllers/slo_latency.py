@@ -54,7 +54,7 @@ class _PodLatencies:
     samples: deque[Look] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     """The latest samples."""
     missing: str = ""
-    """Why the last read returned no latency; "" if it did."""
+    """Why the last read returned no latency; empty if it did."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class SloLatencyMonitor:
                 self.enqueue(key)
 
     def _model(self, key: Key) -> str:
-        """Return the public model of a pipeline with an SLO; "" for others."""
+        """Return the public model of a pipeline with an SLO; empty for others."""
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None or is_unmanaged(raw):
             return ""

@@ -14,7 +14,7 @@ def timestamp(text: str | None) -> dt.datetime | None:
     """Return a time that the API server formatted; ``None`` for None or "".
 
     Raises:
-        ValueError: the text is not a time.
+        ValueError: The text is not a time.
     """
     return dt.datetime.fromisoformat(text) if text else None
 

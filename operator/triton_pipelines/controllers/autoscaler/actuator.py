@@ -62,11 +62,11 @@ class PodControl(Protocol):
         ...
 
     async def fault(self, model: str, public: str) -> str:
-        """Return why the model or the public model is not ready; "" if both are."""
+        """Return why the model or the public model is not ready; empty if both are."""
         ...
 
     async def inference_error(self) -> str:
-        """Return why a test inference through the public model fails; "" if it succeeds."""
+        """Return why a test inference through the public model fails; empty if it succeeds."""
         ...
 
 
@@ -113,7 +113,7 @@ class PodChange:
     count: int
     """The count that the pod has now, as far as known."""
     reason: str = ""
-    """Why it failed, for people; "" if it did not."""
+    """Why it failed, for people; empty if it did not."""
     seconds: float = 0.0
     """How long it took."""
 
@@ -139,7 +139,7 @@ class CountChange:
 
     @property
     def reason(self) -> str:
-        """Return the first failure with its pod; "" if there is none."""
+        """Return the first failure with its pod; empty if there is none."""
         for pod, change in self.pods.items():
             if change.result in _FAILED:
                 return f"{pod}: {change.reason}"
@@ -192,12 +192,12 @@ async def change_count(
     for what pods do.
 
     Args:
-        model: the step's model.
-        public: the model that clients call.
-        count: the desired count.
-        targets: the pods.
+        model: The step's model.
+        public: The model that clients call.
+        count: The desired count.
+        targets: The pods.
         pace: times.
-        started: called with each pod before it is changed.
+        started: Called with each pod before it is changed.
     """
     growing = [target for target in targets if target.count < count]
     shrinking = [target for target in targets if target.count > count]
@@ -289,7 +289,7 @@ async def _is_count_reached(model: str, count: int, target: PodTarget, pace: Pac
 
 
 async def _fault(model: str, public: str, target: PodTarget, pace: Pace) -> str:
-    """Return what is wrong in the pod once it had time to recover; "" if nothing is."""
+    """Return what is wrong in the pod once it had time to recover; empty if nothing is."""
     end = time.monotonic() + pace.verify
     while True:
         fault = await target.control.fault(model, public)

@@ -506,11 +506,11 @@ class Autoscaler:
         """Change a step's count in the pods.
 
         Args:
-            key: the pipeline's key.
-            state: the pipeline.
-            step: the step.
-            count: the desired count.
-            previous: the desired count before; ``None`` if it did not change and pods diverged.
+            key: The pipeline's key.
+            state: The pipeline.
+            step: The step.
+            count: The desired count.
+            previous: The desired count before; ``None`` if it did not change and pods diverged.
         """
         targets = self._targets(state, step.name)
         others = sorted({target.count for target in targets} - {count})

@@ -66,13 +66,13 @@ class ReportedStatus:
     """What a status reported about scaling when this process first saw the pipeline."""
 
     verdict: str = ""
-    """The pipeline's verdict; "" if there was none."""
+    """The pipeline's verdict; empty if there was none."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Instances by step."""
     metrics_failure: str = ""
-    """Reason why metrics were not usable; "" if they were."""
+    """Reason why metrics were not usable; empty if they were."""
     metrics_source: str = ""
-    """Where metrics were read from; "" if unknown."""
+    """Where metrics were read from; empty if unknown."""
 
     @classmethod
     def of(cls, status: Mapping[str, Any]) -> ReportedStatus:
@@ -308,7 +308,7 @@ def with_desired_counts(
 
 
 def metrics_failure_of(decision: ScalingDecision, *, has_pods: bool) -> str:
-    """Return the reason why metrics are not usable; "" if they are."""
+    """Return the reason why metrics are not usable; empty if they are."""
     if not has_pods:
         return Reason.NO_PODS.value
     return decision.problem.value if decision.problem is not None else ""
@@ -343,11 +343,11 @@ def is_settling(
     name a connection that is no longer used.
 
     Args:
-        state: the pipeline.
-        verdict: the present verdict.
+        state: The pipeline.
+        verdict: The present verdict.
         now: Unix seconds.
-        metrics_failure: as in :class:`~.handover.ScalingView`.
-        metrics_source: as in :class:`~.handover.ScalingView`.
+        metrics_failure: As in :class:`~.handover.ScalingView`.
+        metrics_source: As in :class:`~.handover.ScalingView`.
     """
     output, reported = state.output, state.reported
     if output.view is not None or output.intent is not None or verdict not in _CALM:

@@ -42,9 +42,9 @@ def current_limits(
     """Return what bounds the pods: the limits of the serving pod with the least CPU.
 
     Args:
-        state: the pipeline.
-        memory: the control law's state.
-        direct: whether pods are read directly.
+        state: The pipeline.
+        memory: The control law's state.
+        direct: Whether pods are read directly.
     """
     # Without a pod no other revision is known, and what is known of the last one stays.
     found = limits_of(
@@ -69,10 +69,10 @@ def with_owned_fields(
     Advisory the Deployment's number holds.
 
     Args:
-        state: the pipeline.
-        memory: the control law's state.
-        live: data of the live ConfigMap.
-        deployment: the Deployment, if it exists.
+        state: The pipeline.
+        memory: The control law's state.
+        live: Data of the live ConfigMap.
+        deployment: The Deployment, if it exists.
     """
     found, bounds = recorded(live), bounds_of(state.pipeline, state.graph)
     replicas, millis = found.get(KEY_REPLICAS), found.get(KEY_MILLIS)
@@ -104,11 +104,11 @@ def observe_pods(
     """Return the observed pods.
 
     Args:
-        state: the pipeline.
-        memory: the control law's state.
-        deployment: the Deployment, if it exists.
+        state: The pipeline.
+        memory: The control law's state.
+        deployment: The Deployment, if it exists.
         rejections: CPU limits that the API server rejected, by pod uid.
-        live: data of the live ConfigMap.
+        live: Data of the live ConfigMap.
     """
     desired = memory.cpu.scale.desired if memory.cpu is not None else None
     controller_memory = PipelineState.parse(live.get(names.KEY_MEMORY))
@@ -132,8 +132,8 @@ def intent_of(memory: ScalingState, counts: Mapping[str, int] | None = None) -> 
     """Return what has to be recorded.
 
     Args:
-        memory: the control law's state.
-        counts: desired counts, if they differ from those of the state.
+        memory: The control law's state.
+        counts: Desired counts, if they differ from those of the state.
     """
     if counts is None:
         counts = {name: mine.desired for name, mine in memory.steps.items()}
@@ -154,9 +154,9 @@ def needs_recording(
     can: publishing it again would not help.
 
     Args:
-        memory: the control law's state.
-        live: data of the live ConfigMap.
-        published: the published intent.
+        memory: The control law's state.
+        live: Data of the live ConfigMap.
+        published: The published intent.
     """
     found, desired = recorded(live), intent_of(memory)
     if published is not None and (published.pods, published.cpu) == (desired.pods, desired.cpu):

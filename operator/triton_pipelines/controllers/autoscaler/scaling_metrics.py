@@ -126,10 +126,10 @@ class ScalingMetrics:
         """Set the series of a decision.
 
         Args:
-            key: the pipeline's key.
-            view: the decision and the reported counts.
-            models: step → name of its model, as in Triton's own series.
-            sample: what was decided on.
+            key: The pipeline's key.
+            view: The decision and the reported counts.
+            models: Step → name of its model, as in Triton's own series.
+            sample: What was decided on.
             now: Unix seconds.
         """
         for verdict in Verdict:
@@ -213,11 +213,11 @@ class ScalingMetrics:
         """Count a change that ended.
 
         Args:
-            key: the pipeline's key.
-            step: the step; ``pods`` or ``millicores`` for pods and CPU.
-            direction: up or down.
-            reason: how it ended.
-            seconds: how long a verified change took.
+            key: The pipeline's key.
+            step: The step; ``pods`` or ``millicores`` for pods and CPU.
+            direction: Up or down.
+            reason: How it ended.
+            seconds: How long a verified change took.
         """
         self.actions.labels(*key, step, direction, reason).inc()
         if seconds is not None:

@@ -75,7 +75,7 @@ class TritonPod:
             await client.load_model(model, config_json, deadline)
 
     async def fault(self, model: str, public: str) -> str:
-        """Return why the model or the public model is not ready; "" if both are."""
+        """Return why the model or the public model is not ready; empty if both are."""
         self._last = probe = await self.prober(self.target, self.clock())
         if probe.error and not probe.models:
             raise PodUnresponsiveError(probe.error)

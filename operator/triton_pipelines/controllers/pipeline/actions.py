@@ -31,7 +31,7 @@ class ApplyStage(IntEnum):
     DEPLOYMENT = 7
     """Last of the pipeline's objects, so that pods find everything that they mount."""
     TUNING_RUN = 8
-    """After the status. If one of these is refused, only the tuning run ends."""
+    """After the status. If one of these is rejected, only the tuning run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ class Plan:
     resize: Resize | None = None
     """At most one pod at a time."""
     beside: tuple[Object, ...] = ()
-    """Objects of a tuning run, which harm nothing if they are refused."""
+    """Objects of a tuning run, which harm nothing if they are rejected."""
     clear: tuple[Deletion, ...] = ()
-    """Objects of an ended tuning run: their room is needed, whatever else is refused."""
+    """Objects of an ended tuning run: their room is needed even if other writes are rejected."""
     first: int = 0
     """How many objects of ``apply`` come before ``clear``: the last records the run's result."""
 

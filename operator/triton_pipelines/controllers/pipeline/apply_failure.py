@@ -33,7 +33,7 @@ _WORDS: Final = {
 
 
 def reason_of(error: Refused) -> Reason:
-    """The reason that conditions bear."""
+    """Return the reason that the conditions report."""
     if isinstance(error, NameTaken):
         return Reason.NAME_CONFLICT
     if isinstance(error, FormerChild):

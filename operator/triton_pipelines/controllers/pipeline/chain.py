@@ -38,14 +38,14 @@ class PolicyConflict(Exception):  # noqa: N818 - a defect of the list of policie
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an iteration knows in addition to the cluster."""
+    """Inputs of an iteration in addition to the cluster."""
 
     options: Options
     """The operator's options."""
     control_key: Callable[[str, str], str] = field(repr=False)
     """Derives the control key of a pipeline's uid and a revision."""
     may_roll: bool = True
-    """Whether a rollout that no change of the spec asked for may start now: a new operator
+    """Whether a rollout that no change of the spec requested may start now: a new operator
     release rolls a few pipelines at a time."""
     remembering: Resolve | None = field(default=None, repr=False)
     """Returns the same as :func:`~.compiled_pipeline.resolve`, from a cache."""
@@ -61,17 +61,17 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one policy wants, or all of them once merged."""
+    """Result of one policy, or of all of them once merged."""
 
     decision: object = None
-    """What later policies need to know, as a type of its own."""
+    """What later policies read, as a type of its own."""
     states: tuple[PolicyState, ...] = ()
     """State to keep: the policy's own, and those that it amends."""
     apply: tuple[Apply, ...] = ()
     kept: tuple[Object, ...] = ()
     """Objects that stay, but are not applied."""
     clear: tuple[Deletion, ...] = ()
-    """Objects that are deleted even if the API server refuses others."""
+    """Objects that are deleted even if the API server rejects others."""
     delete: tuple[Deletion, ...] = ()
     resize: Resize | None = None
     warnings: tuple[Finding, ...] = ()
@@ -84,7 +84,7 @@ class Outcome:
         """Return this outcome followed by ``later``.
 
         Raises:
-            PolicyConflict: both set the status, or both resize a pod.
+            PolicyConflict: Both set the status, or both resize a pod.
         """
         if self.status is not None and later.status is not None:
             raise PolicyConflict("two policies set the status")
@@ -111,7 +111,7 @@ class Draft:
     state: PipelineState
     """State of all policies, with what has been decided so far."""
     problems: Sequence[Problem] = ()
-    """What keeps pods from serving."""
+    """Why pods do not serve."""
     decisions: Mapping[type, object] = field(default_factory=dict)
     outcome: Outcome = Outcome()
     """Outcomes of the policies so far, merged."""
@@ -120,7 +120,7 @@ class Draft:
         """Return the decision of this kind.
 
         Raises:
-            PolicyConflict: no earlier policy makes it.
+            PolicyConflict: No earlier policy makes it.
         """
         if kind not in self.decisions:
             raise PolicyConflict(f"no earlier policy decides {kind.__name__}")
@@ -130,7 +130,7 @@ class Draft:
         """Return the draft with the outcome of one more policy.
 
         Raises:
-            PolicyConflict: a rule of the merge is violated.
+            PolicyConflict: A rule of the merge is violated.
         """
         kind = type(outcome.decision)
         if outcome.decision is not None and kind in self.decisions:

@@ -44,7 +44,7 @@ class LazyRevision:
 
 @dataclass(frozen=True, slots=True)
 class CompiledPipeline:
-    """What the spec asks for, checked and rendered."""
+    """A spec that was checked and rendered."""
 
     pipeline: InferencePipeline
     graph: Graph
@@ -97,7 +97,7 @@ class Known:
 
 
 def resolve(snapshot: Snapshot, options: Options) -> CompiledPipeline | list[Finding]:
-    """What the spec asks for, or everything that is wrong with it."""
+    """Return the compiled spec, or every finding."""
     pipeline, findings = parse(snapshot.pipeline)
     return (
         findings
@@ -197,7 +197,7 @@ def _pinned(pipeline: InferencePipeline, known: Known, options: Options) -> Opti
 def recommended(
     pipeline: InferencePipeline, patch: Mapping[str, Any], snapshot: Snapshot, options: Options
 ) -> str:
-    """The revision that a tuning run's patch makes; "" where it makes none."""
+    """Return the revision that a tuning run's patch creates; empty if it creates none."""
     try:
         patched = patch_pipeline(pipeline, patch)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the Deployment and its pods say of a rollout. Pure."""
+"""Read the progress of a rollout from the Deployment and its pods. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def serves_whole(snapshot: Snapshot, revision: str, replicas: int) -> bool:
 def deadline_exceeded(
     target: str, snapshot: Snapshot, problems: Sequence[Problem]
 ) -> tuple[Reason, str] | None:
-    """The Deployment's own verdict that ``target`` makes no progress."""
+    """Return reason and message if the Deployment reports that ``target`` makes no progress."""
     condition = snapshot.deployment_condition("Progressing")
     status = (snapshot.deployment or {}).get("status") or {}
     metadata = (snapshot.deployment or {}).get("metadata") or {}

@@ -88,7 +88,7 @@ class Spec:
 
 @dataclass(slots=True)
 class Resolver:
-    """Compiles specs and caches the results; not safe for use from several threads."""
+    """Compiles specs and caches the results; for the event loop's thread only."""
 
     options: Options
     """Options of the operator."""
@@ -96,7 +96,7 @@ class Resolver:
     _effective: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
 
     def read(self, raw: Object) -> Spec:
-        """The spec of a raw pipeline."""
+        """Return the spec of a raw pipeline."""
         key, digest = _key(raw), _digest(raw)
         known = self._read.get(key, [])
         spec = next((one for one in known if one.digest == digest), None) or Spec.of(raw, digest)
@@ -104,7 +104,7 @@ class Resolver:
         return spec
 
     def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
-        """What :func:`~.wanted.resolve` says."""
+        """Return the result of :func:`~.compiled_pipeline.resolve`, from the cache if possible."""
         return self.read(snapshot.pipeline).compile(Known.of(snapshot), self.options)
 
     def effective_spec(
@@ -136,7 +136,7 @@ class Resolver:
         )
 
     def forget(self, key: Key) -> None:
-        """A pipeline is gone."""
+        """Drop the specs of a deleted pipeline."""
         self._read.pop(key, None)
         self._effective.pop(key, None)
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from triton_pipelines.controllers.timestamps import moment
 
-# A manager that writes again so soon after it was mended is no person who slipped.
+# A manager that writes again this soon after a correction is not a person who made a mistake.
 MENDED_FOR: Final = dt.timedelta(minutes=10)
-# Between the names of managers, as remembered and as told; and of how many is told.
+# Separator of the names of managers, in records and messages, and the most names kept.
 _AND: Final = " and "
 MANAGERS_MAX: Final = 4
 # Changes of hands after which two managers alternate: each has overwritten the other, and one of
@@ -41,11 +41,11 @@ class Writers:
 
     @property
     def left(self) -> str:
-        """Whom it is left to, "" nobody."""
+        """Managers that the field is left to; empty without any."""
         return "" if self.mended else self.names
 
     def recent(self, now: dt.datetime) -> bool:
-        """Whether one of them was mended a short time ago."""
+        """Return whether one of them was corrected recently."""
         return _recent(self.mended, now)
 
     def knows(self, manager: str, now: dt.datetime) -> bool:
@@ -81,7 +81,7 @@ class Writers:
         return Writers(_join({*_split(self.names), manager}))
 
     def mending(self, manager: str, now: dt.datetime) -> Writers:
-        """This one is mended now, beside those that were of late."""
+        """Return the state after correcting this manager now, in addition to recent ones."""
         known = _split(self.names) if self.recent(now) else []
         return Writers(_join({*known, manager}), now.isoformat(timespec="seconds"))
 
@@ -108,7 +108,7 @@ class Turns:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Turns:
-        """Read it out of a memory that anybody may have edited; what is no such record is none."""
+        """Read it from state that may have been edited; anything invalid counts as no record."""
         last, names, often, at = (document.get(key) for key in cls.__slots__)
         if not (
             isinstance(last, str)
@@ -124,11 +124,11 @@ class Turns:
         )
 
     def document(self) -> dict[str, Any]:
-        """For the memory, without what is empty."""
+        """Return it for the recorded state, without empty fields."""
         return {key: value for key in self.__slots__ if (value := getattr(self, key))}
 
     def after(self, writer: str, now: dt.datetime) -> Turns:
-        """With what is seen now: who has it (``writer``, "": nobody knows)."""
+        """Return the state after an observation of the present ``writer``; empty: unknown."""
         row = self if _recent(self.at, now) else Turns(self.last)
         if not writer or writer == self.last:
             return row
@@ -146,7 +146,7 @@ class Turns:
 
     @property
     def told(self) -> str:
-        """Who take turns, where each has come back; "" nobody."""
+        """Managers that alternate, once each has written again; empty without any."""
         return self.names if self.often >= _TURNS_MIN else ""
 
     def until(self, now: dt.datetime) -> float | None:
@@ -168,5 +168,5 @@ def _split(names: str) -> list[str]:
 
 
 def _join(names: Iterable[str]) -> str:
-    """In an order of their own, so that nothing is new when they take turns."""
+    """Join the names in sorted order, so that the text stays the same while managers alternate."""
     return _AND.join(sorted(names)[:MANAGERS_MAX])

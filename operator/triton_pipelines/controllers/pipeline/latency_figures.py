@@ -49,7 +49,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What is known of a pipeline's latency."""
+    """The known latencies of a pipeline."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
     """By revision."""

@@ -1,4 +1,4 @@
-"""What the live ConfigMap of a pipeline holds: what outlives pods and revisions. Pure."""
+"""Read and write the live ConfigMap of a pipeline, which outlives pods and revisions. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loader noticed without failing, as warnings of the status. Pure."""
+"""Report informative findings of the loader as warnings in the status. Pure."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def count_new_mismatches(snapshot: Snapshot, proven: str) -> tuple[Snapshot, lis
         if probe.mismatch and probe.mismatch not in known
     }
     asked = any(probe.inference_error is not None for probe in snapshot.probes.values())
-    # Until a pod has answered, what was said holds: pods that are made anew are no news.
+    # Until a pod has answered, the reported mismatches hold: recreated pods alone change nothing.
     found = (
         {probe.mismatch for probe in snapshot.probes.values() if probe.mismatch in known} - {""}
         if asked

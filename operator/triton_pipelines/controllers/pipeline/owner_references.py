@@ -1,4 +1,4 @@
-"""Whose an object is that bears a name which a pipeline needs. Pure."""
+"""Check who owns an object whose name a pipeline needs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .snapshot import Object
 
 
 class NameTaken(Exception):  # noqa: N818 - the word of the condition
-    """An object that the pipeline needs a name for is somebody else's."""
+    """An object whose name the pipeline needs belongs to another owner."""
 
 
 class FormerChild(Exception):  # noqa: N818
@@ -19,7 +19,7 @@ class FormerChild(Exception):  # noqa: N818
 
 
 def owned(item: Mapping[str, Any], uid: str) -> bool:
-    """Whether the pipeline with this ``uid`` is an owner of the object."""
+    """Return whether the pipeline with this ``uid`` is an owner of the object."""
     return any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or ())
 
 

@@ -39,10 +39,10 @@ from .tuning_run_state import MESSAGE_MAX, Run
 
 # Choices kept: the newest ones and the one in force. A spec that is restored finds its own again.
 KEPT: Final = 8
-# Room in status.padding (512 in all) for the figures, and for why a choice was taken back.
+# Room in status.padding (512 in all) for the figures, and for why a choice was rolled back.
 SAID_MAX: Final = 400
 BARRED_MAX: Final = 160
-# Fields as they are remembered, and as the status names them.
+# Names of the fields in the record, and in the status.
 _TOLD: Final = {
     "mode": "padding",
     "buckets": "buckets",
@@ -77,12 +77,12 @@ class Choice:
         return PaddingSetting(self.mode.value, self.buckets)
 
     def for_build(self) -> MeasuredPadding:
-        """What the graph is built with."""
+        """Return the padding that the graph is built with."""
         return MeasuredPadding(self.mode, self.buckets, self.said)
 
     @classmethod
     def parse(cls, document: Any) -> Choice | None:
-        """Read it; ``None`` for what somebody's edit has made unreadable."""
+        """Read a choice; ``None`` if a manual edit has made it unreadable."""
         if not isinstance(document, Mapping):
             return None
         texts = {key: document.get(key, "") for key in ("said", "request", "at", "barred")}
@@ -102,18 +102,18 @@ class Choice:
         return cls(Padding(document["mode"]), tuple(buckets), **texts)
 
     def to_document(self) -> dict[str, Any]:
-        """What is remembered, without what is empty."""
+        """Return the record, without empty fields."""
         values: dict[str, Any] = {"mode": self.mode.value, "buckets": list(self.buckets)}
         values |= {key: getattr(self, key) for key in ("said", "request", "at", "barred")}
         return {key: value for key, value in values.items() if value}
 
     @classmethod
     def told(cls, entry: Mapping[str, Any]) -> Choice | None:
-        """Read an entry of ``status.padding.measured``; ``None`` for what is none."""
+        """Read an entry of ``status.padding.measured``; ``None`` if it is not valid."""
         return cls.parse({key: entry[name] for key, name in _TOLD.items() if name in entry})
 
     def to_status(self, fingerprint: str) -> dict[str, Any]:
-        """The entry of ``status.padding.measured``."""
+        """Return the entry of ``status.padding.measured``."""
         document = self.to_document()
         return {"fingerprint": fingerprint} | {
             name: document[key] for key, name in _TOLD.items() if key in document
@@ -121,7 +121,7 @@ class Choice:
 
     @property
     def age(self) -> tuple[dt.datetime, bool]:
-        """Greater is newer: proven later, or the same one since it was barred."""
+        """Sort key: greater if verified later, or if the same choice was rejected since."""
         return moment(self.at) or dt.datetime.min.replace(tzinfo=dt.UTC), bool(self.barred)
 
 
@@ -194,7 +194,7 @@ def after(before: Choices, proven: Choices, current: str, back: str) -> dict[str
 
 
 def newly_rejected(before: Choices, choices: Choices) -> list[Choice]:
-    """The choices that this pass has barred."""
+    """Return the choices that this iteration has rejected."""
     return [
         choice
         for fingerprint, choice in choices.items()
@@ -203,7 +203,7 @@ def newly_rejected(before: Choices, choices: Choices) -> list[Choice]:
 
 
 def events_of(barred: Sequence[Choice]) -> tuple[Event, ...]:
-    """That a choice is no longer taken, and why."""
+    """Return the events that report rejected choices, and why."""
     said = (
         "{0}, which tuning run {1!r} measured, is taken back for this spec"
         " until another run proves it: {2}"
@@ -226,7 +226,7 @@ def with_rejection(run: Run, barred: Sequence[Choice]) -> Run:
 
 
 def to_status(choices: Choices) -> dict[str, Any]:
-    """What ``status.padding`` tells of them, the newest first; nothing where there are none."""
+    """Return the fields of ``status.padding``, the newest choice first; empty without any."""
     newest = sorted(choices, key=lambda one: (choices[one].age, one), reverse=True)
     return (
         {"measured": [choices[fingerprint].to_status(fingerprint) for fingerprint in newest]}
@@ -247,7 +247,7 @@ def with_choices(status: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[
 
 
 def data(choices: Choices) -> dict[str, str]:
-    """What a ConfigMap holds of them: nothing where there are none."""
+    """Return the choices as ConfigMap data; empty without any."""
     documents = {fingerprint: choice.to_document() for fingerprint, choice in choices.items()}
     return (
         {names.KEY_MEASURED_PADDING: json.dumps(documents, sort_keys=True, ensure_ascii=False)}
@@ -294,10 +294,10 @@ def take(
         tokenizer, rest = wanted.spec.tokenizer, _without_padding(patch)
         named = tokenizer is not None and not left_to_auto(tokenizer)
         if tokenizer is None or not (named or in_force.measured):
-            return untouched  # by rule before, and after
+            return untouched  # Auto's rule applies before and after.
         before = padded = PaddingSetting(in_force.chosen.value, in_force.buckets)
         if named and tokenizer.padding is not None:
-            # Else it has proven its setting with the one in force.
+            # Otherwise the run verified its setting with the padding in force.
             padded = PaddingSetting(tokenizer.padding.value, tokenizer.buckets)
         target = fingerprint(patch_pipeline(pipeline, rest))
     except ValueError:
@@ -332,14 +332,11 @@ def take(
 
 
 def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The merge patch of a result; empty where there is none, or it cannot be read."""
+    """Return the merge patch of a result; empty if there is none or it cannot be read."""
     try:
         patch = yaml.safe_load(str(result.get("patch") or ""))
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ):  # the second for what looks like a date and is none
+    except (yaml.YAMLError, ValueError, RecursionError):
+        # ValueError: a text that looks like a date but is not a valid one.
         return {}
     return patch if isinstance(patch, Mapping) else {}
 
@@ -384,7 +381,7 @@ def note(choices: Choices, fingerprint: str, request: str, *, in_force: bool) ->
 def _figures(
     padded: PaddingSetting, before: PaddingSetting, gain: int, wall: float | None, more: bool
 ) -> str:
-    """The proven gain. ``more``: other knobs changed as well."""
+    """Return the verified gain as text. ``more``: other settings changed as well."""
     within = f" within {wall:g} ms" if wall is not None else ""
     times = f"{1 + gain / 100:.2f} times"
     if padded == before:
@@ -401,7 +398,7 @@ def _figures(
 
 
 def _without_padding(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch without padding and buckets; empty where nothing else is in it."""
+    """Return the patch without padding and buckets; empty if it has nothing else."""
     spec = dict(patch.get("spec") or {})
     tokenizer = {
         key: value

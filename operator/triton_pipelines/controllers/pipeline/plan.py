@@ -87,10 +87,10 @@ def plan(
     """Decide one iteration for one pipeline.
 
     Args:
-        snapshot: the pipeline and its objects.
-        context: the operator's options and the like.
+        snapshot: The pipeline and its objects.
+        context: The operator's options and the like.
         now: UTC.
-        compiled: what the spec compiles to, where that is known already.
+        compiled: What the spec compiles to, where that is known already.
     """
     if is_unmanaged(snapshot.pipeline):
         return Plan()

@@ -14,7 +14,7 @@ from triton_pipelines.compile.render.pod import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
 
-# The kubelet's words for an image that does not come.
+# The kubelet's reasons for an image that cannot be pulled.
 IMAGE_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -111,7 +111,7 @@ def _asked(pod: Pod) -> dict[str, str]:
 
 
 def _products(pod: Pod) -> list[str]:
-    """The GPU products that the pod's node affinity allows; empty where it takes any."""
+    """Return the GPU products that the pod's node affinity allows; empty if it allows any."""
     affinity = ((pod.raw.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get(
         "nodeSelectorTerms"
@@ -262,7 +262,7 @@ _LEAST = (Reason.LOADING, Reason.PROGRESSING)
 
 
 def worst(problems: Sequence[Problem]) -> Problem | None:
-    """The problem that the pipeline's condition names."""
+    """Return the problem that the pipeline's condition names."""
     if not problems:
         return None
     return min(

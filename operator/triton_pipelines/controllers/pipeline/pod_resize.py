@@ -33,7 +33,7 @@ _NO_CPU: Final = "Insufficient cpu"
 
 
 def wanted_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) -> int | None:
-    """The CPU limit that live scaling wants for each pod, within bounds; ``None``: it owns none."""
+    """Return the bounded CPU limit that live scaling wants per pod; ``None`` if it owns none."""
     bounds = cpu_range(pipeline, graph)
     if bounds is None:
         return None
@@ -54,7 +54,7 @@ def wanted_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) 
 
 
 def _grown(pod: Pod, snapshot: Snapshot) -> int | None:
-    """The limit of a pod that runs and may grow."""
+    """Return the limit of a running pod that may grow."""
     if (
         pod.deleting
         or not pod.server_running
@@ -95,7 +95,8 @@ def next_resize(due: Sequence[Resize], snapshot: Snapshot, now: dt.datetime) -> 
     resting = {
         uid: refusal for uid, refusal in snapshot.resize_rejections.items() if refusal.until > now
     }
-    # Whoever has no right to it need not try others; a quota never stands against giving back.
+    # Without permission for one pod there is none for others. A quota never prevents giving CPU
+    # back.
     kinds = {refusal.kind for refusal in resting.values() if refusal.of_all}
     if kinds - {Refused.QUOTA}:
         return None
@@ -110,7 +111,7 @@ def _resizable(snapshot: Snapshot) -> list[Pod]:
 
 
 def _pinched(snapshot: Snapshot) -> bool:
-    """Whether a pod finds no CPU on any node."""
+    """Return whether a pod finds no CPU on any node."""
     return any(_finds_no_cpu(pod) for pod in snapshot.pods if not pod.deleting)
 
 
@@ -118,7 +119,7 @@ def _change(pod: Pod, wanted: int, snapshot: Snapshot, *, pinched: bool) -> Resi
     template = _server((snapshot.revision_record(pod.revision) or {}).get("template") or {})
     rendered, present = _cpu_of(template), _cpu_of(_server(pod.raw))
     if rendered is None or present is None or not template.get("resizePolicy"):
-        return None  # of a revision whose pods do not grow
+        return None  # The pods of this revision do not grow.
     limit = max(wanted, rendered[0])
     guaranteed = present[0] == present[1] and rendered[0] == rendered[1] and _guaranteed(pod)
     request = (
@@ -130,19 +131,19 @@ def _change(pod: Pod, wanted: int, snapshot: Snapshot, *, pinched: bool) -> Resi
 
 
 def actual_limit(pod: Pod) -> int | None:
-    """The CPU limit that the kubelet has put into force; ``None``: it does not say."""
+    """Return the CPU limit that the kubelet enforces; ``None`` if it does not report one."""
     found = _cpu_of(pod.container(names.CONTAINER_SERVER))
     return found[0] if found is not None else None
 
 
 def asked_limit(pod: Pod) -> int | None:
-    """The CPU limit that the pod's spec asks for."""
+    """Return the CPU limit in the pod's spec."""
     found = _cpu_of(_server(pod.raw))
     return found[0] if found is not None else None
 
 
 def on_its_way(pod: Pod) -> bool:
-    """Whether the kubelet has not yet given the pod what its spec asks for."""
+    """Return whether the kubelet has not yet given the pod what its spec requests."""
     return pod.server_running and _cpu_of(pod.container(names.CONTAINER_SERVER)) != _cpu_of(
         _server(pod.raw)
     )
@@ -161,7 +162,7 @@ def state_of(pod: Pod) -> tuple[str, str]:
 
 
 def waits(pod: Pod) -> str:
-    """What a pod's new CPU limit waits for, in words; "" where it has it."""
+    """Return what a pod's new CPU limit waits for, as text; empty if it is in force."""
     if not on_its_way(pod):
         return ""
     if actual_limit(pod) is None:
@@ -187,7 +188,7 @@ def _finds_no_cpu(pod: Pod) -> bool:
 
 
 def _guaranteed(pod: Pod) -> bool:
-    """Its class stays what it is: of a Guaranteed pod limits and requests are one."""
+    """Return whether the pod is Guaranteed; then limits and requests have to stay equal."""
     return (pod.raw.get("status") or {}).get("qosClass") == "Guaranteed"
 
 

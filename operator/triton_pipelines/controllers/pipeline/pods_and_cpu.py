@@ -22,7 +22,7 @@ from .state import PipelineState
 
 
 def bounds_of(pipeline: InferencePipeline, graph: Graph) -> PodAndCpuBounds:
-    """What live scaling may change of a pipeline beside counts."""
+    """Return what live scaling may change of a pipeline in addition to counts."""
     pods, limit = pipeline.spec.scaling.pods, cpu_range(pipeline, graph)
     return PodAndCpuBounds(
         pods=None
@@ -99,21 +99,21 @@ def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, stall
 
 
 def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
-    """Resources in force in the pod that has least CPU; ``None``: no kubelet tells them."""
+    """Return the enforced resources of the pod with the least CPU; ``None`` if none is reported."""
     known = [(limit, pod) for pod in pods if (limit := actual_limit(pod)) is not None]
     found = min(known, key=lambda item: item[0], default=None)
     return None if found is None else found[1].container(names.CONTAINER_SERVER).get("resources")
 
 
 def _uneven(pod: Pod, wanted: int | None, refusal: Refusal | None) -> str:
-    """What the pod's CPU waits for."""
+    """Return what the pod's CPU waits for."""
     if refusal is not None and refusal.limit != asked_limit(pod):
         return refusal.why
     return waits(pod) or f"is next for {wanted}m"
 
 
 def _infeasible(pod: Pod, refusal: Refusal | None) -> InfeasibleResize | None:
-    """That the pod's node is too small, and nothing else that was refused."""
+    """Return the infeasible resize if the pod's node is too small; ignore other rejections."""
     if refusal is not None and not refusal.binds:
         refusal = None
     asked, given = asked_limit(pod) if refusal is None else refusal.limit, actual_limit(pod)

@@ -25,7 +25,7 @@ REASON_MAX = 300
 SAID_MAX = 512
 # Auto's choice until the cost of the step is measured.
 UNMEASURED = "; by rule, not measured yet"
-# What of a measurement has room beside the reason, and of its request in that.
+# Room for a measurement next to the reason, and for its request in that.
 NOTE_MAX = 300
 REQUEST_MAX = 40
 
@@ -64,7 +64,7 @@ def ragged_unsupported(snapshot: Snapshot) -> Reports:
 def reported(
     pipeline: InferencePipeline, graph: Graph, revision: str, reports: Reports
 ) -> dict[str, str]:
-    """Refusals among ``reports`` of pods of ``revision``."""
+    """Return the rejections among ``reports`` of pods of ``revision``."""
     fields = {step.name: step for step in pipeline.spec.steps} | (
         {"model": pipeline.spec.model} if pipeline.spec.model else {}
     )
@@ -103,12 +103,12 @@ def told(
 
 
 def short(text: str, most: int = REASON_MAX) -> str:
-    """The text, cut to what there is room for."""
+    """Return the text, cut to the available room."""
     return text if len(text) <= most else text[: most - 2].rstrip() + " …"
 
 
 def data(refused: Refusals) -> dict[str, str]:
-    """What the live ConfigMap holds of them: nothing where there are none."""
+    """Return the rejections as data of the live ConfigMap; empty without any."""
     return (
         {names.KEY_PADDING: json.dumps(dict(sorted(refused.items())), ensure_ascii=False)}
         if refused

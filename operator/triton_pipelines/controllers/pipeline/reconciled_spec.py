@@ -16,7 +16,7 @@ from .compiled_pipeline import CompiledPipeline, LazyRevision
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """The current spec cannot be acted on: the deployed revision stays, and the status says why."""
+    """No spec can be acted on: the deployed revision stays, and the status says why."""
 
     revision: str
     """The revision that stays desired."""

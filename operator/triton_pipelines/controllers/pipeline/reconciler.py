@@ -92,7 +92,7 @@ class StatusRejected(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """A pod to ask: where, which models, and the inference that is wanted, if any."""
+    """A pod to probe: its address, its models and the test inference, if any."""
 
     pod: Pod
     graph: Graph
@@ -215,7 +215,7 @@ class Reconciler:
         untold = (
             await self._create_beside(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
-        )  # the next pass tells it
+        )  # The next iteration reports it.
         polls = SOURCE_POLL_SECONDS if sources else None
         return Result(
             requeue_after=soonest(
@@ -301,7 +301,7 @@ class Reconciler:
             unasked = last is not None and asked and last.inference_error is None and not last.error
             if last is None or (pod.ready and (unasked or not last.ensemble_ready)):
                 return 0.0
-            # A first wrong answer may be an accident, and a rollout goes by the second.
+            # A first wrong answer may be an accident; a rollout is decided by the second.
             settled = (
                 pod.ready
                 and not last.error
@@ -359,9 +359,8 @@ class Reconciler:
                 snapshot, status_after_failure(snapshot, decided, error, self.clock())
             )
         except StatusRejected:
-            await self._clear(
-                key, decided
-            )  # others want the room, and no pass will be able to write it
+            # Others need the room, and no later iteration can write this status.
+            await self._clear(key, decided)
             raise
         await self._clear(key, decided)
         for event in events_after_failure(decided):
@@ -420,7 +419,7 @@ class Reconciler:
             )
         except (Forbidden, Invalid, NotFound) as error:
             if isinstance(error, NotFound) and error.of_an_object:
-                return  # the pod has just gone, of which the watch tells
+                return  # The pod has just been deleted, which the watch reports.
             before = known.get(resize.uid)
             known[resize.uid] = now = refused(error, resize.pod, resize.limit, before, self.clock())
             if before is None or (before.kind, before.limit) != (now.kind, now.limit):
@@ -464,10 +463,10 @@ class Reconciler:
         try:
             await self.client.delete(resource, key[0], deletion.name, uid=deletion.uid or None)
         except Conflict:
-            return  # another object bears the name now
+            return  # Another object has the name now.
         await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
         if resource == PODS:
-            # It takes its time to go, and until the watch says so nobody is to delete it again.
+            # Deletion takes time; until the watch reports it, the object must not be deleted again.
             self._leaving.setdefault(key, set()).add(deletion.uid)
             return
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
@@ -515,12 +514,12 @@ class Reconciler:
             # its deletion.
             self.store.remove(INFERENCE_PIPELINES, namespace, name, uid=uid)
         except Conflict:
-            return  # another of the same name: its own event brings the next pass
+            return  # Another one of the name; its own event starts the next iteration.
         else:
             self.store.put(INFERENCE_PIPELINES, answer, since=since)
 
     async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
-        """Say by the status that was taken before that the new one was not; returns the words."""
+        """Report in the previous status that the new one was rejected; return the message."""
         text = (
             "the API server refuses the pipeline's status, so the rest of it is out of date:"
             f" {error.message}; is the CRD that of this operator's release?"

@@ -18,7 +18,7 @@ from typing import Final
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import ClusterError, Forbidden, NotFound
 
-# A first refusal rests this long, doubled with each one that follows, at most so long.
+# Back-off after a first rejection, doubled with each further one, and its maximum.
 REST: Final = dt.timedelta(seconds=30)
 REST_MAX: Final = dt.timedelta(minutes=15)
 
@@ -43,7 +43,7 @@ _RANGE: Final = re.compile(r"(maximum|minimum) cpu usage per |max limit to reque
 
 
 class Refused(StrEnum):
-    """What refuses."""
+    """What rejected a resize."""
 
     NODE = "Node"
     QUOTA = "Quota"
@@ -54,7 +54,7 @@ class Refused(StrEnum):
     ABSENT = "Absent"
 
 
-# What does not lie in the one pod: the others are not asked for meanwhile.
+# Causes outside of the one pod: other pods are not resized meanwhile.
 _OF_ALL: Final = frozenset({Refused.QUOTA, Refused.RIGHTS, Refused.ABSENT})
 _WORDS: Final[Mapping[Refused, str]] = {
     Refused.NODE: "its node cannot hold that",
@@ -94,17 +94,17 @@ class Refusal:
 
     @property
     def binds(self) -> bool:
-        """Whether the pod can never have as much, so that this bounds what is asked for."""
+        """Whether the pod can never have as much, so that later requests are bounded by this."""
         return self.kind is Refused.NODE
 
     @property
     def of_all(self) -> bool:
-        """Whether the pipeline's other pods would be refused for the same reason."""
+        """Whether the pipeline's other pods would be rejected for the same reason."""
         return self.kind in _OF_ALL
 
 
 def kind_of(error: ClusterError) -> Refused:
-    """What refused a resize."""
+    """Return what rejected a resize."""
     said = error.message
     if isinstance(error, NotFound):
         return Refused.ABSENT
@@ -144,7 +144,7 @@ def explained(said: str) -> str:
 def refused(
     error: ClusterError, pod: str, limit: int, before: Refusal | None, now: dt.datetime
 ) -> Refusal:
-    """The refusal of a resize. ``before``: the last one of the pod, if nothing else came since."""
+    """Return a rejected resize. ``before``: the last one of the pod, if none succeeded since."""
     kind = kind_of(error)
     again = before is not None and before.kind is kind
     tries = before.tries + 1 if before is not None and again else 1
@@ -154,12 +154,12 @@ def refused(
 
 
 def of_pods(known: Mapping[str, Refusal], there: Collection[str]) -> dict[str, Refusal]:
-    """Refusals by pod uid, of the pods (by uid) that are ``there``."""
+    """Return the rejections, by pod uid, of the pods (by uid) that are ``there``."""
     return {uid: refusal for uid, refusal in known.items() if uid in there}
 
 
 def asked_again(refusals: Mapping[str, Refusal], now: dt.datetime) -> float | None:
-    """Seconds until the next of them may be asked for again; ``None`` without any."""
+    """Return the seconds until the next one may be retried; ``None`` without any."""
     return min(
         (
             (refusal.until - now).total_seconds()

@@ -32,7 +32,7 @@ from .policies.replicas import Replicas
 from .snapshot import Snapshot
 
 REASON_MAX = 1024
-# Of a step, what scaling alone tells.
+# Fields of a step that only scaling reports.
 _SCALED_FIELDS = ("instances", "podsWithDesiredInstances", "verdict", "verdictReason")
 
 
@@ -81,7 +81,7 @@ def live_parts(
     counts: Mapping[str, int],
     diverged: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The parts of the status that move without the spec."""
+    """Return the parts of the status that change without the spec."""
     steps = _steps(pipeline, graph, snapshot, wanted, counts, diverged)
     status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, snapshot)}
     if (tokenizer := graph.tokenizer) is not None:
@@ -104,7 +104,7 @@ def live_conditions(
     number: Replicas,
     cpu: CpuResize,
 ) -> list[Condition]:
-    """The conditions of live scaling, and of who else writes what is its own."""
+    """Return the conditions of live scaling, and of other managers that write its fields."""
     if pipeline.spec.suspend is Switch.ENABLED:
         return []
     conditions = scaling_conditions(
@@ -119,7 +119,7 @@ def live_conditions(
 
 
 def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
-    """Whether scaling has anything to say of the pipeline, now or soon."""
+    """Return whether scaling reports anything on the pipeline, now or soon."""
     return (
         pipeline.spec.scaling.mode is not ScalingMode.DISABLED
         and pipeline.spec.suspend is Switch.DISABLED
@@ -130,7 +130,7 @@ def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
 def kept_conditions(
     pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot, decided: set[str]
 ) -> list[Mapping[str, Any]]:
-    """Scaling's conditions as they were, where it has not looked yet."""
+    """Return scaling's previous conditions until it has observed the pipeline."""
     if snapshot.view is not None or not _looked_after(pipeline, graph):
         return []
     known = [
@@ -204,7 +204,7 @@ def _steps(
             words = before.get(step.name, {}).get("verdictReason") if same else None
             entry |= {"verdict": verdict.value, "verdictReason": words or truncate(why, REASON_MAX)}
         elif silent:
-            # After a start of the operator what was said before, until it has looked.
+            # After a start of the operator, the reported values hold until the first observation.
             entry |= {
                 name: value
                 for name, value in before.get(step.name, {}).items()

@@ -1,4 +1,4 @@
-"""What a reconcile iteration sees: caches and probe results, as plain values. No I/O."""
+"""Input of a reconcile iteration: caches and probe results, as plain values. No I/O."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Probe:
     at: dt.datetime
     """UTC."""
     ensemble_ready: bool
-    """The ensemble's own readiness."""
+    """Whether the ensemble itself is ready."""
     models: tuple[ModelState, ...] = ()
     inference_error: str | None = None
     """Why a test inference failed; empty if it succeeded, ``None`` if none was sent."""
@@ -136,7 +136,7 @@ class Pod:
         return str((self.raw["metadata"].get("labels") or {}).get(LABEL_TEMPLATE_HASH, ""))
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        """The pod's condition of that type, or an empty one."""
+        """Return the pod's condition of that type, or an empty one."""
         found = [
             item
             for item in (self.raw.get("status") or {}).get("conditions") or ()
@@ -221,7 +221,7 @@ class Snapshot:
 
     @property
     def last_good_document(self) -> str:
-        """The last good spec as it is recorded (:mod:`~.policies.last_good_spec`)."""
+        """The recorded last good spec (:mod:`~.policies.last_good_spec`)."""
         return str(self.live_data().get(names.KEY_ACCEPTED) or self.remembered)
 
     def monitoring_warnings(self) -> list[Finding]:
@@ -265,7 +265,7 @@ class Snapshot:
         return self.pipeline.get("status") or {}
 
     def child(self, kind: str, name: str) -> Object | None:
-        """A cached child."""
+        """Return a cached child."""
         return self.children.get((kind, name))
 
     @property
@@ -311,7 +311,7 @@ class Snapshot:
         return found if names.is_revision(found) else ""
 
     def deployment_condition(self, kind: str) -> Mapping[str, Any]:
-        """The Deployment's condition of that type, or an empty one."""
+        """Return the Deployment's condition of that type, or an empty one."""
         return _condition(self.deployment, kind)
 
     @property
@@ -323,7 +323,7 @@ class Snapshot:
         return self.pods_refused_to(self.name)
 
     def pods_refused_to(self, deployment: str) -> str:
-        """The same of a Deployment by its name."""
+        """Return :attr:`pods_refused` of a Deployment by its name."""
         condition = _condition(self.child("Deployment", deployment), "ReplicaFailure")
         return (
             explained(str(condition.get("message") or condition.get("reason", "")))

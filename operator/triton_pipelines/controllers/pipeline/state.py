@@ -24,7 +24,7 @@ _FIGURE_MAX: Final = 1e12
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What one policy remembers. Every field has an empty default, which is not written."""
+    """State of one policy. Every field has an empty default, which is not written."""
 
     @classmethod
     def parse(cls, document: Any) -> Self:
@@ -75,7 +75,7 @@ class RolloutState(PolicyState):
     failed_revision: str = ""
     """Revision that was rolled back."""
     failed_spec: str = ""
-    """Hash of the spec that asked for it."""
+    """Hash of the spec that requested it."""
     failed_reason: str = ""
     """Condition reason of the rollback."""
     failed_message: str = ""

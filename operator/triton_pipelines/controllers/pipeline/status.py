@@ -36,9 +36,9 @@ from .scaling_status import kept_conditions, live_conditions, live_parts
 from .snapshot import Pod, Probe, Snapshot
 
 WARNINGS_MAX = 20
-# Longest short string of the schema: what a pod says is not ours to trust.
+# Longest short string of the schema: messages of pods are not trusted.
 SHORT_MAX = 512
-# Of a URI in the schema; masking what is secret in one may make it longer than it was written.
+# The same of a URI; masking the secrets in one may make it longer than it was written.
 URI_MAX = 1024
 CLUSTER_SUFFIX = "svc"
 # Merge keys of the status' own lists, as in its schema.
@@ -189,7 +189,7 @@ def conditions_of(
     problems: Sequence[Problem],
     number: Replicas,
 ) -> list[Condition]:
-    """The conditions of serving, ``Ready`` first."""
+    """Return the conditions of serving, ``Ready`` first."""
     replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
     serving = [pod for pod in snapshot.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
@@ -297,7 +297,7 @@ def conditions_of(
         and len(updated) < replicas
         and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING))
     ):
-        # No pod is there that could tell, or those that are there are well on their way.
+        # There is no pod to report a problem, or the existing ones are making progress.
         reason, text = (
             Reason.API_ERROR,
             f"{progress}; the API server takes no further pod: {refused}",
@@ -339,7 +339,7 @@ def _unproven(probe: Probe | None, asked: bool) -> bool:
 
 
 def _leaving(text: str, available: Condition) -> list[Condition]:
-    """Conditions while pods that are no longer wanted are still there."""
+    """Return the conditions while pods that are no longer desired still exist."""
     return [
         Condition(ConditionType.READY, False, Reason.DRAINING, text),
         available,
@@ -348,7 +348,7 @@ def _leaving(text: str, available: Condition) -> list[Condition]:
 
 
 def _available(serving: Sequence[Pod], snapshot: Snapshot) -> Condition:
-    """Whether some revision answers requests."""
+    """Return the Available condition: whether some revision answers requests."""
     failing = [
         pod for pod in serving if (probe := snapshot.probes.get(pod.uid)) and probe.inference_error
     ]
@@ -472,7 +472,7 @@ def _sources(snapshot: Snapshot, wanted: str) -> list[dict[str, str]]:
 
 
 def kind_of(status: Mapping[str, Any]) -> ReasonKind:
-    """What the Ready condition's reason asks of the controller."""
+    """Return the kind of the Ready condition's reason."""
     for item in status.get("conditions") or ():
         if item.get("type") == ConditionType.READY:
             return KIND_OF[Reason(item["reason"])]

@@ -1,4 +1,4 @@
-"""Which Kubernetes events tell the story of a status change. Pure."""
+"""Choose the Kubernetes events that report a status change. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triton_pipelines.api.scaling import ScalingMode
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event to post once the status that it tells of is written."""
+    """An event to post once the status that it reports is written."""
 
     warning: bool
     reason: str
@@ -63,7 +63,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
 
 
 def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
-    """Changes of counts that the status did not tell of before, and a change that failed."""
+    """Return events of count changes that the status did not have, and of a failed change."""
     known = list((before.get("scaling") or {}).get("history") or ())
     fresh = [
         item for item in (after.get("scaling") or {}).get("history") or () if item not in known

@@ -1,4 +1,4 @@
-"""What a tuning run goes by: the pipeline as this pass sees it and has decided. Pure."""
+"""Inputs of a tuning run: the pipeline as this iteration observes it and has decided. Pure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def stage_of(
     ready: Callable[[], Condition],
     recommended: Callable[[Mapping[str, Any]], str],
 ) -> Stage:
-    """The stage of this pass."""
+    """Return the inputs in this iteration."""
     record = snapshot.revision_record(wanted)
     alone = serves_whole(snapshot, wanted, replicas) and all(
         pod.serving for pod in snapshot.pods if not pod.deleting
@@ -112,7 +112,7 @@ def stage_of(
 
 
 def left_over(snapshot: Snapshot, staying: Sequence[Object]) -> list[Object]:
-    """What runs have left, but for what the present one has (``staying``)."""
+    """Return leftover objects of runs, except those of the present run (``staying``)."""
     wanted, uid = (
         {(item["kind"], item["metadata"]["name"]) for item in staying},
         str(snapshot.pipeline["metadata"].get("uid", "")),
@@ -127,7 +127,7 @@ def left_over(snapshot: Snapshot, staying: Sequence[Object]) -> list[Object]:
 
 
 def cleared(snapshot: Snapshot, staying: Sequence[Object]) -> tuple[Deletion, ...]:
-    """What tuning runs have left, but for what the present one has."""
+    """Return deletions of what runs have left, except for the present run (``staying``)."""
     return tuple(
         Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", ""))
         for item in left_over(snapshot, staying)

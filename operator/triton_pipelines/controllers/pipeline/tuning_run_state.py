@@ -1,4 +1,4 @@
-"""A tuning run as it is remembered in the live ConfigMap, and what of it the status tells. Pure."""
+"""A tuning run as recorded in the live ConfigMap, and its part in the status. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triton_pipelines.controllers.timestamps import moment, rfc3339
 MESSAGE_MAX: Final = 1024
 # Longest short string of the status' schema.
 SHORT_MAX: Final = 512
-# What the Job may fill in of status.tuning; the rest is said here.
+# Fields of status.tuning that the Job may fill in; the others are set here.
 RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
 _TEXTS: Final = (
     "request",
@@ -33,7 +33,7 @@ _TEXTS: Final = (
     "end",
     "recommended",
 )
-# Of these, what the status tells, and under which name.
+# Names of the fields that the status shows, in the record and in the status.
 _TOLD: Final = {
     "request": "request",
     "state": "state",
@@ -46,7 +46,7 @@ _TIMES: Final = ("asked", "start", "job", "end")
 
 
 class State(StrEnum):
-    """How far a run is."""
+    """Progress of a run."""
 
     NONE = ""
     PENDING = "Pending"
@@ -125,7 +125,7 @@ class Run:
         return cls(**(texts | {"state": State(texts["state"])}), serial=serial, result=found or {})
 
     def to_document(self) -> dict[str, Any]:
-        """What is remembered, without what is as in no run."""
+        """Return the record, without fields that have their default."""
         blank = type(self)()
         values = {
             key: getattr(self, key)
@@ -156,7 +156,7 @@ class Run:
         return {key: value for key, value in told.items() if value} | dict(self.result)
 
     def failed(self, message: str, now: dt.datetime) -> Run:
-        """The run, ended by what ``message`` says."""
+        """Return the failed run, ended with ``message``."""
         return replace(
             self, state=State.FAILED, end=rfc3339(now), result={"message": message[:MESSAGE_MAX]}
         )
@@ -191,7 +191,7 @@ def remembered(document: Mapping[str, Any], told: Any) -> Run:
 
 
 def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:
-    """A status of the pipeline with what is ``told`` of a run, or without."""
+    """Return a status of the pipeline with ``told`` as ``status.tuning``, or without it."""
     return {key: value for key, value in status.items() if key != "tuning"} | (
         {"tuning": told} if told else {}
     )

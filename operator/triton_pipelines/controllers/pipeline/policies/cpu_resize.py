@@ -84,7 +84,7 @@ def decide_cpu(
                 _taken(snapshot.name, writers, change),
             )
     resize = next_resize(due, snapshot, now)
-    # The first mending of each counts: what is written later, to whichever pod, is written again.
+    # The first correction of each manager counts: a later write, to any pod, is a repetition.
     if (
         resize is not None
         and (other := written.get(resize.uid)) is not None
@@ -96,7 +96,7 @@ def decide_cpu(
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Who wrote a pod's CPU, a field manager or an autoscaler at its admission, and when."""
+    """A manager that wrote a pod's CPU, or an autoscaler that did at admission, and when."""
 
     manager: str
     at: dt.datetime | None
@@ -156,7 +156,7 @@ def _admitted(pod: Pod) -> tuple[str, frozenset[str]] | None:
 
 
 def _written(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
-    """Entries of managedFields of resizes, with which of the server's CPU they own."""
+    """Return the managedFields entries of resizes, with the CPU fields of the server they own."""
     for entry in pod.raw["metadata"].get("managedFields") or ():
         if entry.get("subresource") != _SUBRESOURCE:
             continue

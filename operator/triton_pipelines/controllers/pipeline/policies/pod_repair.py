@@ -1,8 +1,9 @@
 """Recreate pods that are broken although Kubernetes sees nothing wrong with them. Pure.
 
 Two faults are invisible to the kubelet's probes. A pod may have loaded other content than its
-revision was first loaded from, if an unpinned source changes while pods start. Or a process of a
-Python model has died: Triton keeps reporting the model as ready and does not restart the process.
+revision was first loaded from: pods start at the same time while an unpinned source changes. Or a
+process of a Python model has died: Triton keeps reporting the model as ready and does not restart
+the process.
 """
 
 from __future__ import annotations

@@ -334,12 +334,12 @@ def _turns(
         known = known.named(SCALED, manager) if scale else known
     if found:
         return known.after(known.last if known.last in found else min(found), now)
-    # The default, which nobody wrote, unless somebody else had it before.
+    # The default, which no manager wrote, unless another one had the number before.
     return known.after(SCALED if pipeline.spec.replicas != 1 or known.last else "", now)
 
 
 def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
-    """Who take turns at the pipeline's own number, and what to do; "" nobody."""
+    """Return which managers alternate in writing the pipeline's own number; empty without any."""
     if not turns.told:
         return ""
     follows = (

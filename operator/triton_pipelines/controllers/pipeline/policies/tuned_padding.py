@@ -33,7 +33,7 @@ class TunedPadding:
     choices: Choices
     """By fingerprint."""
     fingerprint: str
-    """That of the spec that is reconciled."""
+    """Fingerprint of the reconciled spec."""
     run: Run
     """The tuning run, whose message says if its padding was rejected since."""
 

@@ -51,10 +51,10 @@ PENDING_SECONDS: Final = 900
 # How long (seconds) a request waits until all pods of the pipeline serve: nodes may have to be
 # provisioned first. After that, the requester is not likely to be waiting any more.
 WAITING_SECONDS: Final = 3600
-# Beyond the Job's own deadline, for its end to be told (seconds).
+# Time after the Job's own deadline for its end to be reported (seconds).
 MARGIN_SECONDS: Final = 60
 RECHECK_SECONDS: Final = 15.0
-# A Job that ended waits so long for what its pod says of it (seconds).
+# How long (seconds) a Job that ended waits for the report of its pod.
 SILENT_SECONDS: Final = 10
 # Events of a run that has ended.
 ENDED_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
@@ -77,7 +77,7 @@ class Tuned:
 
     @property
     def created(self) -> list[Object]:
-        """What is to be applied: all but a Job that is there, whose template cannot be changed."""
+        """Return the objects to apply: all but an existing Job, whose template is immutable."""
         return [item for item in self.objects if not item["metadata"].get("uid")]
 
     @property
@@ -89,7 +89,7 @@ class Tuned:
         return RECHECK_SECONDS if self.run.active and (self.run.begun or self.run.asked) else None
 
     def status(self) -> dict[str, Any]:
-        """``status.tuning``; empty without a run."""
+        """Return ``status.tuning``; empty without a run."""
         return self.run.status(self.message)
 
 
@@ -103,7 +103,7 @@ class TuningProgress:
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
-    """Start, follow or end the tuning run that the spec asks for."""
+    """Start, follow or end the tuning run that the spec requests."""
     spec = draft.of(ReconciledSpec)
     before = remembered(draft.state.tuning_run.document, snapshot.status.get("tuning"))
     tuned = (
@@ -156,7 +156,7 @@ def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
     """
     spec = stage.pipeline.spec.tuning
     if spec.request is None:
-        # A result stays until there is another; a run that nobody wants any more goes without one.
+        # A result stays until there is another; a run that is no longer requested ends without one.
         return (
             Tuned(
                 Run(serial=before.serial),
@@ -214,7 +214,7 @@ def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
 
 
 def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
-    """A request that waits for the pipeline, or is given up; ``None`` where it can begin."""
+    """Return a request that waits for the pipeline or has failed; ``None`` if it can begin."""
     if stage.suspended or stage.replicas == 0:
         # For as long as nobody wants pods, nobody waits for them either.
         wait = (
@@ -261,7 +261,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
 
 
 def _unpromised(pipeline: InferencePipeline) -> str:
-    """That there is no latency to tune for, in words that name the field."""
+    """Return why there is no latency to tune for, with the name of the field."""
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
         return (
@@ -278,7 +278,7 @@ def _unpromised(pipeline: InferencePipeline) -> str:
 
 
 def _ended_early(stage: Stage, run: Run) -> str:
-    """Why a run that has begun cannot go on; "" where it can."""
+    """Return why a run that has begun cannot continue; empty if it can."""
     if stage.suspended:
         return "the pipeline was suspended during the run"
     if stage.wanted != run.revision:
@@ -312,7 +312,7 @@ def _crowding(stage: Stage) -> str:
 
 
 def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
-    """Until the canary is ready."""
+    """Wait until the canary is ready."""
     pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     ready = next((pod for pod in pods if pod.serving and pod.ip), None)
     if ready is not None:
@@ -340,7 +340,7 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
 
 
 def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
-    """Until the Job has ended."""
+    """Wait until the Job has ended."""
     made = stage.snapshot.child(
         "Job", names.tuning_name(stage.snapshot.name, name, names.COMPONENT_TUNER)
     )
@@ -358,7 +358,7 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
     ):
         return Tuned(run.failed(f"its Job was deleted; {AGAIN}", now))
     closed = _closed(made)
-    # Its pod's own words say more, and may reach us later.
+    # The report of its pod has more details, and may arrive later.
     silent = bool(tuners) and not _past(
         str(closed.get("lastTransitionTime") or ""), SILENT_SECONDS, now
     )
@@ -416,7 +416,7 @@ def _server_of(pod: Pod) -> str:
 
 
 def _fate(stage: Stage, name: str) -> str:
-    """What became of the canary."""
+    """Return what became of the canary, as text."""
     pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     for pod in pods:
         status = pod.raw.get("status") or {}
@@ -435,7 +435,7 @@ def _fate(stage: Stage, name: str) -> str:
 
 
 def _closed(made: Object | None) -> Mapping[str, Any]:
-    """The condition that says that a Job has ended, or an empty one."""
+    """Return the condition that reports the end of a Job, or an empty one."""
     conditions = ((made or {}).get("status") or {}).get("conditions") or ()
     return next(
         (
@@ -448,7 +448,7 @@ def _closed(made: Object | None) -> Mapping[str, Any]:
 
 
 def _unstarted(tuners: Sequence[Pod]) -> str:
-    """Why no pod of the Job runs; "" where one does."""
+    """Return why no pod of the Job runs; empty if one does."""
     if any(
         "running" in (pod.container(names.CONTAINER_TUNER).get("state") or {}) for pod in tuners
     ):
@@ -580,7 +580,7 @@ def _events(before: Run, tuned: Tuned) -> tuple[Event, ...]:
 
 
 def _stopped(run: Run, why: str) -> tuple[Event, ...]:
-    """That a run which had not ended is none any more: the status tells of another, or of none."""
+    """Return the event for an unfinished run that the status no longer shows."""
     return (
         (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {why}"),)
         if run.active
