@@ -92,7 +92,8 @@ def reported_metrics(status: Mapping[str, Any]) -> tuple[str, str]:
     """Return what a status reports about metrics.
 
     Returns:
-        The reason why they are not usable, "" if they are; where they are read from, "" if unknown.
+        The reason why they are not usable, empty if they are; where they are read from, empty if
+        unknown.
     """
     for item in status.get("conditions") or ():
         if item.get("type") != ConditionType.METRICS_AVAILABLE.value:

@@ -107,7 +107,7 @@ class Autoscaler:
     prober: Prober
     """Probes a pod after a change."""
     collectors: Mapping[str, Collector]
-    """By name of the connection; "" reads the pods directly and is used if there is no other."""
+    """By name of the connection; the empty name reads the pods directly and is the fallback."""
     clock: Callable[[], dt.datetime]
     """Returns UTC now."""
     enqueue: Callable[[Key], None]
@@ -382,7 +382,7 @@ class Autoscaler:
             state.is_changing or state.backoff.wait(self.retry_seconds, now) > 0 or not state.pods
         )
         # A running change is not decided again, and a failed one not retried at once; the control
-        # law decides anew afterwards.
+        # law decides again afterwards.
         if state.is_active and (is_blocked or change_in_progress(before, pods, now)):
             state.memory = pipeline_state.with_observations(before, decision.state)
         else:

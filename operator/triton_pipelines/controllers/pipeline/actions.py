@@ -41,7 +41,7 @@ class Apply:
     stage: ApplyStage
     item: Object
     always: bool = False
-    """Whether it is applied even if nothing of it differs, as to own a field again."""
+    """Whether it is applied even without a difference, for example to own a field again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from triton_pipelines.compile.graph.graph import Fetch
 
 
 def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
-    """Sources that are ConfigMaps, of every model; the operator's options have no say in them."""
+    """Return the ConfigMap sources of every model, which do not depend on operator options."""
     return [
         item
         for item in build(pipeline, Options()).fetches
@@ -28,7 +28,7 @@ def config_map_sources(pipeline: InferencePipeline) -> list[Fetch]:
 async def read_sources(
     client: Client, namespace: str, sources: Sequence[Fetch]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Hashes of ConfigMap ``sources`` in a namespace, and those that are not there."""
+    """Return the hashes of ConfigMap ``sources`` in a namespace, and messages on missing ones."""
     digests: dict[str, str] = {}
     missing: dict[str, str] = {}
     for item in sources:

@@ -138,7 +138,7 @@ class Turns:
         return Turns(writer, names, row.often + 1, now.isoformat(timespec="seconds"))
 
     def named(self, unknown: str, manager: str) -> Turns:
-        """With the name of one that was ``unknown`` until now."""
+        """Return the state with the name of a manager that was ``unknown`` until now."""
         names = {manager if name == unknown else name for name in _split(self.names)}
         return Turns(
             manager if self.last == unknown else self.last, _join(names), self.often, self.at

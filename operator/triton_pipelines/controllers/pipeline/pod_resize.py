@@ -198,7 +198,7 @@ def _server(template_or_pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cpu_of(container: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Limit and request; ``None`` where there is no limit."""
+    """Return limit and request; ``None`` without a limit."""
     resources = container.get("resources") or {}
     limit = (resources.get("limits") or {}).get("cpu")
     request = (resources.get("requests") or {}).get("cpu")

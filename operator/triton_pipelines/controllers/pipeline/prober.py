@@ -42,7 +42,7 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
         at=now,
         ensemble_ready=result.ensemble_ready,
         models=tuple(ModelState(model.name, model.state, model.reason) for model in result.models),
-        # None: none was tried; a pod counts as proven only by an answer.
+        # None: no test inference was run; only a result verifies a pod.
         inference_error="" if result.inference_ok or result.mismatch else failure,
         mismatch=(failure or "") if result.mismatch else "",
         error=result.error or "",

@@ -16,7 +16,7 @@ from .compiled_pipeline import CompiledPipeline, LazyRevision
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """No spec can be acted on: the deployed revision stays, and the status says why."""
+    """The current spec cannot be acted on: the deployed revision stays, and the status says why."""
 
     revision: str
     """The revision that stays desired."""
@@ -34,7 +34,7 @@ class ReconciledSpec:
     blocked: Blocked | None = None
     """``None``: it is the current spec."""
     mismatches: Sequence[Finding] = ()
-    """Warnings of answers that are not as declared."""
+    """Warnings of outputs that differ from the declaration."""
 
     @property
     def pipeline(self) -> InferencePipeline:

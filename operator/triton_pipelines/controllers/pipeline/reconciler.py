@@ -79,8 +79,8 @@ UNREADY_PROBE_SECONDS = 5.0
 # do not have our label.
 SOURCE_POLL_SECONDS = 60.0
 REFUSALS = (Forbidden, Invalid, NameTaken, FormerChild)
-# How long (seconds) each reconcile iteration waits for the garbage collector to delete a former
-# pipeline's children of the same name. They usually go within moments.
+# Delay (seconds) before the next iteration while the garbage collector deletes children of a former
+# pipeline of the same name. They usually go within moments.
 FORMER_CHILD_SECONDS = 2.0
 
 _log = structlog.get_logger(__name__)

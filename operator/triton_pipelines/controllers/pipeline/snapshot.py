@@ -63,7 +63,7 @@ class Probe:
     inference_error: str | None = None
     """Why a test inference failed; empty if it succeeded, ``None`` if none was sent."""
     mismatch: str = ""
-    """What of an otherwise valid output is not of the declared type, shape or number of rows
+    """How an otherwise valid output differs from the declared type, shape or number of rows
     (:mod:`~.output_mismatch`)."""
     error: str = ""
     """Why the pod could not be probed at all."""
@@ -145,7 +145,7 @@ class Pod:
         return found[0] if found else {}
 
     def container(self, name: str) -> Mapping[str, Any]:
-        """Status of a container or init container, or an empty one."""
+        """Return the status of a container or init container, or an empty one."""
         status = self.raw.get("status") or {}
         for item in [
             *(status.get("initContainerStatuses") or ()),

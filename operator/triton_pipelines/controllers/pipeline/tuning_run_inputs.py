@@ -57,7 +57,7 @@ class Stage:
         return self.pipeline.spec.suspend is Switch.ENABLED
 
     def pinned_padding(self) -> dict[str, Any]:
-        """Fields of ``spec.tokenizer`` that pin the padding in force for a Job; may be empty.
+        """Return fields of ``spec.tokenizer`` that pin the padding in force for a Job.
 
         The Job knows neither what the loader rejected nor what was measured. Empty if the padding
         follows from the resource alone.

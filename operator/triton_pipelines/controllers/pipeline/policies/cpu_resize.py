@@ -58,7 +58,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 def decide_cpu(
     limit: int | None, snapshot: Snapshot, state: CpuResizeState, now: dt.datetime
 ) -> CpuResize:
-    """Which pod gets the ``limit`` that live scaling wants, and whose the CPU is."""
+    """Choose the pod that gets the ``limit`` that live scaling wants, and who owns the CPU."""
     due = due_changes(limit, snapshot)
     refused = of_pods(snapshot.resize_rejections, {change.uid for change in due})
     pods = {pod.uid: pod for pod in snapshot.pods}

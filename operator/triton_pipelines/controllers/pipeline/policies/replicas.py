@@ -58,7 +58,7 @@ class Replicas:
     """Seconds until the report of a conflict ends, if no manager writes."""
 
     def desired(self, pipeline: InferencePipeline) -> int:
-        """Return how many pods are wanted; none while the pipeline is suspended."""
+        """Return the desired number of pods; 0 while the pipeline is suspended."""
         return 0 if pipeline.spec.suspend is Switch.ENABLED else self.number
 
     def blocked_by_rollout(self, snapshot: Snapshot, stalled: StalledRolloutState) -> bool:
@@ -240,7 +240,7 @@ class _Owner:
 
 
 def _owners(item: Object | None) -> Iterator[Mapping[str, Any]]:
-    """Entries of managedFields that have the number of pods."""
+    """Return the managedFields entries that own the number of pods."""
     for entry in ((item or {}).get("metadata") or {}).get("managedFields") or ():
         if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
             yield entry

@@ -82,7 +82,11 @@ def doubts(
 ) -> list[Finding]:
     """Return a warning if the SLO cannot be watched because the p99 is unknown.
 
-    ``said``: the reported warnings, which hold until pods have been measured.
+    Args:
+        limit: The latency budget in milliseconds; ``None`` without an SLO.
+        latencies: The known latencies; ``None``: no pod was read yet.
+        revision: The revision that should be watched.
+        said: The reported warnings, which hold until pods have been measured.
     """
     if limit is None:
         return []
@@ -125,7 +129,7 @@ def follow(
         whole: Whether ``wanted`` alone serves the whole pipeline. ``None``: no pods are desired
             (suspended, or no replicas), so there is nothing to watch, and the watch starts again
             with the next ones.
-        latencies: The known latencies; ``None``: none were measured.
+        latencies: The known latencies; ``None``: no pod was read yet.
         now: The current time (UTC).
     """
     watch = _begun(watch, wanted, proven)

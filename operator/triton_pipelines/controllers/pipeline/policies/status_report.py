@@ -27,8 +27,8 @@ from .tuning_run import TuningProgress
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Write the whole status, or what still holds of it while the spec is blocked.
 
-    An iteration with nothing to wait for is repeated by the resync. While pods are on their way,
-    their watch starts the next one; the time that is asked for here is the second line.
+    An iteration with nothing to wait for is repeated by the resync. While pods are starting, their
+    watch starts the next one; the delay that is requested here is a fallback.
     """
     blocked, tuning = draft.of(ReconciledSpec).blocked, draft.of(TuningProgress)
     status = (

@@ -216,7 +216,7 @@ def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
 def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
     """Return a request that waits for the pipeline or has failed; ``None`` if it can begin."""
     if stage.suspended or stage.replicas == 0:
-        # For as long as nobody wants pods, nobody waits for them either.
+        # While no pods are desired, the time spent waiting does not count.
         wait = (
             "the pipeline is suspended; it begins when it serves again"
             if stage.suspended
