@@ -156,7 +156,7 @@ def _judged(
     if isinstance(made, CompiledPipeline) and (
         found := ragged_fallback.reported(pipeline, made.graph, made.revision.name, known.reports)
     ):
-        # The next best padding; an explicit Ragged becomes a finding.
+        # Use the next best padding; an explicit Ragged becomes a finding.
         return _made(pipeline, options, {**known.refused, **found}, known.digests, choice)
     return made
 

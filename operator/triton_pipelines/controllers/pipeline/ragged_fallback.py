@@ -19,8 +19,8 @@ from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_
 
 from .snapshot import Snapshot, json_object
 
-# Longest rejection that is kept: the loader's report is 4096 bytes in all, and
-# status.padding.reason has limited room.
+# Longest rejection that is kept (the loader's report is 4096 bytes in all), and the size limit of
+# status.padding.reason.
 REASON_MAX = 300
 SAID_MAX = 512
 # Auto's choice until the cost of the step is measured.

@@ -87,7 +87,7 @@ def stage_of(
     alone = serves_whole(snapshot, wanted, replicas) and all(
         pod.serving for pod in snapshot.pods if not pod.deleting
     )
-    # A canary would miss a source that is not there, too.
+    # A source that is missing would be missing for a canary, too.
     settled = (
         alone
         and snapshot.deployed_revision() == rollout.target == wanted

@@ -155,7 +155,7 @@ def _beside_others(
     # KEDA does, keeps the number and scales back to 0 itself.
     asleep = number == 0
     if asleep and snapshot.state().revision.generation != snapshot.generation:
-        writers = Writers()  # which the spec has just requested
+        writers = Writers()  # The spec has just requested 0.
     if asleep and live == number and other is not None and writers.left:
         return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
     if other is None or live == number:

@@ -10,7 +10,7 @@ from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import RevisionState
 
-# While another pipeline has to finish its rollout first, this is checked so often (seconds).
+# How often (seconds) to check whether another pipeline has finished its rollout, which goes first.
 WAITING_SECONDS = 15.0
 
 

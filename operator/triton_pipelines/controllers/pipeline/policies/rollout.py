@@ -47,7 +47,8 @@ MADE_ROOM_FOR = (
 # Consecutive probes of a new revision's pod with a wrong output, after which it counts as failed. A
 # single one may be an accident of the probe.
 WRONG_LOOKS = 2
-# Kept of a failure's message; the live ConfigMap and each status carry it until the spec changes.
+# Kept length of a failure's message: the live ConfigMap and each status have it until the spec
+# changes.
 FAILURE_MAX = 1024
 
 
@@ -245,7 +246,7 @@ def _auto(
             continue
         if not any(word in str(condition.get("message", "")) for word in MADE_ROOM_FOR):
             continue
-        # Of another revision, or of the same one before a restart.
+        # An old pod runs another revision, or the same one from before a restart.
         if not any(
             (other.revision, other.template) != (target, pod.template)
             for other in snapshot.pods

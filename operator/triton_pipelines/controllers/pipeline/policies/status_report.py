@@ -39,7 +39,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     invalid, run = blocked is not None and blocked.invalid, draft.of(TunedPadding).run
     if not invalid or run != tuning.before:
         status = with_tuning(status, replace(tuning.after, run=run).status())
-    # An invalid spec waits for nothing: another one wakes us.
+    # An invalid spec needs no next check: a change of the spec starts an iteration.
     waits = (not invalid and _ready(status).get("status") != "True") or draft.problems
     return Outcome(status=status, requeue_after=WAITING_SECONDS if waits else None)
 

@@ -224,7 +224,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
         )
         return Tuned(replace(run, asked=""), message=wait)
     if limit_of(stage.pipeline) is None:
-        # Nor for a field that is not there: writing it wakes us.
+        # Nor does the time without that field: setting it starts an iteration.
         return Tuned(replace(run, asked=""), message=_unpromised(stage.pipeline))
     if stage.settled and not stage.watched:
         return None
