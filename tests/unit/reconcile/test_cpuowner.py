@@ -186,7 +186,7 @@ def test_only_what_deviates_makes_an_owner() -> None:
     assert not limited(made)
 
 
-# --- an autoscaler that writes pods as they are made ----------------------------------------------------------------------------------
+# --- an autoscaler that writes pods as they are made ----------------------------------------------
 
 
 @dataclass

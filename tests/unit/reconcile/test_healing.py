@@ -83,7 +83,7 @@ def decide(
     return choose_repairs(observed, resolved, state or PodRepairState(), now)
 
 
-# --- content ----------------------------------------------------------------------------------------------------------------
+# --- content --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_pods_that_start_side_by_side_while_the_source_changes_end_with_one_cont
     assert {one.loaded for one in world.serving} == {recorded[world.deployed]["model"]["revision"]}
 
 
-# --- dead processes -----------------------------------------------------------------------------------------------------------
+# --- dead processes -------------------------------------------------------------------------------
 
 
 def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:

@@ -53,7 +53,7 @@ def limited(made: World) -> Object:
     return made.condition("ScalingLimited")
 
 
-# --- more pods than find room, and a rollout ------------------------------------------------------------------------------------
+# --- more pods than find room, and a rollout ------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["Auto", "NoSurge", "Recreate"])
@@ -95,7 +95,7 @@ def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edi
     assert (len(made.serving), made.told()["Ready"]) == (2, "True Succeeded")
 
 
-# --- a second owner of the Deployment's number -----------------------------------------------------------------------------------
+# --- a second owner of the Deployment's number ----------------------------------------------------
 
 
 def test_an_autoscaler_of_the_deployment_keeps_the_number_and_is_named() -> None:
@@ -198,7 +198,7 @@ def test_suspend_wins_over_everybody() -> None:
     assert not limited(made)
 
 
-# --- live scaling owns it ------------------------------------------------------------------------------------------------------------
+# --- live scaling owns it -------------------------------------------------------------------------
 
 
 def recorded(made: World) -> dict[str, int]:

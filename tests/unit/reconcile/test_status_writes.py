@@ -153,7 +153,7 @@ async def test_a_pipeline_that_the_server_does_not_know_is_forgotten() -> None:
     assert len(server.statuses) == 1
 
 
-# --- what others write --------------------------------------------------------------------------------------------------------
+# --- what others write ----------------------------------------------------------------------------
 
 
 def fields(value: Any) -> Any:

@@ -43,7 +43,7 @@ def status(world: World) -> dict[str, Any]:
     return world.settle().status
 
 
-# --- shapes and parts ------------------------------------------------------------------------------------------------------------
+# --- shapes and parts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch", "shape"), [(8, [-1, 4]), (0, [4])])
@@ -131,7 +131,7 @@ def test_each_source_of_a_step_is_told_of() -> None:
     ]
 
 
-# --- what Triton would refuse ------------------------------------------------------------------------------------------------------
+# --- what Triton would refuse ---------------------------------------------------------------------
 
 
 def test_what_triton_would_refuse_stalls_with_every_finding() -> None:
@@ -177,7 +177,7 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
     )
 
 
-# --- warnings as events ----------------------------------------------------------------------------------------------------------
+# --- warnings as events ---------------------------------------------------------------------------
 
 
 def doubts(world: World) -> list[str]:

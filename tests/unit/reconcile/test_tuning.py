@@ -109,7 +109,7 @@ def test_the_mode_says_how_long_is_measured(mode: str | None, seconds: int) -> N
     )
 
 
-# --- what it is made of ---------------------------------------------------------------------------------------------------
+# --- what it is made of ---------------------------------------------------------------------------
 
 
 def test_the_canary_is_a_pod_of_the_revision_outside_the_service() -> None:
@@ -181,7 +181,7 @@ def test_the_job_reaches_the_canary_alone() -> None:
     assert not asked(server={"networkPolicy": {"mode": "Disabled"}}).ours("NetworkPolicy")
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------------
+# --- waiting --------------------------------------------------------------------------------------
 
 
 def test_it_begins_when_the_wanted_revision_serves() -> None:
@@ -271,7 +271,7 @@ def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() ->
     assert world.condition("Ready")["status"] == "True"
 
 
-# --- endings --------------------------------------------------------------------------------------------------------------
+# --- endings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_run_that_no_status_can_tell_is_none() -> None:
     assert Run.parse({"request": "a", "state": "Succeeded", "revision": "f" * 513}) == Run()
 
 
-# --- staleness ------------------------------------------------------------------------------------------------------------
+# --- staleness ------------------------------------------------------------------------------------
 
 
 def stale(world: Tuning) -> list[str]:
@@ -422,7 +422,7 @@ def test_a_result_of_another_revision_is_stale_but_not_for_what_it_recommended()
     assert world.deployed in said
 
 
-# --- properties -----------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)

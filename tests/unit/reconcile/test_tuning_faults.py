@@ -68,7 +68,7 @@ def failed(world: Tuning, words: str) -> None:
     assert world.left == []
 
 
-# --- a pipeline that is never whole ---------------------------------------------------------------------------------------
+# --- a pipeline that is never whole ---------------------------------------------------------------
 
 
 def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() -> None:
@@ -132,7 +132,7 @@ def test_a_source_that_is_not_there_is_told() -> None:
     assert len(world.ours("Deployment")) == 1
 
 
-# --- taken back -----------------------------------------------------------------------------------------------------------
+# --- taken back -----------------------------------------------------------------------------------
 
 
 def rolled_back() -> Tuning:
@@ -162,7 +162,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> Non
     assert world.told()["Ready"] == "False RolledBack"
 
 
-# --- another request, another mode ------------------------------------------------------------------------------------------
+# --- another request, another mode ----------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.tuning.mode", "behaviour")
@@ -225,7 +225,7 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
     assert world.run["state"] == "Pending"
 
 
-# --- room -----------------------------------------------------------------------------------------------------------------
+# --- room -----------------------------------------------------------------------------------------
 
 
 def test_a_canary_gives_its_room_to_a_pod_that_serves() -> None:
@@ -300,7 +300,7 @@ def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
         assert pod["terminationGracePeriodSeconds"] <= 2
 
 
-# --- what is killed ---------------------------------------------------------------------------------------------------------
+# --- what is killed -------------------------------------------------------------------------------
 
 
 def test_a_deleted_job_is_not_made_again() -> None:
@@ -422,7 +422,7 @@ def test_a_job_whose_result_is_lost() -> None:
     failed(world, "the Job ended, but its pod is gone, and its result with it")
 
 
-# --- the operator -----------------------------------------------------------------------------------------------------------
+# --- the operator ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("writes", range(9))

@@ -112,7 +112,7 @@ def conflicts(plans: Sequence[Plan]) -> list[str]:
     ]
 
 
-# --- the Deployment's number ---------------------------------------------------------------------------------------------------------------
+# --- the Deployment's number ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
     assert (made.state.replicas.managers, made.state.replicas.corrected) == ("argocd and helm", "")
 
 
-# --- the pipeline's own number -------------------------------------------------------------------------------------------------------------
+# --- the pipeline's own number --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])

@@ -286,7 +286,7 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
     ]
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def looks(*p99: float | None, rate: float = 10.0, every: float = 15.0) -> list[Look]:
@@ -402,7 +402,7 @@ def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> N
     follow(watch, "b", "a", 100.0, True, None, START)
 
 
-# --- suspended ------------------------------------------------------------------------------------------------------------
+# --- suspended ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return found
 
 
-# --- merging ----------------------------------------------------------------------------------------------------------
+# --- merging --------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.server.podTemplate", "applied")
@@ -204,7 +204,7 @@ def test_what_is_made_of_nothing_holds_no_null(patch: Any) -> None:
     assert not nulls(merge({}, patch))
 
 
-# --- what the operator owns ---------------------------------------------------------------------------------------------
+# --- what the operator owns -----------------------------------------------------------------------
 
 OWNED: list[tuple[Any, str, str]] = [
     (

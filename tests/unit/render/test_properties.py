@@ -130,9 +130,14 @@ model = some(
     parameters=st.dictionaries(text, text, max_size=2),
 )
 platform = st.sampled_from(
-    [{"platform": "onnxruntime_onnx"}, {"platform": "tensorrt_plan"}, {"platform": "pytorch_libtorch"}, {"platform": "python", "python": {"runner": "OnnxRuntime"}},
-     {"platform": "python", "python": {"code": {"inline": 'x = "ü"\n'}}}]
-)  # fmt: skip
+    [
+        {"platform": "onnxruntime_onnx"},
+        {"platform": "tensorrt_plan"},
+        {"platform": "pytorch_libtorch"},
+        {"platform": "python", "python": {"runner": "OnnxRuntime"}},
+        {"platform": "python", "python": {"code": {"inline": 'x = "ü"\n'}}},
+    ]
+)
 postprocess = st.one_of(
     st.none(),
     some(

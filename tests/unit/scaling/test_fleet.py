@@ -105,7 +105,7 @@ def pods(found: ScalingDecision) -> int:
 BOUND: dict[str, Any] = {"verdict": Verdict.CPU_BOUND, "count": 2, "wanted": 4, "offered": 3.0}
 
 
-# --- CPU ------------------------------------------------------------------------------------------------------------------------
+# --- CPU ------------------------------------------------------------------------------------------
 
 
 def test_cpu_grows_to_what_the_wanted_instances_need() -> None:
@@ -184,7 +184,7 @@ def test_cpu_stays_without_usable_figures(fields: dict[str, Any]) -> None:
     )
 
 
-# --- order ------------------------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def run(
@@ -259,7 +259,7 @@ def test_what_is_no_longer_owned_is_forgotten() -> None:
     assert adopt_recorded(ScalingState(), BOUNDS, None, None) == ScalingState()
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 times = st.integers(0, 20_000_000_000).map(lambda tenths: tenths / 10)
 optional = st.one_of(st.none(), times)

@@ -267,7 +267,7 @@ def test_what_is_recorded_holds_after_a_restart() -> None:
     assert adopt_replicas(None, 5).scale.desired == 5
 
 
-# --- properties -----------------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------------
 
 verdicts = st.sampled_from([*Verdict])
 shares = st.one_of(st.none(), st.floats(0.0, 1.0))
