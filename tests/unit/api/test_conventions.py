@@ -442,7 +442,10 @@ def test_doctoring_the_real_definition_shows_as_well() -> None:
 
 def test_rules_are_asked_what_they_test() -> None:
     nodes = dict(crd.walk(_root(_small())))
-    ask = "self.spec.parts.all(p, p.name != 'self.spec.label') && (has(self.spec.size) ? self.spec.size > 1 : self.spec.tags.exists(t, t == 'x'))"
+    ask = (
+        "self.spec.parts.all(p, p.name != 'self.spec.label') && (has(self.spec.size) ? "
+        "self.spec.size > 1 : self.spec.tags.exists(t, t == 'x'))"
+    )
     assert cel.tested(ask, nodes[""], "") == {
         "spec.parts",
         "spec.parts[].name",

@@ -53,7 +53,8 @@ def test_an_entry_is_of_one_kind(tmp_path: Path, entry: str) -> None:
 
 def test_fields_of_a_message_are_found_at_any_depth() -> None:
     config = text_format.Parse(
-        'version_policy { all {} } input { name: "a" reshape { shape: [] } } parameters { key: "a" value { string_value: "b" } }'
+        'version_policy { all {} } input { name: "a" reshape { shape: [] } } parameters { '
+        'key: "a" value { string_value: "b" } }'
         ' model_warmup { name: "w" inputs { key: "a" value { dims: [1] zero_data: true } } }',
         model_config_pb2.ModelConfig(),
     )

@@ -73,7 +73,10 @@ def test_one_url_is_the_connection_default() -> None:
         ("connections: [{url: 'http://a/api/v1/'}]", "ends in /api/v1"),
         ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "would go in clear over http"),
         (
-            "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: /u, passwordFile: /p}}]",
+            (
+                "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: "
+                "/u, passwordFile: /p}}]"
+            ),
             "give one",
         ),
         (

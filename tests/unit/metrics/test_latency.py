@@ -58,7 +58,8 @@ async def test_a_pod_is_read() -> None:
         assert await reader.read(address, "model") == ModelLatency(1.011, 40)
         missing = await reader.read(address, "other")
         assert missing == (
-            "Triton reports no nv_inference_request_summary_us with quantile 0.99 for model other; check spec.server.args"
+            "Triton reports no nv_inference_request_summary_us with quantile 0.99 for model "
+            "other; check spec.server.args"
         )
 
 

@@ -22,7 +22,10 @@ INVALID: dict[str, dict[str, Any]] = {
     "check": {"postprocess": {"labels": ["a", "b", "c"]}},
 }
 MISSING = {
-    "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
+    "model": (
+        "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in "
+        "namespace nlp; create it"
+    )
 }
 
 

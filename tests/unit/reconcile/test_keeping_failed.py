@@ -13,7 +13,10 @@ from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
 
 MISSING = {
-    "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
+    "model": (
+        "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in "
+        "namespace nlp; create it"
+    )
 }
 LABELS: dict[str, Any] = {"postprocess": {"labels": ["negative", "positive"]}}
 TOO_MANY: dict[str, Any] = {"postprocess": {"labels": ["a", "b", "c"]}}

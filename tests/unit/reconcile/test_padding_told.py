@@ -63,7 +63,10 @@ BEGUN = "Auto: spec.model: tensorrt_plan batches equal shapes only, so every row
             waiting,
             "Fixed",
             BEGUN,
-            "tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch in status.tuning",
+            (
+                "tuning run 'monday' measured Bucketed 32, 128 to be better together with the "
+                "patch in status.tuning"
+            ),
         ),
         (
             barred,

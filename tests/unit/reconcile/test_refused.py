@@ -17,7 +17,10 @@ from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
-WORDS = 'services "sentiment" is forbidden: exceeded quota: team, requested: services=1, used: services=5, limited: services=5'
+WORDS = (
+    'services "sentiment" is forbidden: exceeded quota: team, requested: services=1, used: '
+    "services=5, limited: services=5"
+)
 
 
 class RefusingClient(Client):

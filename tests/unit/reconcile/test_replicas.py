@@ -348,7 +348,8 @@ def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subres
 
     assert told(1) == "", "1 is the default"
     assert told(7).startswith(
-        "somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to 7)"
+        "somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl "
+        "scale; to 7)"
     )
     assert told(7, entry("kubectl-edit")) == "", "whoever writes it by an edit is warned instead"
     assert told(7, entry("keda", "scale")).startswith("keda scales")

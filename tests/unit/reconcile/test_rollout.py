@@ -102,7 +102,10 @@ def test_a_rollout_without_progress_has_failed() -> None:
 
 def test_pods_that_the_api_server_refuses_are_told_of() -> None:
     """Quota, admission, a service account that is not there: no pod comes that could say why, only the Deployment does."""
-    words = 'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account default/tritn: serviceaccount "tritn" not found'
+    words = (
+        'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account '
+        'default/tritn: serviceaccount "tritn" not found'
+    )
     world = World(
         builders.document(
             server={"serviceAccountName": "tritn"}, rollout={"progressDeadlineSeconds": 60}
@@ -373,7 +376,10 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
 
 
 HOPELESS = (
-    "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available: 3 Preemption is not helpful.",
+    (
+        "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. "
+        "preemption: 0/3 nodes are available: 3 Preemption is not helpful."
+    ),
     "0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: batch}.",
     '0/1 nodes are available: persistentvolumeclaim "models" not found.',
 )
@@ -392,7 +398,10 @@ def test_auto_gives_no_pod_up_where_that_makes_no_room(words: str) -> None:
 
 def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
     world = served(room=1)
-    world.scheduler = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector."
+    world.scheduler = (
+        "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's "
+        "node affinity/selector."
+    )
     assert world.change(**CHANGE).settle().told()["Ready"] == "True Succeeded"
 
 

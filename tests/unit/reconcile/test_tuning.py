@@ -238,7 +238,8 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH
     assert world.run["message"] == (
-        f"waits until the watch over revision {world.deployed}, whose latency a measurement beside it could disturb, is over at {rfc3339(until)}"
+        f"waits until the watch over revision {world.deployed}, whose latency a measurement "
+        f"beside it could disturb, is over at {rfc3339(until)}"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()

@@ -27,7 +27,10 @@ NO_ROOM = {
     "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 Insufficient cpu.",
 }
-QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1"
+QUOTA = (
+    "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, "
+    "limited: requests.nvidia.com/gpu=1"
+)
 
 
 def noted(world: Tuning) -> list[tuple[str, str]]:
@@ -244,7 +247,10 @@ def test_a_quota_is_the_pipelines_first() -> None:
     world.step()
     failed(
         world,
-        "the API server takes no further pod that serves, and the run gives up its own: exceeded quota",
+        (
+            "the API server takes no further pod that serves, and the run gives up its own: "
+            "exceeded quota"
+        ),
     )
 
 

@@ -131,7 +131,10 @@ def test_who_take_turns_at_the_deployment_are_named_and_left_alone(
     assert sum(map(applied, done)) == min(len(managers), 4), "each is mended once"
     assert len(conflicts(done)) == 1, "told once"
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
-    expected = f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in turn: 4 where this pipeline says"
+    expected = (
+        f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in "
+        "turn: 4 where this pipeline says"
+    )
     assert limited(made)["message"].startswith(expected)
     assert (
         "it is left to them. Point the autoscaler at InferencePipeline sentiment"

@@ -450,7 +450,8 @@ def test_the_operator_may_forbid_it() -> None:
     forbidden = options(pod_template_allowed=False)
     (told,) = findings({"spec": {}}, forbidden)
     assert told == (
-        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask the operator's administrator"
+        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields "
+        "of spec.server, or ask the operator's administrator"
     )
     assert not built(forbidden).findings
 

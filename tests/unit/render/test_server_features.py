@@ -234,9 +234,9 @@ def test_auto_complete_leaves_the_flag_out_and_the_counts_alone() -> None:
 
 def test_bounds_without_live_counts_are_refused() -> None:
     (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
-    assert (
-        told
-        == "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write count instead"
+    assert told == (
+        "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write "
+        "count instead"
     )
     assert not findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"count": 3}})
 

@@ -331,9 +331,9 @@ def test_what_cannot_be_tried_is_advice_only_and_the_next_best_is_tried() -> Non
     assert found.trial is not None
     assert found.trial.candidate.padding == BUCKETS
     assert (
-        "Ragged is cheapest, but only predicted: its file is another then. Bucketed 32, 64, 128, 512 is verified"
-        in describe(found, BUCKETS)
-    )
+        "Ragged is cheapest, but only predicted: its file is another then. Bucketed 32, 64, "
+        "128, 512 is verified"
+    ) in describe(found, BUCKETS)
 
 
 def test_rows_of_one_length_do_not_tell_what_a_token_costs() -> None:

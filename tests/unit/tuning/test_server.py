@@ -160,7 +160,10 @@ async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
         client.running[PUBLIC].ensemble_scheduling.step[0].model_name = "another"
     with pytest.raises(
         TuneError,
-        match=r"(model runs with outputs .*\[7\] instead of|different steps).*the resource that the server was started from",
+        match=(
+            r"(model runs with outputs .*\[7\] instead of|different steps).*the resource that the "
+            r"server was started from"
+        ),
     ):
         async with server():
             pass
