@@ -61,7 +61,9 @@ EXCEPTIONS = {
         "status": "until the operator has looked, kstatus must not take the object for current"
     },
     "tested defaults": {
-        "spec.*.modelName": "names have to be distinct with the defaults filled in, which is what the rule asks",
+        "spec.*.modelName": (
+            "names have to be distinct with the defaults filled in, which is what the rule asks"
+        ),
         "spec.*.mode": "the default is the side that the rule has nothing against",
         "spec.health.inference": "the default is the side that the rule has nothing against",
         "spec.server.gpu.resourceName": "the default is the side that the rule has nothing against",

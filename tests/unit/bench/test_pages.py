@@ -93,8 +93,8 @@ def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
 def test_blocks_are_renewed_and_all_else_stays(folder: Path) -> None:
     write(folder)
     text = (
-        "before\n\n<!-- setup: C1 -->\nold\n<!-- end -->\n\nbetween\n\n<!-- faults: C6 -->\n<!-- "
-        "end -->\n"
+        "before\n\n<!-- setup: C1 -->\nold\n<!-- end -->\n\n"
+        "between\n\n<!-- faults: C6 -->\n<!-- end -->\n"
     )
     once = pages.page(text)
     assert "old" not in once

@@ -57,8 +57,8 @@ def test_braces_are_escaped(text: str, escaped: str) -> None:
 def test_crd_template_has_switches_and_keeps_own_annotations() -> None:
     template = chart.crd_template(CRD, "crds/things.yaml")
     assert template.startswith(
-        "{{- /* Made by `python -m hack.chart`; edit crds/things.yaml instead. */}}\n{{- if "
-        ".Values.crds.enabled }}\n"
+        "{{- /* Made by `python -m hack.chart`; edit crds/things.yaml instead. */}}\n"
+        "{{- if .Values.crds.enabled }}\n"
     )
     assert template.endswith("{{- end }}\n")
     assert 'example.com/template: "{{ "{{" }} x {{ "}}" }}"' in template
@@ -80,8 +80,8 @@ def test_what_is_no_crd_is_refused_by_file(text: str) -> None:
 
 def test_comments_become_values_with_their_defaults() -> None:
     text = (
-        "# A heading.\na:\n  # -- First line\n  # and second.\n  b: 1\n  c:\n    # -- Deep.\n    "
-        "d: [x]\n# -- Top.\ne: {}\nf: 1\n"
+        "# A heading.\na:\n  # -- First line\n  # and second.\n  b: 1\n"
+        "  c:\n    # -- Deep.\n    d: [x]\n# -- Top.\ne: {}\nf: 1\n"
     )
     assert chart.documented_values(text) == [
         chart.Value(("a", "b"), 1, "First line and second."),

@@ -109,8 +109,8 @@ def test_status_page_names_every_condition() -> None:
 # Folders of somebody's machine, and addresses of package indexes: a page is for any machine.
 FORBIDDEN = re.compile(
     (
-        r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue "
-        r"#?\d"
+        r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|"
+        r"registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue #?\d"
     ),
     re.IGNORECASE,
 )

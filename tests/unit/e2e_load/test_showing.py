@@ -48,8 +48,8 @@ def test_plain_lines_now_and_then_where_there_is_no_terminal() -> None:
     assert (
         lines[0].split()
         == (
-            f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, starved 100 "
-            "%, TokenizerBound"
+            f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, "
+            "starved 100 %, TokenizerBound"
         ).split()
     )
 

@@ -17,8 +17,8 @@ MADE = (
     ("said", "told"),
     [
         (
-            "inference on 'sentiment' at 10.0.0.1:8001: in ensemble 'sentiment', [request id: "
-            "x] inference input 'logits' data-type is 'FP64', but model "
+            "inference on 'sentiment' at 10.0.0.1:8001: in ensemble 'sentiment', "
+            "[request id: x] inference input 'logits' data-type is 'FP64', but model "
             "'postprocess' expects 'FP32'",
             None,
         ),

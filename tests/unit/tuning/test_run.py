@@ -108,8 +108,8 @@ def test_a_report_without_proof_keeps_the_current_setting() -> None:
         (
             [(4, 3.0), (40, 2.2), (467, 3.0)],
             (
-                r"latency budget 30 ms\)\. Between 4\.0 and 467 requests/s the best p99 was 2200 "
-                r"ms, at 40 requests/s"
+                r"latency budget 30 ms\)\. Between 4\.0 and 467 requests/s the best p99 was "
+                r"2200 ms, at 40 requests/s"
             ),
         ),
         (

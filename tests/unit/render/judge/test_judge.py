@@ -54,8 +54,8 @@ def said(repository: Repository, **facts: Any) -> list[Violation]:
 def model(text: str) -> Any:
     """A model "m" of the null backend with one input and one output."""
     tensors = (
-        'input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "y" data_type: TYPE_FP32 '
-        "dims: 2 }"
+        'input { name: "x" data_type: TYPE_FP32 dims: 2 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
     )
     config = text_format.Parse(f'name: "m" backend: "null" {tensors}', pb.ModelConfig())
     return text_format.Merge(text, config)
@@ -223,8 +223,8 @@ def test_ensembles_that_contain_each_other_are_both_refused() -> None:
     repository = Repository({})
     for name, other in (("a", "b"), ("b", "a")):
         tensors = (
-            'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: '
-            "TYPE_FP32 dims: 1 }"
+            'input { name: "x" data_type: TYPE_FP32 dims: 1 } '
+            'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
         )
         step = (
             f'step {{ model_name: "{other}" model_version: -1 input_map {{ key: "x" value: "x" }} '
