@@ -1,4 +1,7 @@
-"""Conventions of the CRD, after Kube-API-Linter (tests/support/crdlint.py); each exception has its reason, each rule is seen to be broken."""
+"""Check that the CRD follows the conventions of Kube-API-Linter (tests/support/crdlint.py).
+
+Each exception states its reason, and each rule is shown to detect a violation.
+"""
 
 import copy
 from collections.abc import Callable
@@ -82,7 +85,7 @@ def test_the_definition_keeps_all_conventions() -> None:
 
 
 def _small() -> dict[str, Any]:
-    """A definition without a fault, small enough that each doctoring below breaks exactly what it is there for."""
+    """Return a valid definition, small enough that each change below breaks only its own rule."""
     text = {"type": "string", "maxLength": 10}
     condition = {
         **{

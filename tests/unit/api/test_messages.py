@@ -1,4 +1,7 @@
-"""Messages of the schema: every pattern is said in words, and a name that is no field leads to the one that was meant."""
+"""Test the schema's messages.
+
+Every pattern is explained in words, and an unknown field name leads to the one that was meant.
+"""
 
 import re
 

@@ -1,4 +1,7 @@
-"""The chart's generated parts: braces, comments, schema, table; and that the files on disk are what the generator makes."""
+"""Test the chart's generated parts: braces, comments, schema and table.
+
+The files on disk must equal the generator's output.
+"""
 
 import json
 from pathlib import Path

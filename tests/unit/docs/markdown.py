@@ -13,7 +13,7 @@ _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULT
 
 @dataclass(frozen=True)
 class Fence:
-    """A fenced block: where it stands, the words behind the fence, and its text without indentation."""
+    """A fenced block: its location, the info string behind the fence, and its text, dedented."""
 
     page: str
     line: int

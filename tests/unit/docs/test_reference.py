@@ -1,4 +1,7 @@
-"""What the docs list whole is whole: commands with their options, reasons, words that stay out, fragments of the changelog."""
+"""Check that lists in the docs are complete.
+
+They are: commands with their options, reasons, banned words, and changelog fragments.
+"""
 
 from __future__ import annotations
 

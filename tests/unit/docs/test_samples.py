@@ -1,4 +1,8 @@
-"""The samples: each is valid, warns of exactly what it means to leave to its reader, and renders to what Triton's own proto takes."""
+"""Test the samples.
+
+Each is valid, raises exactly the warnings that it leaves to its reader on purpose, and renders to
+configurations that Triton's own proto accepts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is said on machines that cannot run the cluster, and how supervisor and command line behave without one."""
+"""Test the local cluster's tools on machines that cannot run it.
+
+The tests cover the messages, and how supervisor and command line behave without a cluster.
+"""
 
 import json
 import os

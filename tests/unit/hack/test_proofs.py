@@ -1,4 +1,8 @@
-"""The table of proofs: how marks are read, what is asked of a field, and that this checkout's table is whole and current."""
+"""Test the table of field coverage.
+
+The tests cover how marks are read, what each field requires, and that this checkout's table is
+complete and current.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,8 @@
-"""Connections to Prometheus: what is taken, what is refused in which words, and that no secret is ever said."""
+"""Test connections to Prometheus.
+
+The tests cover what is accepted, the message for what is rejected, and that no secret is ever
+printed.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Pods read directly: over real HTTP on loopback, from a page in Triton's form (a stand-in server; Triton itself in the integration tests)."""
+"""Test reading metrics directly from pods, over real HTTP on loopback.
+
+A fake server returns a page in Triton's format; the integration tests use Triton itself.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""p99 of a pod's metrics page. The page is Triton's own (24.10, --metrics-config summary_latencies=true), cut to one family."""
+"""Test reading p99 from a pod's metrics page.
+
+The page is from Triton (24.10, --metrics-config summary_latencies=true), cut to one family.
+"""
 
 from __future__ import annotations
 

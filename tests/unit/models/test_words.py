@@ -1,4 +1,7 @@
-"""The small models' graphs against answers computed word by word, with padding and neighbours that must not matter."""
+"""Test the small models' graphs against answers computed word by word.
+
+Padding and neighboring rows must not matter.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def test_a_head_on_word_vectors_is_a_score_per_word() -> None:
 
 @pytest.mark.parametrize("filler", [0, IDS["york"]])
 def test_tags(filler: int) -> None:
-    """The neighbour of the last token is padding, which must not count, whatever it is filled with."""
+    """Fill the neighbor of the last token, which is padding, with any value: it must not count."""
     answer = run(
         words.build_tagger(words.tag_table(IDS)), padded([encoded(text) for text in TEXTS], filler)
     )

@@ -1,4 +1,7 @@
-"""The request with which pods are asked: arrays from the resource, what is made up for texts, and where none is made."""
+"""Test the request with which pods are probed.
+
+Arrays come from the resource, texts are generated, and some pipelines get no request.
+"""
 
 from __future__ import annotations
 

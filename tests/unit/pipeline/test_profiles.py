@@ -1,4 +1,8 @@
-"""A TensorRT plan's profiles: what they take, against enumeration, and what the resource's padding makes of them."""
+"""Test a TensorRT plan's profiles.
+
+What they accept is compared with enumeration; the tests also cover what the resource's padding
+makes of them.
+"""
 
 from __future__ import annotations
 
