@@ -1,4 +1,4 @@
-"""Check the corpus through the command line; tests/integration/api covers the API server's verdict."""
+"""Check the corpus through the command line; tests/integration/api asks the API server."""
 
 import re
 from collections.abc import Iterator

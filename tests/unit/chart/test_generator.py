@@ -167,7 +167,7 @@ def test_ci_values_fit_the_schema(path: Path) -> None:
 
 def test_full_values_differ_from_every_default() -> None:
     full = yaml.safe_load((chart.CHART / "ci" / "full-values.yaml").read_text())
-    # Exclusive with what the file shows instead: see namespaced-values.yaml and minimal-values.yaml.
+    # The file shows alternatives to these: see namespaced-values.yaml and minimal-values.yaml.
     exempt = {
         "watch.namespaces",
         "crds.enabled",

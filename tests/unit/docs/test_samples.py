@@ -29,8 +29,8 @@ OPTIONS = {
     "a server without the ONNX backend": Options(substitute_runner=frozenset({"onnxruntime_onnx"})),
 }
 
-# Warnings that the samples give, and why they are let stand. Field → reason; a field with a * is any index. One warning names all sources that are
-# not pinned, at the first of them.
+# Warnings that the samples raise on purpose: field → reason, where * in a field is any index.
+# One warning names all sources that are not pinned, at the first of them.
 UNPINNED = "a sample follows its repository; whoever copies it pins what it uses"
 UNBOUNDED = "a first resource is to be short; slo, documents and tensorrt show bounds"
 COMMON = {

@@ -33,7 +33,8 @@ async def test_b(case): ...
 
 @pytest.mark.proves("spec.c", "applied")
 class TestC:
-    @pytest.mark.parametrize("case", [pytest.param(1, marks=[pytest.mark.proves("spec.d", "applied")])])
+    @pytest.mark.parametrize("case", \
+[pytest.param(1, marks=[pytest.mark.proves("spec.d", "applied")])])
     def test_d(self, case): ...
 """
 

@@ -15,7 +15,9 @@ from triton_pipelines.autoscaling.metrics.latency_reader import (
 )
 from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError
 
-PAGE = """# HELP nv_inference_request_summary_us Summary of inference request duration in microseconds (includes cached requests)
+PAGE = """\
+# HELP nv_inference_request_summary_us Summary of inference request duration in microseconds \
+(includes cached requests)
 # TYPE nv_inference_request_summary_us summary
 nv_inference_request_summary_us_count{model="model",version="1"} 40
 nv_inference_request_summary_us_sum{model="model",version="1"} 58200

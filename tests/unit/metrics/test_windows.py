@@ -108,8 +108,8 @@ def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_th
 ):
     """Run 100 requests one by one and six batches of 64 on one instance in 5 s.
 
-    At 10 ms for each execution, the instance is busy for 4.84 s, which the mean batch inflates to
-    54 s.
+    At 10 ms for each request, the instance is busy for 4.84 s, which the mean batch inflates to 54
+    s.
     """
     executed = 100 + 6
     mixed = ModelCounters(

@@ -136,7 +136,8 @@ def test_colours() -> None:
     pixels = np.full((2, 3, image.SIZE, image.SIZE), -1.0, np.float32)
     pixels[0, 1], pixels[1, 0, :, :112] = 1.0, 0.5
     answer = run(image.build_colours(), {image.PIXELS: pixels})
-    # Plain green: 1 - (-1) = 2 above the others. Half of the second is red; windows that begin left of the middle, 16 of 32, are wholly within.
+    # The first image is plain green: 1 - (-1) = 2 above the others. Half of the second is red;
+    # the windows that begin left of the middle, 16 of 32, are completely inside that half.
     np.testing.assert_allclose(answer, [[0.0, 2 * 2.0, 0.0], [2 * 1.5 / 2, 0.0, 0.0]], atol=1e-4)
 
 

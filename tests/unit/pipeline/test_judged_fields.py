@@ -17,7 +17,11 @@ TEXTS: dict[str, Any] = next(sample.document for sample in good() if sample.name
 
 
 def _told(**changes: dict[str, Any]) -> dict[str, str]:
-    """Return path → message of all findings and warnings for the reranker with some slot fields changed."""
+    """Return path → message of all findings and warnings for a changed reranker.
+
+    Args:
+        **changes: Fields to change, by slot.
+    """
     document = copy.deepcopy(TEXTS)
     for slot, fields in changes.items():
         document["spec"].setdefault(slot, {}).update(fields)

@@ -100,8 +100,9 @@ def test_memory_is_spelled_as_the_api_server_stores_it(given: int, expected: str
 
 
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}}
-# Own arithmetic: 250m and 2Gi for the server, 100m and 256Mi for every other python process, 64Mi of shared memory for
-# the server and for every python process at the tokenizer's maximum; the shared memory stands in the memory limit.
+# The expected values are computed independently: 250m and 2Gi for the server, 100m and 256Mi for
+# every other python process, and 64Mi of shared memory for the server and for every python process
+# at the tokenizer's maximum. The memory limit includes the shared memory.
 CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str]]] = [
     # tokenizer 1 (max 4), postprocess 1; requests 250+100+1000, limits 250+100+4000
     ({}, (), ("1350m", "4350m", f"{2048 + 256 + 400}Mi", f"{2048 + 256 + 1600 + 384}Mi", "384Mi")),

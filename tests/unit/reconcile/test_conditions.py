@@ -1,4 +1,7 @@
-"""What the conditions say in each story of a pod, told by hand-made pods; the planner decides, nothing is carried out."""
+"""Test the conditions in every course that a pod can take, with hand-made pods.
+
+The planner decides; nothing is carried out.
+"""
 
 from __future__ import annotations
 

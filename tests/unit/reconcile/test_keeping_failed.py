@@ -1,4 +1,7 @@
-"""What has failed stays taken back while the spec cannot be acted on, and nothing of such a spec counts as acted on."""
+"""Test a failed revision while the spec does not compile.
+
+It stays rolled back, and nothing of such a spec counts as applied.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Auto acts on what a tuning run has proven: for exactly the spec that it was proven for, and never back and forth."""
+"""Test that Auto applies what a tuning run has verified.
+
+It does so for exactly the spec that was measured, and never goes back and forth.
+"""
 
 from __future__ import annotations
 

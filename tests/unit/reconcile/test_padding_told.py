@@ -1,4 +1,4 @@
-"""Which padding runs, and why, stands in the status and in `tritonpipe explain`, whatever became of it."""
+"""Check that the status and `tritonpipe explain` always report the padding and the reason."""
 
 from __future__ import annotations
 

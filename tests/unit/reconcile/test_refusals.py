@@ -1,4 +1,7 @@
-"""Why a resize is refused, in the API server's words (Kubernetes 1.36), and when it is asked for again."""
+"""Test why a resize is rejected, and when it is requested again.
+
+The messages are those of the API server (Kubernetes 1.36).
+"""
 
 from __future__ import annotations
 

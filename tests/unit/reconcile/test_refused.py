@@ -1,4 +1,7 @@
-"""A pass whose writes are refused for good by admission, quota or RBAC: the user is told, and it is tried again."""
+"""Test a reconcile whose writes admission, quota or RBAC rejects permanently.
+
+The status reports it to the user, and the write is retried.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ WORDS = (
 
 
 class RefusingClient(Client):
-    """Stands in for an API server whose quota takes no further Service; what else is asked for it takes."""
+    """A fake API server whose quota rejects every Service; it accepts all other writes."""
 
     def __init__(self) -> None:
         self.told: list[Object] = []

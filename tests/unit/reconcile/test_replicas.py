@@ -1,4 +1,7 @@
-"""The number of pods has one owner: the spec, live scaling, or somebody else who is named and not fought."""
+"""Test that the number of pods has one owner.
+
+It is the spec, live scaling, or another manager, which is named and not fought.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""CPU in place: what pods start with, which pod is next, what a node says to it, and room for a rollout."""
+"""Test resizing CPU in place.
+
+Covered are the CPU that pods start with, which pod is next, the node's response, and room for a
+rollout.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +214,10 @@ def test_a_kubelet_that_tells_nothing_is_named() -> None:
 
 
 def test_pods_give_back_what_they_reserved_while_one_finds_no_cpu() -> None:
-    """A rollout fits where the first one did: the old pod's request is that of the template, its limit stays."""
+    """Make room for a rollout wherever the first one fitted.
+
+    The old pod's request returns to that of the template; its limit stays.
+    """
     made = record(world(1), 3750).settle()
     start = server(made)["resources"]["requests"]["cpu"]
     made.room, made.scheduler = 1, "0/1 nodes are available: 1 Insufficient cpu."

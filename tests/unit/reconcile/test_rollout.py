@@ -1,4 +1,7 @@
-"""Rollouts from the first pod to the last, in the model world: which revision runs, how it gets there, what happens when it fails."""
+"""Test complete rollouts in the model world.
+
+The tests cover which revision runs, how it gets there, and what happens when it fails.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,11 @@ def test_a_rollout_without_progress_has_failed() -> None:
 
 
 def test_pods_that_the_api_server_refuses_are_told_of() -> None:
-    """Quota, admission, a service account that is not there: no pod comes that could say why, only the Deployment does."""
+    """Report pods that the API server rejects.
+
+    The cause is quota, admission or a missing service account. No pod exists that could give the
+    reason; only the Deployment does.
+    """
     words = (
         'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account '
         'default/tritn: serviceaccount "tritn" not found'
@@ -192,7 +199,7 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate"])
 def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) -> None:
-    """The live ConfigMap is deleted while a revision is taken back: the one that serves is known by its pods."""
+    """Delete the live ConfigMap during a rollback: the serving revision is known from its pods."""
     world = served(rollout={"strategy": strategy})
     old = world.deployed
     failing(world)
@@ -209,7 +216,10 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
 def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> None:
-    """The live ConfigMap is deleted while no pod serves: the old one has gone, the new one has not come."""
+    """Delete the live ConfigMap while no pod serves.
+
+    The old pod has gone and the new one has not arrived.
+    """
     world = served(room=1, rollout={"strategy": strategy})
     old = world.deployed
     new = failing(world)

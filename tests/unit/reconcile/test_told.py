@@ -1,4 +1,7 @@
-"""What the status and events tell of a pipeline of any shape: shapes, steps, sources, warnings, and what Triton would refuse."""
+"""Test what the status and events report for a pipeline of any shape.
+
+Covered are shapes, steps, sources, warnings, and what Triton would reject.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tuning runs in the model world: when one starts, what it is made of, how it ends, and that nobody else notices."""
+"""Test tuning runs in the model world.
+
+Covered are when a run starts, its objects, how it ends, and that nothing else is affected.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Tuning runs that meet trouble: whatever happens, the status says what is true, nothing is left over, and the pods that serve have the
-room before a canary has it."""
+"""Test tuning runs in which something fails.
+
+Whatever happens, the status is true, nothing is left over, and pods that serve get room before a
+canary does.
+"""
 
 from __future__ import annotations
 
@@ -255,7 +258,11 @@ def test_a_quota_is_the_pipelines_first() -> None:
 
 
 def test_a_run_does_not_begin_while_pods_are_missing() -> None:
-    """One revision served once, but more pods are wanted than the quota lets in: a canary would take the next free place."""
+    """Delay the run while fewer pods run than desired.
+
+    One revision has served, but the quota does not admit all of the desired pods. A canary would
+    take the next free place.
+    """
     world = asked(None)
     assert world.state.rollout.verified
     world.room = 1
@@ -281,7 +288,10 @@ def test_a_canary_that_a_quota_refuses_says_so_while_it_waits_and_gives_up() -> 
 
 
 def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
-    """In the same pass, and before the Deployment is changed, which the API server may even refuse."""
+    """Delete the canary in the same reconcile, before the Deployment is changed.
+
+    The API server may even reject that change.
+    """
     world = asked().measuring()
     world.change(tokenizer={"maxLength": 64})
     decided = world.think()
@@ -296,7 +306,11 @@ def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
 
 
 def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
-    """By its own priority it might evict pods that serve; with a long farewell a rollout would give up an old pod for its room."""
+    """Give the canary no priority class and a short grace period.
+
+    With its own priority it might evict pods that serve. With a long grace period, a rollout would
+    give up an old pod to get the canary's room.
+    """
     world = asked(server={"priorityClassName": "serving"})
     assert world.deployment["spec"]["template"]["spec"]["priorityClassName"] == "serving"
     (job,) = world.measuring().ours("Job")
@@ -310,7 +324,11 @@ def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
 
 
 def test_a_deleted_job_is_not_made_again() -> None:
-    """The canary has by then settings of a measurement half done: another one would take them for the current ones."""
+    """Do not recreate a deleted Job.
+
+    By then the canary has settings of an unfinished measurement, and another Job would take them
+    for the current ones.
+    """
     world = asked().measuring()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]

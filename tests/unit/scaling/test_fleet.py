@@ -199,7 +199,10 @@ def run(
 
 
 def test_pods_come_only_when_cpu_can_give_no_more() -> None:
-    """6 Erlang; the limit stays short at 6.25 cores, and only from then on is the minute counted."""
+    """Add pods only when CPU can be raised no further.
+
+    At 6 Erlang the limit stays short at 6.25 cores, and only from then on is the minute counted.
+    """
     steps = run(remembered(), 180, offered=6.0, wanted=9)
     first = next(index for index, done in enumerate(steps) if millis(done) == 6250)
     pod = next(index for index, done in enumerate(steps) if pods(done) > 1)
@@ -217,7 +220,7 @@ def test_pods_are_the_way_where_a_node_keeps_cpu_waiting() -> None:
 
 
 def test_one_thing_at_a_time() -> None:
-    """Whatever happens, a decision changes CPU or pods, not both, and neither while counts move or pods roll."""
+    """Change CPU or pods, never both at once, and neither while counts or pods are changing."""
     for seen in (EVEN, replace(EVEN, counting=True), replace(EVEN, rolling=True)):
         steps = [
             ScalingDecision((), Verdict.UNKNOWN, remembered()),

@@ -170,8 +170,10 @@ def test_in_flight_limit_needs_its_release() -> None:
 
 def test_warm_up_of_text_correlation_ids_is_refused_from_25_01_on() -> None:
     text = """
-        sequence_batching { control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } } }
-        model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }
+        sequence_batching { control_input { name: "ID" \
+control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } } }
+        model_warmup { name: "w" batch_size: 1 \
+inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }
     """
     assert rules(text, release=(24, 12)) == []
     assert rules(text, release=(25, 1)) == [RuleId.WARMUP]
