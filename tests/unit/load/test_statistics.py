@@ -1,5 +1,6 @@
-"""Triton's statistics as the difference of two looks: real answers' shape, figures worked out by
-hand.
+"""Test Triton's statistics as the difference of two samples.
+
+They have the structure of real responses; the expected values are computed by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""config.pbtxt: names, quoting, counts, and the last look before a server sees it."""
+"""Test config.pbtxt: names, quoting, counts, and the last check before a server gets it."""
 
 from __future__ import annotations
 

@@ -71,8 +71,9 @@ def test_rows_without_a_length_share_a_run_as_they_are() -> None:
 
 
 def sums(run_cost: int) -> tuple[batches.BatchRunner, list[tuple[int, int]]]:
-    """A runner whose model answers with the sum of each row and with the row, and the shapes that
-    it is run on.
+    """Return a runner and the list of shapes that its model is run on.
+
+    The model returns the sum of each row, and the row.
     """
     shapes: list[tuple[int, int]] = []
 

@@ -166,7 +166,7 @@ def test_without_batching_the_batch_axis_stands_in_dims(tagger: Path) -> None:
 
 @pytest.fixture(scope="module")
 def defaulted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """y = x * scale + shift: scale defaults to 10, shift to 0.5."""
+    """Return a model of y = x * scale + shift: scale defaults to 10, shift to 0.5."""
     folder = tmp_path_factory.mktemp("defaulted")
     rows: Shape = ["batch", "width"]
     write(

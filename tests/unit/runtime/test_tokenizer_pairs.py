@@ -1,5 +1,6 @@
-"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at
-a time.
+"""Test the tokenizer step on pairs of texts.
+
+The reference is direct calls of the tokenizers library, one pair at a time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Answers are compared also where queues are short and models slow; what a queue turns away is no
-fault.
+"""Test comparing outputs where queues are short and models slow.
+
+A request that a queue rejects is not an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a run is measured against: the promise, what is subtracted from it, and the least
-throughput.
-"""
+"""Test the targets of a run: the SLO, what is subtracted from it, and the minimum throughput."""
 
 from __future__ import annotations
 

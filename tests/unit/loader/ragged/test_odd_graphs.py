@@ -134,8 +134,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Loads:
 
 
 def answers(file: Path, stock: Any, encoder: Encoder = ENCODER) -> None:
-    """The adapted file answers rows in company as ONNX Runtime does the stock graph for each row
-    alone, and marks what a table does not have.
+    """Assert that the adapted file answers batched rows as ONNX Runtime answers each row alone.
+
+    The reference is the stock graph. Rows with an id that a table does not have are marked.
     """
     random, alone = np.random.default_rng(0), session(stock)
     rows = [encoder.row(random, length) for length in (4, 11, 1, 7)]
