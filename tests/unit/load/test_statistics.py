@@ -14,9 +14,9 @@ from triton_pipelines.tools.loadgen.triton_statistics import parse_statistics
 
 
 def stats(scale: int, name: str = "tokenizer", version: str = "1") -> dict[str, Any]:
-    """One model's statistics as Triton has them.
+    """Return one model's statistics in Triton's format.
 
-    `scale` times 10 requests of 2 rows, in 4 executions of 5 rows.
+    They cover `scale` times 10 requests of 2 rows, in 4 executions of 5 rows.
     """
 
     def duration(count: int, ns: int) -> dict[str, int]:

@@ -204,9 +204,9 @@ def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insist
 def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(
     behind: float, seconds: float
 ) -> None:
-    """Accept write times from before the correction that the write followed.
+    """Recognize a write that follows a correction although its time is from before it.
 
-    They occur as long as the operator's clock is ahead.
+    Such times occur as long as the operator's clock is ahead.
     """
     made, done = world(), list[Plan]()
     for _ in range(20):

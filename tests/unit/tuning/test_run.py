@@ -57,9 +57,9 @@ def test_without_a_promise_or_with_nothing_left_of_it_the_field_is_named() -> No
 def report_of(
     least: int | None, *, proven: bool = True, share: float = 1.0, unsteady: bool = False
 ) -> TuningReport:
-    """A report on points in which 600 requests/s are proven, or the current 400 are kept.
+    """Return a report whose points verify 600 requests/s, or only the current 400.
 
-    ``share``: of these rates.
+    ``share`` scales these rates.
     """
     built = builders.built(
         model={"maxBatchSize": 4},

@@ -1,6 +1,6 @@
-"""Answers of an adapted graph in company are those of the stock graph for each row alone.
+"""Test that an adapted graph answers batched rows like the stock graph answers each row alone.
 
-On ONNX Runtime, fed as Triton's backend feeds it.
+ONNX Runtime runs the graph and is fed as Triton's backend feeds it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Files adapted in place.
+"""Test adapting files in place.
 
-Side files, proof by both engines, refusals that leave everything as it was, little memory.
+Covered are side files, verification by both engines, rejections that leave everything unchanged,
+and low memory use.
 """
 
 from __future__ import annotations
@@ -160,9 +161,10 @@ def test_what_nothing_can_run_is_at_least_valid(
 
 
 def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file: Path) -> None:
-    """Rows that the model takes would else be answered with NaN.
+    """Do not mistake a small table that is cut to length for the positions.
 
-    The limit is tried where the tokenizer may send more.
+    Otherwise rows that the model accepts would be answered with NaN. The limit is tested where the
+    tokenizer may send more.
     """
     model = make(ENCODER)
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -331,9 +333,10 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
 def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
     file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean over all places, padding too.
+    """Detect by numbers a mask that the graph honors only in part.
 
-    The mask reaches the output through the attention, so the structure looks right.
+    The mean is taken over all places, including padding. The mask reaches the output through the
+    attention, so the structure looks right.
     """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     encoder = Encoder(heads=(Head.HIDDEN,))

@@ -1,6 +1,7 @@
-"""Whatever ONNX allows: a graph is checked and adapted, or refused in words that name its file.
+"""Test graphs of any form that ONNX allows.
 
-Nothing else comes out of the loader.
+The loader either checks and adapts a graph or rejects it with a message that names its file; no
+other outcome exists.
 """
 
 from __future__ import annotations
