@@ -1,4 +1,4 @@
-"""``operator/`` is a source root named like a module of the standard library; that module must win, always."""
+"""Check that the standard library's ``operator`` always wins over our source root ``operator/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Conventions of the CRD, after Kube-API-Linter (tests/support/crdlint.py); each exception has its reason, each rule is seen to be broken."""
+"""Check that the CRD follows the conventions of Kube-API-Linter (tests/support/crdlint.py).
+
+Each exception states its reason, and each rule is shown to detect a violation.
+"""
 
 import copy
 from collections.abc import Callable
@@ -61,7 +64,9 @@ EXCEPTIONS = {
         "status": "until the operator has looked, kstatus must not take the object for current"
     },
     "tested defaults": {
-        "spec.*.modelName": "names have to be distinct with the defaults filled in, which is what the rule asks",
+        "spec.*.modelName": (
+            "names have to be distinct with the defaults filled in, which is what the rule asks"
+        ),
         "spec.*.mode": "the default is the side that the rule has nothing against",
         "spec.health.inference": "the default is the side that the rule has nothing against",
         "spec.server.gpu.resourceName": "the default is the side that the rule has nothing against",
@@ -80,7 +85,7 @@ def test_the_definition_keeps_all_conventions() -> None:
 
 
 def _small() -> dict[str, Any]:
-    """A definition without a fault, small enough that each doctoring below breaks exactly what it is there for."""
+    """Return a valid definition, small enough that each change below breaks only its own rule."""
     text = {"type": "string", "maxLength": 10}
     condition = {
         **{
@@ -442,7 +447,10 @@ def test_doctoring_the_real_definition_shows_as_well() -> None:
 
 def test_rules_are_asked_what_they_test() -> None:
     nodes = dict(crd.walk(_root(_small())))
-    ask = "self.spec.parts.all(p, p.name != 'self.spec.label') && (has(self.spec.size) ? self.spec.size > 1 : self.spec.tags.exists(t, t == 'x'))"
+    ask = (
+        "self.spec.parts.all(p, p.name != 'self.spec.label') && (has(self.spec.size) ? "
+        "self.spec.size > 1 : self.spec.tags.exists(t, t == 'x'))"
+    )
     assert cel.tested(ask, nodes[""], "") == {
         "spec.parts",
         "spec.parts[].name",

@@ -1,4 +1,4 @@
-"""The corpus as the command line judges it; the API server's judgement is in tests/integration/api."""
+"""Check the corpus through the command line; tests/integration/api asks the API server."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the generator makes of the models; the conventions it has to keep are in test_conventions.py."""
+"""Test what the generator produces from the models; test_conventions.py covers the conventions."""
 
 from pathlib import Path
 
@@ -13,7 +13,11 @@ NODES = dict(crdlint.nodes(crd.definition()))
 
 
 def test_the_file_is_what_the_models_say() -> None:
-    """After a change of the models: ``python -m triton_pipelines.api.crd > crds/inferencepipelines.tritonpipelines.io.yaml``."""
+    """Fail when the models have changed and the CRD file was not regenerated.
+
+    Regenerate it with
+    ``python -m triton_pipelines.api.crd > crds/inferencepipelines.tritonpipelines.io.yaml``.
+    """
     assert FILE.read_text(encoding="utf-8") == crd.render()
     assert libyaml.load(crd.render()) == crd.definition()
 

@@ -11,7 +11,10 @@ FILE = Path(__file__).parents[3] / "docs" / "reference" / "api.md"
 
 
 def test_the_file_is_what_the_models_say() -> None:
-    """After a change of the models: ``python -m triton_pipelines.api.reference > docs/reference/api.md``."""
+    """Fail when the models have changed and the reference page was not regenerated.
+
+    Regenerate it with ``python -m triton_pipelines.api.reference > docs/reference/api.md``.
+    """
     assert FILE.read_text(encoding="utf-8") == reference.render()
 
 

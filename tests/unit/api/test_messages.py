@@ -1,4 +1,7 @@
-"""Messages of the schema: every pattern is said in words, and a name that is no field leads to the one that was meant."""
+"""Test the schema's messages.
+
+Every pattern is explained in words, and an unknown field name leads to the one that was meant.
+"""
 
 import re
 
@@ -59,7 +62,10 @@ def test_fields_that_others_name_lead_to_fields_that_are_there() -> None:
         (("spec", "steps", 1, "uri"), "spec.steps[1].source.uri"),
         (
             ("spec", "steps", 0, "maxQueueDelayMicroseconds"),
-            "spec.steps[0].dynamicBatching.maxQueueDelayMicroseconds or spec.steps[0].sequenceBatching.maxQueueDelayMicroseconds",
+            (
+                "spec.steps[0].dynamicBatching.maxQueueDelayMicroseconds or "
+                "spec.steps[0].sequenceBatching.maxQueueDelayMicroseconds"
+            ),
         ),
         (("spec", "model", "outputs", 2, "shape"), "dims"),
         (("spec", "model", "name"), "modelName"),
@@ -77,9 +83,9 @@ def test_an_unknown_name_leads_to_the_field_that_was_meant(
 
 
 def test_a_name_like_nothing_leads_to_all_that_may_stand_there() -> None:
-    assert (
-        unknown_field(("spec", "slo", "colour"))
-        == "is not a field; spec.slo has p99Milliseconds, networkAndQueueBudgetMilliseconds, minThroughputPerSecond"
+    assert unknown_field(("spec", "slo", "colour")) == (
+        "is not a field; spec.slo has p99Milliseconds, networkAndQueueBudgetMilliseconds, "
+        "minThroughputPerSecond"
     )
     assert (
         unknown_field(("colour",))

@@ -1,4 +1,4 @@
-"""The operator is killed repeatedly while it scales pods and CPU; nothing falls under load.
+"""Kill the operator repeatedly while it scales pods and CPU: nothing may fall under load.
 
 Later Prometheus and a pod fail, too.
 """
@@ -68,7 +68,7 @@ class Life:
         self.loop.collector.says = before.collector.says
 
     async def run(self, seconds: float, **load: Any) -> None:
-        """Run under one load (without one, samples stay) and check after every tick.
+        """Run under one load and check after every tick; without a load, samples stay as they are.
 
         A process lives for at least a minute.
         """

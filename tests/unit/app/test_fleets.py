@@ -56,10 +56,15 @@ def flow(
     throttled: float = 0.0,
     **fields: float,
 ) -> None:
-    """Set the load: ``rate`` of each pod's tokenizers, or ``full`` times their number.
+    """Set the load of each pod.
 
-    ``full`` is in requests/s of each instance; ``gpu`` is the GPU step's flow; ``cores`` is the
-    container's CPU usage.
+    Args:
+        rate: Requests/s of each pod's tokenizers.
+        full: Requests/s of each instance, as an alternative to ``rate``.
+        gpu: The GPU step's flow.
+        cores: The container's CPU usage.
+        throttled: The container's CPU throttling.
+        **fields: Other fields of the tokenizers' flow.
     """
     passed = full * loop.counts["tokenizer"] if full else rate
 

@@ -68,9 +68,9 @@ def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
         "verdicts": ["Balanced"],
     }
     assert (
-        "| documents | direct | never | 1.2 % (9.0 % of this short run) | 1.20 | 1 → 2 → 1 | 6 % | 0 | Balanced |"
-        in pages.runs({"detail": {"runs": [run]}})
-    )
+        "| documents | direct | never | 1.2 % (9.0 % of this short run) | 1.20 | 1 → 2 → 1 | "
+        "6 % | 0 | Balanced |"
+    ) in pages.runs({"detail": {"runs": [run]}})
     change = {
         "workload": "short",
         "requestsPerSecond": 300.0,
@@ -92,7 +92,10 @@ def test_runs_changes_and_faults_are_tables(folder: Path) -> None:
 
 def test_blocks_are_renewed_and_all_else_stays(folder: Path) -> None:
     write(folder)
-    text = "before\n\n<!-- setup: C1 -->\nold\n<!-- end -->\n\nbetween\n\n<!-- faults: C6 -->\n<!-- end -->\n"
+    text = (
+        "before\n\n<!-- setup: C1 -->\nold\n<!-- end -->\n\n"
+        "between\n\n<!-- faults: C6 -->\n<!-- end -->\n"
+    )
     once = pages.page(text)
     assert "old" not in once
     assert "- a sleep" in once

@@ -14,8 +14,9 @@ BEGAN = 1000.0
 
 
 def answers(late: range = range(0), *, error: str = "", latency: float = 0.05) -> list[Answer]:
-    """Ten or fifty requests in each second of `PHASES`; those of the seconds `late` after the step
-    are late, or fail.
+    """Return ten or fifty requests for each second of `PHASES`.
+
+    Those of the seconds ``late`` after the step are slow, or fail.
     """
     found = []
     for second in range(90):
@@ -40,8 +41,9 @@ def seconds(counts: list[int], starved: range = range(0)) -> list[Second]:
 
 
 def test_recovery_is_when_p99_is_inside_to_stay() -> None:
-    """Late for 7 s; a second late on its own 40 s later is within what has to be held, one of 60
-    requests is not.
+    """Measure recovery after 7 s of late responses.
+
+    A single late second 40 s later is within tolerance; one of 60 requests in it is not.
     """
     step, end = BEGAN + 10, BEGAN + 70
     assert recovered([a for a in answers(range(7)) if step <= a.due < end], step, end, 0.1) == 7.0

@@ -1,4 +1,7 @@
-"""The chart's generated parts: braces, comments, schema, table; and that the files on disk are what the generator makes."""
+"""Test the chart's generated parts: braces, comments, schema and table.
+
+The files on disk must equal the generator's output.
+"""
 
 import json
 from pathlib import Path
@@ -57,7 +60,8 @@ def test_braces_are_escaped(text: str, escaped: str) -> None:
 def test_crd_template_has_switches_and_keeps_own_annotations() -> None:
     template = chart.crd_template(CRD, "crds/things.yaml")
     assert template.startswith(
-        "{{- /* Made by `python -m hack.chart`; edit crds/things.yaml instead. */}}\n{{- if .Values.crds.enabled }}\n"
+        "{{- /* Made by `python -m hack.chart`; edit crds/things.yaml instead. */}}\n"
+        "{{- if .Values.crds.enabled }}\n"
     )
     assert template.endswith("{{- end }}\n")
     assert 'example.com/template: "{{ "{{" }} x {{ "}}" }}"' in template
@@ -78,7 +82,10 @@ def test_what_is_no_crd_is_refused_by_file(text: str) -> None:
 
 
 def test_comments_become_values_with_their_defaults() -> None:
-    text = "# A heading.\na:\n  # -- First line\n  # and second.\n  b: 1\n  c:\n    # -- Deep.\n    d: [x]\n# -- Top.\ne: {}\nf: 1\n"
+    text = (
+        "# A heading.\na:\n  # -- First line\n  # and second.\n  b: 1\n"
+        "  c:\n    # -- Deep.\n    d: [x]\n# -- Top.\ne: {}\nf: 1\n"
+    )
     assert chart.documented_values(text) == [
         chart.Value(("a", "b"), 1, "First line and second."),
         chart.Value(("a", "c", "d"), ["x"], "Deep."),
@@ -160,7 +167,7 @@ def test_ci_values_fit_the_schema(path: Path) -> None:
 
 def test_full_values_differ_from_every_default() -> None:
     full = yaml.safe_load((chart.CHART / "ci" / "full-values.yaml").read_text())
-    # Exclusive with what the file shows instead: see namespaced-values.yaml and minimal-values.yaml.
+    # The file shows alternatives to these: see namespaced-values.yaml and minimal-values.yaml.
     exempt = {
         "watch.namespaces",
         "crds.enabled",

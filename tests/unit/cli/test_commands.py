@@ -166,8 +166,10 @@ def test_model_url(target: str, server: str, url: str) -> None:
 
 
 def test_a_file_gives_only_its_name(tmp_path: Path) -> None:
-    """Whether an operator would take the resource depends on that operator's options; the server
-    has taken it already.
+    """Read only the name from a file, and do not validate the resource.
+
+    Whether an operator would accept it depends on that operator's options, and the server has
+    accepted it already.
     """
     document = yaml.safe_load(Path(SENTIMENT).read_text())
     document["spec"]["ensemble"] = {"modelName": "public"}

@@ -1,4 +1,4 @@
-"""validate and render: good files, and every way in which a file or an option can be wrong."""
+"""Test `validate` and `render` with good files and every kind of invalid file or option."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def test_warnings_count_when_strict(tritonpipe: Run) -> None:
 
 @pytest.mark.parametrize("bare", ["Y", "n"])
 def test_a_bare_letter_is_what_kubectl_takes_it_for(tritonpipe: Run, bare: str) -> None:
-    """kubectl reads it as a truth value, and the API server then refuses the resource: a tensor
-    named Y needs quotes.
+    """Reject a bare letter that kubectl reads as a Boolean: a tensor named Y needs quotes.
+
+    The API server would reject the resource.
     """
     text = yaml.safe_dump(builders.document()).replace("name: logits", f"name: {bare}")
     assert f"name: {bare}\n" in text
@@ -187,7 +188,7 @@ def test_files_that_are_no_resource(
 def test_a_name_stands_once_in_a_file(
     tritonpipe: Run, namespaces: tuple[str | None, ...], code: int
 ) -> None:
-    """kubectl would apply one over the other."""
+    """Reject a second resource of the same name: kubectl would apply one over the other."""
     documents = [builders.document() for _ in namespaces]
     for document, namespace in zip(documents, namespaces, strict=True):
         document["metadata"] = {"name": "sentiment"} | (

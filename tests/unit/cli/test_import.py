@@ -1,5 +1,7 @@
-"""`tritonpipe import`: which models are taken, what is asked for, and every message with its file
-and field.
+"""Test `tritonpipe import`.
+
+The tests cover which models are accepted, what is asked for, and every message with its file and
+field.
 """
 
 from __future__ import annotations

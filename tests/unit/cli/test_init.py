@@ -1,5 +1,6 @@
-"""`tritonpipe init`: what the files say is written, what they do not say is asked for or left as a
-comment, and the result is valid.
+"""Test `tritonpipe init`.
+
+It writes what the files say, asks for the rest or leaves a comment, and the result is valid.
 """
 
 from __future__ import annotations

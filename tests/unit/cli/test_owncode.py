@@ -1,5 +1,6 @@
-"""Own code in a resource is looked at before a server is: what does not parse, and what lacks what
-Triton calls.
+"""Test that custom code in a resource is checked before any server is.
+
+It is rejected if it does not parse or if something that Triton calls is missing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""`tritonpipe explain` and `tritonpipe scaling`: what a status says of scaling, for people and
-programs.
+"""Test `tritonpipe explain` and `tritonpipe scaling`.
+
+They print the scaling part of a status, for people and for programs.
 """
 
 from __future__ import annotations

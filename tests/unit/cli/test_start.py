@@ -1,5 +1,6 @@
-"""What a command imports: every pod's init container waits for it, and so does everybody at a
-terminal.
+"""Test what a command imports.
+
+Every pod's init container waits for the imports, and so does every user at a terminal.
 """
 
 from __future__ import annotations

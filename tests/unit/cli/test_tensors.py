@@ -1,5 +1,6 @@
-"""``tritonpipe infer``: tensors from a command line, Triton's binary bodies, and what is shown of
-answers.
+"""Test ``tritonpipe infer``.
+
+Covered are tensors from a command line, Triton's binary bodies, and the printed outputs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The command line of a tuning run's Job, as the operator makes it, is one that `tritonpipe tune`
-takes: all that fails is the server.
+"""Check that `tritonpipe tune` accepts the command line that the operator gives a tuning Job.
+
+Only the connection to the server fails.
 """
 
 from __future__ import annotations

@@ -126,9 +126,10 @@ async def drop(request: web.Request) -> web.StreamResponse:
 async def test_what_lies_beyond_the_first_plane_is_applied_as_it_is(
     script: Script, client: Client
 ) -> None:
-    """The API server reads an apply as YAML, which rejects surrogate pairs of escapes.
+    """Send characters beyond the first plane unescaped.
 
-    Its error is ``found invalid Unicode character escape code``.
+    The API server reads an apply as YAML, which rejects surrogate pairs of escapes with ``found
+    invalid Unicode character escape code``.
     """
     script.answers = [(200, CONFIG_MAP)]
     labels = {**CONFIG_MAP, "data": {"labels": "\U0001f642 \u00e9"}}

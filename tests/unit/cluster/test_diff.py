@@ -355,7 +355,10 @@ def test_one_changed_leaf_is_one_path(desired: dict[str, Any], data: st.DataObje
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """fieldsV1 of an applied value: lists by name are associative, other lists are leaves."""
+    """Return fieldsV1 of an applied value.
+
+    Lists by name are associative, other lists are leaves.
+    """
     if isinstance(value, dict):
         return {f"f:{key}": fields_of(item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -13,12 +13,16 @@ _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULT
 
 @dataclass(frozen=True)
 class Fence:
-    """A fenced block: where it stands, the words behind the fence, and its text without indentation."""
+    """A fenced block of a page."""
 
     page: str
+    """Path of the page."""
     line: int
+    """Line of the opening fence."""
     info: tuple[str, ...]
+    """Words of the info string behind the opening fence."""
     text: str
+    """Content, without indentation."""
 
     @property
     def language(self) -> str:

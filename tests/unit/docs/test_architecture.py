@@ -1,4 +1,7 @@
-"""Tests of docs/architecture.md: named paths exist, packages are complete and in the order of the import contract."""
+"""Test docs/architecture.md.
+
+Named paths exist, and the packages are complete and in the order of the import contract.
+"""
 
 from __future__ import annotations
 

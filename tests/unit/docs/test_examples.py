@@ -1,4 +1,7 @@
-"""Every example is what the product takes: resources, fragments of them, commands, programs, and names of fields."""
+"""Check that the product accepts every example in the docs.
+
+Examples are resources, fragments of them, commands, programs, and names of fields.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,11 @@ BASE = yaml.safe_load(
 
 
 def merged(base: Any, fragment: Any) -> Any:
-    """A fragment over a whole resource: mappings are merged, everything else is replaced; so are `postprocess` and `source`, which are one choice each."""
+    """Return a whole resource overlaid with a fragment.
+
+    Mappings are merged, everything else is replaced. `postprocess` and `source` are replaced too,
+    because each of them is one choice.
+    """
     if not (isinstance(base, dict) and isinstance(fragment, dict)):
         return copy.deepcopy(fragment)
     result = copy.deepcopy(base)
@@ -96,7 +103,10 @@ def test_fragments_are_looked_at() -> None:
 
 
 def commands(fence: markdown.Fence) -> Iterator[list[str]]:
-    """The commands of a block as words. In a console block only lines behind a prompt are commands, where there is any."""
+    """Return the commands of a block, each split into words.
+
+    In a console block with prompts, only the lines behind a prompt are commands.
+    """
     text = fence.text.replace("\\\n", " ")
     lines = text.splitlines()
     if fence.language == "console" and any(line.startswith(("$ ", "# ")) for line in lines):

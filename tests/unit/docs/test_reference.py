@@ -1,4 +1,7 @@
-"""What the docs list whole is whole: commands with their options, reasons, words that stay out, fragments of the changelog."""
+"""Check that lists in the docs are complete.
+
+They are: commands with their options, reasons, banned words, and changelog fragments.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def test_status_page_names_every_condition() -> None:
 
 # Folders of somebody's machine, and addresses of package indexes: a page is for any machine.
 FORBIDDEN = re.compile(
-    r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue #?\d",
+    (
+        r"/work/|/root\b|/home/\w|/tmp/team|\bpypi\.org|pythonhosted|"
+        r"registry\.npmjs|proxy\.golang|crates\.io|artifactory|\bnexus\b|\bissue #?\d"
+    ),
     re.IGNORECASE,
 )
 

@@ -1,4 +1,8 @@
-"""The samples: each is valid, warns of exactly what it means to leave to its reader, and renders to what Triton's own proto takes."""
+"""Test the samples.
+
+Each is valid, raises exactly the warnings that it leaves to its reader on purpose, and renders to
+configurations that Triton's own proto accepts.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ OPTIONS = {
     "a server without the ONNX backend": Options(substitute_runner=frozenset({"onnxruntime_onnx"})),
 }
 
-# Warnings that the samples give, and why they are let stand. Field → reason; a field with a * is any index. One warning names all sources that are
-# not pinned, at the first of them.
+# Warnings that the samples raise on purpose: field → reason, where * in a field is any index.
+# One warning names all sources that are not pinned, at the first of them.
 UNPINNED = "a sample follows its repository; whoever copies it pins what it uses"
 UNBOUNDED = "a first resource is to be short; slo, documents and tensorrt show bounds"
 COMMON = {

@@ -20,7 +20,11 @@ def look(
     pending: float = 0.0,
     gpu_batch: int = 1,
 ) -> Scrape:
-    """A pod's page: requests done by both steps so far; seconds that they waited, that the tokenizer and the GPU step computed so far."""
+    """Return a pod's metrics page.
+
+    It has the requests completed by both steps so far, and the seconds that they waited and that
+    the tokenizer and the GPU step computed so far.
+    """
     fed = ModelCounters(
         success=done, execs=done, queue_us=queue * 1e6, compute_infer_us=busy * 1e6, pending=pending
     )
@@ -39,7 +43,10 @@ def between(after: Scrape, count: int = 1) -> Second:
 
 
 def test_idle_behind_a_queue_is_starved() -> None:
-    """80 requests, each 12.5 ms of the tokenizer after 187 ms of waiting; the GPU step computes 41 % of the second."""
+    """Send 80 requests that each take the tokenizer 12.5 ms after a wait of 187 ms.
+
+    The GPU step computes for 41 % of the second.
+    """
     found = between(look(101.0, done=1080, queue=50.0 + 80 * 0.187, busy=11.0, gpu=5.41))
     assert found.starved
     assert (found.gpu_busy, found.wait, found.service) == pytest.approx((0.41, 0.187, 0.0125))

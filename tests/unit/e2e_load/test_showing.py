@@ -47,7 +47,10 @@ def test_plain_lines_now_and_then_where_there_is_no_terminal() -> None:
     assert len(lines) == 2
     assert (
         lines[0].split()
-        == f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, starved 100 %, TokenizerBound".split()
+        == (
+            f"{PLAIN_EVERY} s: tokenizers 1, 80 requests/s, p99 250 ms, GPU busy 41 %, "
+            "starved 100 %, TokenizerBound"
+        ).split()
     )
 
 
@@ -60,7 +63,8 @@ def test_closing_line() -> None:
         Figures(78.4, 0.262, 1.0, 1.0, 0), Figures(97.0, 0.081, 0.08, 2.0, 0), 6, 1, 2, 4321, 0
     ).closing()
     assert said == (
-        "documents with 1 tokenizer fixed: 78 requests/s, p99 262 ms, GPU starved 100 %; managed (1 → 2 in place after 6 s): "
+        "documents with 1 tokenizer fixed: 78 requests/s, p99 262 ms, GPU starved 100 %; "
+        "managed (1 → 2 in place after 6 s): "
         "97 requests/s, p99 81 ms, GPU starved 8 %; 0 of 4321 requests failed"
     )
 

@@ -1,4 +1,7 @@
-"""What is said on machines that cannot run the cluster, and how supervisor and command line behave without one."""
+"""Test the local cluster's tools on machines that cannot run it.
+
+The tests cover the messages, and how supervisor and command line behave without a cluster.
+"""
 
 import json
 import os
@@ -96,10 +99,16 @@ def test_supervisor_waits_for_what_is_due_next() -> None:
 def test_supervisor_starts_restarts_and_stops(tmp_path: Path) -> None:
     """The supervisor as a plain process: its loop, without namespaces and mounts."""
     (tmp_path / "components").mkdir()
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import supervisor, pathlib; supervisor.prepare_mounts = lambda state: None; "
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import supervisor, pathlib; "
+        "supervisor.prepare_mounts = lambda state: None; "
+    )
     program += "supervisor.RESTART_SECONDS = 0.05; supervisor.main(pathlib.Path(sys.argv[2]))"
     folder = str(Path(supervisor.__file__).parent)
-    definition = f'{{"command": ["/bin/sh", "-c", "echo run; exec sleep 600"], "log": "{tmp_path / "one.log"}"}}'
+    definition = (
+        '{"command": ["/bin/sh", "-c", "echo run; exec sleep 600"], "log": '
+        f'"{tmp_path / "one.log"}"}}'
+    )
     (tmp_path / "components" / "one.json").write_text(definition)
     child = subprocess.Popen([sys.executable, "-c", program, folder, str(tmp_path)])
     try:

@@ -1,4 +1,7 @@
-"""Argo CD's health check, run by the Lua that Argo CD speaks (5.1), over the operator's own statuses; and the samples beside it."""
+"""Test Argo CD's health check and the samples next to it.
+
+The check runs in Argo CD's Lua version (5.1), over the operator's own statuses.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +20,10 @@ HEALTH_KEY = f"resource.customizations.health.{names.GROUP}_{names.KIND}"
 
 
 def health(obj: Mapping[str, Any]) -> dict[str, str]:
-    """What the script returns; as in Argo CD, `obj` is its only input and the libraries that touch the machine are absent."""
+    """Return the script's result.
+
+    As in Argo CD, `obj` is its only input, and the libraries that access the machine are absent.
+    """
     runtime = lua51.LuaRuntime(
         unpack_returned_tuples=True, register_eval=False, register_builtins=False
     )

@@ -1,4 +1,7 @@
-"""What of the GPU tier needs no GPU: when it is left out, how it reads NVML and Triton's metrics, what it records."""
+"""Test the parts of the GPU tier that need no GPU.
+
+They are: when it is skipped, how it reads NVML and Triton's metrics, and what it records.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class NVMLError(Exception):
 
 
 def stand_in(busy: list[int], error_after: int | None = None) -> Any:
-    """NVML in a few functions, since there is no GPU here: names and units are those of the real module."""
+    """Return a minimal fake of NVML, since there is no GPU here.
+
+    Names and units are those of the real module.
+    """
     calls = iter(range(10_000))
 
     def rates(handle: object) -> Any:
@@ -149,6 +155,9 @@ def test_a_rehearsal_is_recorded_as_no_result() -> None:
 
 
 def test_the_checkpoint_is_the_same_everywhere() -> None:
-    """The first normal numbers of MT19937 seeded with 20, as NumPy has given them since 1.4 (its RandomState streams are frozen)."""
+    """Compare with the first normal numbers of MT19937 seeded with 20.
+
+    NumPy has returned them since 1.4; its RandomState streams are frozen.
+    """
     first = encoder.weights(encoder.SMALL)["embeddings.word_embeddings.weight"][0, :3]
     np.testing.assert_allclose(first, [0.88389311, 0.19586502, 0.35753652], rtol=1e-6)

@@ -53,7 +53,8 @@ def test_an_entry_is_of_one_kind(tmp_path: Path, entry: str) -> None:
 
 def test_fields_of_a_message_are_found_at_any_depth() -> None:
     config = text_format.Parse(
-        'version_policy { all {} } input { name: "a" reshape { shape: [] } } parameters { key: "a" value { string_value: "b" } }'
+        'version_policy { all {} } input { name: "a" reshape { shape: [] } } parameters { '
+        'key: "a" value { string_value: "b" } }'
         ' model_warmup { name: "w" inputs { key: "a" value { dims: [1] zero_data: true } } }',
         model_config_pb2.ModelConfig(),
     )
@@ -64,7 +65,10 @@ def test_fields_of_a_message_are_found_at_any_depth() -> None:
 
 
 def test_the_table_is_what_is_rendered() -> None:
-    """What a field of the resource says, or the operator makes, is seen in a rendered config; nothing else is, but by configPatch."""
+    """Check that a rendered config has all that a resource field sets or the operator generates.
+
+    Nothing else is in it, except through configPatch.
+    """
     seen: set[str] = set()
     for place in PLACES:
         for _, document in resources_in(place):

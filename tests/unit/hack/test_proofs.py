@@ -1,4 +1,8 @@
-"""The table of proofs: how marks are read, what is asked of a field, and that this checkout's table is whole and current."""
+"""Test the table of field coverage.
+
+The tests cover how marks are read, what each field requires, and that this checkout's table is
+complete and current.
+"""
 
 from pathlib import Path
 
@@ -29,7 +33,8 @@ async def test_b(case): ...
 
 @pytest.mark.proves("spec.c", "applied")
 class TestC:
-    @pytest.mark.parametrize("case", [pytest.param(1, marks=[pytest.mark.proves("spec.d", "applied")])])
+    @pytest.mark.parametrize("case", \
+[pytest.param(1, marks=[pytest.mark.proves("spec.d", "applied")])])
     def test_d(self, case): ...
 """
 
@@ -79,9 +84,9 @@ def test_one_place_beyond_the_first_level_and_all_at_it_are_enough() -> None:
     ]
     page = proofs.render(found)
     assert (
-        "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | [test_x](../../tests/test_x.py) |"
-        in page
-    )
+        "| `maxBatchSize` | `spec.model.maxBatchSize` and 1 more | loaded | "
+        "[test_x](../../tests/test_x.py) |"
+    ) in page
 
 
 def test_a_way_stands_for_the_fields_below_it() -> None:
@@ -98,7 +103,10 @@ def test_a_way_stands_for_the_fields_below_it() -> None:
         (
             [],
             {},
-            "StepFields.maxBatchSize: no test shows it parsed at spec.model.maxBatchSize, spec.steps[].maxBatchSize",
+            (
+                "StepFields.maxBatchSize: no test shows it parsed at spec.model.maxBatchSize, "
+                "spec.steps[].maxBatchSize"
+            ),
         ),
         (
             ENOUGH[1:],
@@ -149,7 +157,10 @@ def test_a_reason_stands_in_for_a_level_and_is_shown() -> None:
 
 def test_files_claim_the_fields_that_they_write(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
-    text = "kind: InferencePipeline\nspec: {replicas: 2, model: {maxBatchSize: 4, inputs: null}, steps: [{name: a, maxBatchSize: 2}]}\n"
+    text = (
+        "kind: InferencePipeline\nspec: {replicas: 2, model: {maxBatchSize: 4, inputs: null}, "
+        "steps: [{name: a, maxBatchSize: 2}]}\n"
+    )
     (tmp_path / "good" / "a.yaml").write_text(text, encoding="utf-8")
     claims = [
         _claim("good", "parsed", files=True),

@@ -1,4 +1,4 @@
-"""Tests of the terminology check: what is read, what is rejected, and that the repository passes."""
+"""Test the terminology check: what it reads, what it rejects, and that the repository passes."""
 
 from __future__ import annotations
 

@@ -60,8 +60,10 @@ def test_whatever_it_holds_is_read_back(spec: dict[str, Any]) -> None:
     "text", ["1e3", "1_0", "0o17", ".5", "+1", "y", "N", "2026-01-01", "no", "true", "~"]
 )
 def test_texts_that_other_readers_take_for_something_else_are_quoted(text: str) -> None:
-    """kubectl reads numbers by YAML 1.2 and booleans by YAML 1.1; PyYAML alone knows neither rule
-    whole.
+    """Quote every text that either YAML version reads as another type.
+
+    kubectl reads numbers by YAML 1.2 and Booleans by YAML 1.1; PyYAML alone implements neither rule
+    completely.
     """
     line = ResourceDraft("name", {"parameters": {"value": text}}).text().splitlines()[-1]
     assert any(f"{quote}{text}{quote}" in line for quote in "'\""), line

@@ -46,8 +46,9 @@ def ensemble(inputs: str, outputs: str, *steps: str, more: str = "") -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """`outer` calls `inner`, which calls `deep`; all tensors inside have the same names, and one
-    outer tensor has that of an inner one.
+    """Write a repository in which `outer` calls `inner`, which calls `deep`.
+
+    All tensors inside have the same names, and one outer tensor has the name of an inner one.
     """
     configs = {
         "clean": model("clean", "IN", "OUT"),

@@ -1,5 +1,7 @@
-"""Repositories as people write them: what is rendered of the import says the same as their configs,
-but for what is listed here and told to the user.
+"""Test the import of repositories as people write them.
+
+The rendered import has the same configs, except for the differences that are listed here and
+reported to the user.
 """
 
 from __future__ import annotations
@@ -125,8 +127,9 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
 
 
 def as_written(name: str) -> dict[str, Any]:
-    """The configs of a repository, read here without the code under test, with Triton's own
-    defaults said out loud.
+    """Return the configs of a repository, with Triton's own defaults written out.
+
+    They are read here without the code under test.
     """
     made = {}
     for folder in sorted(path for path in (REPOSITORIES / name).iterdir() if path.is_dir()):
@@ -157,8 +160,10 @@ def as_written(name: str) -> dict[str, Any]:
 
 
 def lines(config: Any) -> Counter[str]:
-    """A config as lines, without what means nothing: names of instance groups, of tensors inside an
-    ensemble, and the order of its steps.
+    """Return a config as lines, without what has no effect.
+
+    That is the names of instance groups, the names of tensors inside an ensemble, and the order of
+    its steps.
     """
     copy = type(config)()
     copy.CopyFrom(config)

@@ -1,5 +1,6 @@
-"""Rendered, imported and rendered again, a repository has the same configs: of every good resource,
-of the samples, and of random ones.
+"""Test that rendering, importing and rendering again returns the same configs.
+
+The tests use every good resource, the samples, and random resources.
 """
 
 from __future__ import annotations

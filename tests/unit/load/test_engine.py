@@ -1,5 +1,6 @@
-"""The load engine against a stand-in server: loops, deadlines, errors, and latency from when
-requests were due.
+"""Test the load engine against a fake server.
+
+Covered are loops, deadlines, errors, and latency counted from the time when a request was due.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ async def test_requests_go_out_in_turn_and_whole() -> None:
 
 
 class Counter:
-    """A server that serves one request at a time, in the clock of the loop: what comes meanwhile
-    waits.
-    """
+    """A server that serves one request at a time, in the loop's clock; other requests queue."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds, self.free, self.number = seconds, 0.0, 0
@@ -198,8 +197,9 @@ async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
 
 
 async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
-    """The generator stands still from 0.2 s until behind the end: a third of all requests are the
-    latest of all.
+    """Count requests that a late generator has not sent at the end.
+
+    The generator blocks from 0.2 s until after the end, so a third of all requests are the latest.
     """
     loop, begun = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     stood = False
@@ -222,8 +222,9 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
 
 @pytest.mark.looptime(start=0)
 async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for_it() -> None:
-    """Seen on an overloaded Triton: each look took half a minute, and a load of 3 s went on for
-    one.
+    """Send no further load because statistics are slow.
+
+    On an overloaded Triton each sample took half a minute, and a load of 3 s lasted as long as one.
     """
 
     class Slow:
@@ -240,8 +241,9 @@ async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for
 
 @pytest.mark.looptime(start=0)
 async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
-    """200 requests/s on a server that answers 100: a second of arrivals waits after two seconds,
-    and more would show nothing new.
+    """End an overload of 200 requests/s on a server that answers 100.
+
+    After two seconds, one second of arrivals is waiting, and more load would show nothing new.
     """
     server = Counter(lambda _: 0.01)
     spec = LoadSpec(
@@ -289,8 +291,10 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
 @pytest.mark.looptime(start=0)
 @pytest.mark.parametrize("behind_s", [5.0, float("inf")])
 async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float) -> None:
-    """Fifty requests are half a second of arrivals: what is not sent beyond them would never be
-    five seconds behind.
+    """Treat the maximum of pending requests as an overload.
+
+    Fifty requests are half a second of arrivals. Requests that are not sent beyond them would never
+    be five seconds behind.
     """
     spec = LoadSpec(
         rate=100,
@@ -349,8 +353,10 @@ async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unstead
 async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_question_and_answer() -> (
     None
 ):
-    """The last look is told two seconds late, with counters as they were a second before: half of a
-    core was busy all the time.
+    """Date a sample between its request and its response.
+
+    The last sample arrives two seconds late, with counters from one second before. Half of a core
+    was busy all the time.
     """
 
     class Late:
@@ -380,8 +386,10 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
 
 
 async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age() -> None:
-    """Two of 0.25 s behind each other on one connection: the second has waited 0.25 s when it is
-    sent, and gets no 0.4 s more.
+    """Count the time that a request waits for a connection toward its deadline.
+
+    Two requests of 0.25 s share one connection. The second has waited 0.25 s when it is sent, and
+    does not get 0.4 s more.
     """
     async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
         spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)

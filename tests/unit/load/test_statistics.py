@@ -1,5 +1,6 @@
-"""Triton's statistics as the difference of two looks: real answers' shape, figures worked out by
-hand.
+"""Test Triton's statistics as the difference of two samples.
+
+They have the structure of real responses; the expected values are computed by hand.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from triton_pipelines.tools.loadgen.triton_statistics import parse_statistics
 
 
 def stats(scale: int, name: str = "tokenizer", version: str = "1") -> dict[str, Any]:
-    """One model's statistics as Triton has them.
+    """Return one model's statistics in Triton's format.
 
-    `scale` times 10 requests of 2 rows, in 4 executions of 5 rows.
+    They cover `scale` times 10 requests of 2 rows, in 4 executions of 5 rows.
     """
 
     def duration(count: int, ns: int) -> dict[str, int]:

@@ -19,8 +19,9 @@ from triton_pipelines.tools.loadgen import (
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers at once, one request at a time; the first one takes 0.4 s, whether or not its client
-    still waits.
+    """A server that answers at once, one request at a time.
+
+    The first request takes 0.4 s, whether or not its client still waits.
     """
 
     daemon_threads = True

@@ -20,8 +20,9 @@ ONCE = LoadSpec(concurrency=1, duration_s=0.1, warmup_s=0.0, statistics=False)
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, *, tls: bool = True) -> AsyncIterator[LoadTarget]:
-    """A server that answers everything, with a certificate of an authority of its own, which is
-    written to ``folder``/ca.pem.
+    """Run a server that answers every request.
+
+    Its certificate is from a separate authority, which is written to ``folder``/ca.pem.
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
-"""The files that pods share.
+"""Test the files that pods share.
 
-Verified on use, safe for many at once, bounded, and never in the way of a load.
+They are verified on use, safe for concurrent use and bounded, and never prevent a load.
 """
 
 from __future__ import annotations

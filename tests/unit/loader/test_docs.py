@@ -1,4 +1,4 @@
-"""Each example of the user's guide to sources is a source that the API takes.
+"""Test that the API accepts each example in the user's guide to sources.
 
 Each rule of its table is a source map.
 """

@@ -1,6 +1,6 @@
-"""The loader's pure parts.
+"""Test the loader's pure parts.
 
-Source map, URIs, redaction, retries, progress, counts, digests, names of files.
+They are the source map, URIs, redaction, retries, progress, counts, digests and file names.
 """
 
 from __future__ import annotations
@@ -363,9 +363,9 @@ def test_no_character_that_a_query_may_hold_ends_its_masking(
 
 @pytest.mark.parametrize("repository", ["-org/name", "org/na--me", "org/name.", f"org/{'n' * 97}"])
 def test_a_name_that_no_hub_has_is_final(repository: str) -> None:
-    """Nothing is asked: the hub's library knows the rules of names.
+    """Reject an invalid hub name without a request: the hub's library knows the naming rules.
 
-    Trying again would hold the pod for nothing.
+    A retry would delay the pod for nothing.
     """
     with httpx.Client() as client:
         source = HubSource(

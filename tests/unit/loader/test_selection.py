@@ -1,6 +1,6 @@
-"""Which files of a source are taken and where they go: listings, version folders, collisions.
+"""Test which files of a source are selected and where they go.
 
-Pure decisions.
+Covered are listings, version folders and collisions; all decisions are pure.
 """
 
 from __future__ import annotations

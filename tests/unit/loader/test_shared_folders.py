@@ -1,6 +1,4 @@
-"""Folders of a shared volume that the loader makes, so that they belong to the user that Triton
-runs as.
-"""
+"""Test that folders the loader creates on a shared volume belong to the user that runs Triton."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tokens and lengths that a file does not take are found when it is loaded, and nothing is told
-that is not certain.
+"""Test that loading a file detects tokens and lengths that it does not accept.
+
+Nothing uncertain is reported.
 """
 
 from __future__ import annotations

@@ -42,7 +42,11 @@ def test_series_become_scrapes_with_their_own_times() -> None:
 
 
 def test_label_sets_of_one_model_are_summed() -> None:
-    """A GPU model has series with and without gpu_uuid, failures one for each reason, and a model may have several versions."""
+    """Sum over all label sets of a model.
+
+    A GPU model has series with and without gpu_uuid, one failure series for each reason, and
+    possibly several versions.
+    """
     extra = [
         {
             "metric": {**series("a", "model", {})[0]["metric"], "gpu_uuid": "GPU-1"},
@@ -190,7 +194,10 @@ ABSURD = JSON | st.sampled_from(["NaN", "+Inf", "-Inf", "-3", "1e999", "0x1", ""
 def test_no_spoilt_answer_gives_a_counter_that_was_not_there(
     spoils: list[tuple[int, str, Any]], random: Any
 ) -> None:
-    """Spoil an answer in any places: what is read still is only what Prometheus said, or there is a problem, or an error."""
+    """Corrupt a query result in arbitrary places.
+
+    Every value that is read still comes from Prometheus; otherwise there is a problem or an error.
+    """
     result = copy.deepcopy(whole())
     for index, place, absurd in spoils:
         item = result[index]

@@ -1,4 +1,7 @@
-"""The collector over real HTTP on loopback, from a stand-in of Prometheus whose answers and clock a test sets (the real one: integration)."""
+"""Test the collector over real HTTP on loopback.
+
+A fake Prometheus serves results and a clock that the test sets; integration tests use a real one.
+"""
 
 import asyncio
 import json
@@ -33,7 +36,10 @@ SECRET = "s3cret-t0ken"
 
 
 class Stand:
-    """A stand-in of Prometheus: its clock, series and figures are what a test says; ``before``: an answer in place of its own."""
+    """A fake Prometheus whose clock, series and values the test sets.
+
+    ``before`` returns a response that replaces its own.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,8 @@
-"""Connections to Prometheus: what is taken, what is refused in which words, and that no secret is ever said."""
+"""Test connections to Prometheus.
+
+The tests cover what is accepted, the message for what is rejected, and that no secret is ever
+printed.
+"""
 
 from pathlib import Path
 
@@ -73,7 +77,10 @@ def test_one_url_is_the_connection_default() -> None:
         ("connections: [{url: 'http://a/api/v1/'}]", "ends in /api/v1"),
         ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "would go in clear over http"),
         (
-            "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: /u, passwordFile: /p}}]",
+            (
+                "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: "
+                "/u, passwordFile: /p}}]"
+            ),
             "give one",
         ),
         (

@@ -1,4 +1,7 @@
-"""Pods read directly: over real HTTP on loopback, from a page in Triton's form (a stand-in server; Triton itself in the integration tests)."""
+"""Test reading metrics directly from pods, over real HTTP on loopback.
+
+A fake server returns a page in Triton's format; the integration tests use Triton itself.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -97,7 +100,7 @@ async def test_a_bad_pod_is_left_out_and_named_and_nothing_falls_for_it(
     assert "1 of 2 pods" in note
     assert isinstance(alone, MetricsFailure)
     assert words in alone.message
-    # Both pods idle as far as anybody knows, and eight instances each have not been needed for long.
+    # Both pods are idle as far as is known: for long, neither has needed its eight instances.
     memory = rested(
         ScalingState(steps={TOKENIZER: StepState(desired=8, service=0.01)}), 1, now=now[0]
     )

@@ -4,7 +4,7 @@ import pytest
 
 from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError, parse_metrics_page
 
-# As Triton 2.51.0 writes it, shortened; a model on a GPU has some series with and some without gpu_uuid.
+# A shortened page of Triton 2.51.0; a model on a GPU has some series with gpu_uuid, some without.
 PAGE = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes
 # TYPE nv_inference_request_success counter

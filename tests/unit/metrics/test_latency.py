@@ -1,4 +1,7 @@
-"""p99 of a pod's metrics page. The page is Triton's own (24.10, --metrics-config summary_latencies=true), cut to one family."""
+"""Test reading p99 from a pod's metrics page.
+
+The page is from Triton (24.10, --metrics-config summary_latencies=true), cut to one family.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from triton_pipelines.autoscaling.metrics.latency_reader import (
 )
 from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError
 
-PAGE = """# HELP nv_inference_request_summary_us Summary of inference request duration in microseconds (includes cached requests)
+PAGE = """\
+# HELP nv_inference_request_summary_us Summary of inference request duration in microseconds \
+(includes cached requests)
 # TYPE nv_inference_request_summary_us summary
 nv_inference_request_summary_us_count{model="model",version="1"} 40
 nv_inference_request_summary_us_sum{model="model",version="1"} 58200
@@ -58,7 +63,8 @@ async def test_a_pod_is_read() -> None:
         assert await reader.read(address, "model") == ModelLatency(1.011, 40)
         missing = await reader.read(address, "other")
         assert missing == (
-            "Triton reports no nv_inference_request_summary_us with quantile 0.99 for model other; check spec.server.args"
+            "Triton reports no nv_inference_request_summary_us with quantile 0.99 for model "
+            "other; check spec.server.args"
         )
 
 

@@ -1,4 +1,7 @@
-"""The queries: as few as fit, exact about whom they ask for, safe with any name. That Prometheus takes them: the integration tests."""
+"""Test the queries: as few as possible, exact in what they select, and safe with any name.
+
+The integration tests check that Prometheus accepts them.
+"""
 
 from urllib.parse import quote
 

@@ -31,9 +31,15 @@ def instances(count: int) -> Callable[[float, float], InstanceRange]:
 def executed(
     lanes: Sequence[Sequence[float]], batch: int, *, interval: float = 5.0, waiting: float = 1.0
 ) -> PodHistory:
-    """Scrapes of instances that run one batch after the other: ``lanes`` holds the seconds of each instance's executions.
+    """Return scrapes of instances that run one batch after the other.
 
     The first scrape is when all begin, the last when the last has ended.
+
+    Args:
+        lanes: Seconds of each instance's executions.
+        batch: Requests in each batch.
+        interval: Seconds between scrapes.
+        waiting: Pending requests at every scrape.
     """
     ends = [end for lane in lanes for end in zip(accumulate(lane), lane, strict=True)]
     last = math.ceil(max(at for at, _ in ends) / interval)
@@ -75,7 +81,10 @@ def test_a_batch_adds_its_time_once_for_each_request_and_is_corrected() -> None:
 
 
 def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -> None:
-    """A backlog of 256 requests goes in four batches of 64 texts, 10 ms each, within one interval; 50 requests/s follow, one by one."""
+    """Process a backlog of 256 requests, followed by 50 requests/s, one by one.
+
+    The backlog is processed in four batches of 64 texts, 10 ms each, within one interval.
+    """
     backlog = ModelCounters(success=256, execs=4, compute_infer_us=4 * 64 * 640e3)
     after = [
         ModelCounters(
@@ -97,7 +106,11 @@ def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -
 def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_the_instances_had() -> (
     None
 ):
-    """In 5 s one instance runs 100 requests one by one and six batches of 64, 10 ms for each request: 4.84 s, which the mean batch makes 54 s of."""
+    """Run 100 requests one by one and six batches of 64 on one instance in 5 s.
+
+    At 10 ms for each request, the instance is busy for 4.84 s, which the mean batch inflates to 54
+    s.
+    """
     executed = 100 + 6
     mixed = ModelCounters(
         success=100 + 6 * 64, execs=executed, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3
@@ -143,7 +156,10 @@ def test_an_execution_of_many_intervals_is_not_cut_where_short_ones_end_beside_i
 
 
 def test_nothing_is_carried_over_from_idle_time() -> None:
-    """No request for a minute, or a few, and then the interval of single requests and full batches: it is bounded as ever."""
+    """Bound the interval of single requests and full batches as usual after idle time.
+
+    For a minute before that interval there are no requests, or only a few.
+    """
     mixed = ModelCounters(
         success=100 + 6 * 64, execs=106, compute_infer_us=100 * 10e3 + 6 * 64 * 640e3, pending=200
     )
@@ -217,7 +233,11 @@ def test_the_time_of_batches_longer_than_two_intervals_is_never_cut_while_reques
 def test_bounded_time_is_no_more_than_measured_and_no_less_than_proven(
     batches: list[tuple[int, int, float, int]], count: int
 ) -> None:
-    """So many single requests and one batch in each interval: no more than by the mean batch, no less than had the largest batch taken all the time."""
+    """Bound the time in intervals with several single requests and one batch.
+
+    The result is at most the time by the mean batch, and at least the time if every batch had been
+    the largest one.
+    """
     now, scrapes = ModelCounters(), [Scrape(NOW, {"m": ModelCounters()})]
     floor = 0.0
     for number, (singles, size, seconds, waiting) in enumerate(batches, 1):

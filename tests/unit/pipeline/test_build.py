@@ -370,7 +370,7 @@ def test_own_parameters_stand_beside_the_runners() -> None:
     assert parameters["tritonpipe.model_file"] == "model.onnx"
 
 
-# --- warm-up ------------------------------------------------------------------------------------------------------------------------
+# --- warm-up --------------------------------------------------------------------------------------
 OWN_TOKENIZER: dict[str, Any] = {
     "type": "Python",
     "source": None,

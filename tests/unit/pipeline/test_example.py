@@ -1,4 +1,7 @@
-"""The request with which pods are asked: arrays from the resource, what is made up for texts, and where none is made."""
+"""Test the request with which pods are probed.
+
+Arrays come from the resource, texts are generated, and some pipelines get no request.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def health_findings(subject: Built) -> list[tuple[str, str]]:
     ]
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_disabled_asks_nothing_and_warns_of_nothing() -> None:
     assert not [item for item in subject.warnings if item.path.startswith("spec.health")]
 
 
-# --- pipelines that are not asked ----------------------------------------------------------------------------------------------
+# --- pipelines that are not asked -----------------------------------------------------------------
 
 
 def test_without_an_example_for_numbers_only_readiness_is_asked_and_lint_says_so() -> None:
@@ -179,7 +182,7 @@ def test_an_entry_point_is_asked_for_what_it_needs() -> None:
     assert list(example(changed).inputs) == ["TEXT"]
 
 
-# --- examples as written -------------------------------------------------------------------------------------------------------
+# --- examples as written --------------------------------------------------------------------------
 
 TYPES = [
     ("BOOL", ["true", "False", "1", "0"], np.array([True, False, True, False])),

@@ -1,4 +1,7 @@
-"""Fields that the operator does not write anywhere, but judges by: what they change in its findings and warnings."""
+"""Test fields that the operator only validates and writes nowhere.
+
+The tests show what they change in its findings and warnings.
+"""
 
 import copy
 from typing import Any
@@ -14,7 +17,11 @@ TEXTS: dict[str, Any] = next(sample.document for sample in good() if sample.name
 
 
 def _told(**changes: dict[str, Any]) -> dict[str, str]:
-    """Path → message of everything found and warned of in the reranker with some fields of its slots changed."""
+    """Return path → message of all findings and warnings for a changed reranker.
+
+    Args:
+        **changes: Fields to change, by slot.
+    """
     document = copy.deepcopy(TEXTS)
     for slot, fields in changes.items():
         document["spec"].setdefault(slot, {}).update(fields)

@@ -1,4 +1,4 @@
-"""Warnings about shapes, names of TorchScript tensors and sources: what is warned of, and what is not."""
+"""Test warnings about shapes, names of TorchScript tensors and sources, and when there are none."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ QUEUE: dict[str, Any] = {"dynamicBatching": {"queuePolicy": {"maxQueueSize": 9}}
 GOOD: dict[str, Any] = {"tokenizer": {**PINNED["tokenizer"], **QUEUE}, "model": PINNED["model"]}
 LOGITS: dict[str, Any] = {"name": "logits", "dataType": "FP32", "dims": [2]}
 OWN_TOKENIZER: dict[str, Any] = {
-    "type": "Python", "source": None, **QUEUE, "python": {"code": {"inline": "x = 1"}},
+    "type": "Python",
+    "source": None,
+    **QUEUE,
+    "python": {"code": {"inline": "x = 1"}},
     "outputs": [{"name": "ids", "tensor": "InputIds"}, {"name": "mask", "tensor": "AttentionMask"}],
-}  # fmt: skip
+}
 
 
 def reading(**tensors: str) -> list[dict[str, Any]]:
@@ -36,27 +39,103 @@ def reading(**tensors: str) -> list[dict[str, Any]]:
 
 
 WARNED: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
-    "several not pinned": ({"tokenizer": QUEUE}, "spec.tokenizer.source", FindingCode.SOURCE_NOT_PINNED),
-    "label twice": ({**GOOD, "model": {**GOOD["model"], "outputs": [{**LOGITS, "dims": [3]}]}, "postprocess": {"labels": ["a", "b", "a"]}},
-                    "spec.postprocess.labels", FindingCode.DUPLICATE_LABEL),
-    "longest for a backend": ({**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}},
-                              "spec.tokenizer.padding", FindingCode.PADDING_PREVENTS_BATCHING),
-    "own tokenizer of any length": ({**GOOD, "tokenizer": OWN_TOKENIZER, "model": {**GOOD["model"], "inputs": reading(ids="ids", mask="mask")}}, "spec.model.inputs[0]",
-                                    FindingCode.SHAPES_PREVENT_BATCHING),
-    "own step of any length": ({**GOOD, "steps": [{"name": "cut", **CODE, "inputs": [{"name": "logits", "dataType": "FP32", "dims": [2], "from": "model.logits"}],
-                                                   "outputs": [{"name": "part", "dataType": "FP32", "dims": [-1]}]},
-                                                  {"name": "second", "platform": "onnxruntime_onnx", "source": {"uri": "s3://b/m.onnx", "revision": "1"},
-                                                   "inputs": [{"name": "part", "dataType": "FP32", "dims": [-1], "from": "cut.part"}],
-                                                   "outputs": [{"name": "o", "dataType": "FP32", "dims": [1]}]}],
-                                "ensemble": {"outputs": [{"name": "o", "from": "second.o"}, {"name": "LABEL", "from": "postprocess.LABEL"}]}},
-                               "spec.steps[1].inputs[0]", FindingCode.SHAPES_PREVENT_BATCHING),
-    "indexes beside names": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "outputs": [LOGITS, {"name": "OUTPUT__1", "dataType": "FP32", "dims": [4]}]}},
-                             "spec.model.outputs", FindingCode.TORCHSCRIPT_NAMES),
-    "split at the first underscores": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(INPUT__0="input_ids", a__b__1="attention_mask")}},
-                                       "spec.model.inputs", FindingCode.TORCHSCRIPT_NAMES),
-    "an index twice": ({**GOOD, "model": {**GOOD["model"], "platform": "pytorch_libtorch", "inputs": reading(a__0="input_ids", b__0="attention_mask")}},
-                       "spec.model.inputs", FindingCode.TORCHSCRIPT_NAMES),
-}  # fmt: skip
+    "several not pinned": (
+        {"tokenizer": QUEUE},
+        "spec.tokenizer.source",
+        FindingCode.SOURCE_NOT_PINNED,
+    ),
+    "label twice": (
+        {
+            **GOOD,
+            "model": {**GOOD["model"], "outputs": [{**LOGITS, "dims": [3]}]},
+            "postprocess": {"labels": ["a", "b", "a"]},
+        },
+        "spec.postprocess.labels",
+        FindingCode.DUPLICATE_LABEL,
+    ),
+    "longest for a backend": (
+        {**GOOD, "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"}},
+        "spec.tokenizer.padding",
+        FindingCode.PADDING_PREVENTS_BATCHING,
+    ),
+    "own tokenizer of any length": (
+        {
+            **GOOD,
+            "tokenizer": OWN_TOKENIZER,
+            "model": {**GOOD["model"], "inputs": reading(ids="ids", mask="mask")},
+        },
+        "spec.model.inputs[0]",
+        FindingCode.SHAPES_PREVENT_BATCHING,
+    ),
+    "own step of any length": (
+        {
+            **GOOD,
+            "steps": [
+                {
+                    "name": "cut",
+                    **CODE,
+                    "inputs": [
+                        {"name": "logits", "dataType": "FP32", "dims": [2], "from": "model.logits"}
+                    ],
+                    "outputs": [{"name": "part", "dataType": "FP32", "dims": [-1]}],
+                },
+                {
+                    "name": "second",
+                    "platform": "onnxruntime_onnx",
+                    "source": {"uri": "s3://b/m.onnx", "revision": "1"},
+                    "inputs": [
+                        {"name": "part", "dataType": "FP32", "dims": [-1], "from": "cut.part"}
+                    ],
+                    "outputs": [{"name": "o", "dataType": "FP32", "dims": [1]}],
+                },
+            ],
+            "ensemble": {
+                "outputs": [
+                    {"name": "o", "from": "second.o"},
+                    {"name": "LABEL", "from": "postprocess.LABEL"},
+                ]
+            },
+        },
+        "spec.steps[1].inputs[0]",
+        FindingCode.SHAPES_PREVENT_BATCHING,
+    ),
+    "indexes beside names": (
+        {
+            **GOOD,
+            "model": {
+                **GOOD["model"],
+                "platform": "pytorch_libtorch",
+                "outputs": [LOGITS, {"name": "OUTPUT__1", "dataType": "FP32", "dims": [4]}],
+            },
+        },
+        "spec.model.outputs",
+        FindingCode.TORCHSCRIPT_NAMES,
+    ),
+    "split at the first underscores": (
+        {
+            **GOOD,
+            "model": {
+                **GOOD["model"],
+                "platform": "pytorch_libtorch",
+                "inputs": reading(INPUT__0="input_ids", a__b__1="attention_mask"),
+            },
+        },
+        "spec.model.inputs",
+        FindingCode.TORCHSCRIPT_NAMES,
+    ),
+    "an index twice": (
+        {
+            **GOOD,
+            "model": {
+                **GOOD["model"],
+                "platform": "pytorch_libtorch",
+                "inputs": reading(a__0="input_ids", b__0="attention_mask"),
+            },
+        },
+        "spec.model.inputs",
+        FindingCode.TORCHSCRIPT_NAMES,
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WARNED)
@@ -112,7 +191,10 @@ def test_lint_does_not_judge_the_lengths_of_an_own_tokenizer() -> None:
 
 
 def test_labels_are_not_compared_each_with_each() -> None:
-    """Every pass of the operator lints: 4 096 labels, each looked for among all, took 1.3 s of it."""
+    """Keep linting fast, because every reconcile lints.
+
+    Looking up each of 4 096 labels among all of them took 1.3 s of a reconcile.
+    """
     compared = 0
 
     class Label(str):

@@ -1,4 +1,8 @@
-"""A TensorRT plan's profiles: what they take, against enumeration, and what the resource's padding makes of them."""
+"""Test a TensorRT plan's profiles.
+
+What they accept is compared with enumeration; the tests also cover what the resource's padding
+makes of them.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,14 @@ LONG: dict[str, Any] = {"min": 129, "max": 512, "maxBatchSize": 8}
 
 def takes(held: list[Box], tokens: int, rows: int) -> bool:
     """Every batch of 1 to so many rows is inside of a profile."""
-    return all(any(tokens in range(one.tokens[0], one.tokens[1] + 1) and size in range(one.rows[0], one.rows[1] + 1) for one in held)
-               for size in range(1, rows + 1))  # fmt: skip
+    return all(
+        any(
+            tokens in range(one.tokens[0], one.tokens[1] + 1)
+            and size in range(one.rows[0], one.rows[1] + 1)
+            for one in held
+        )
+        for size in range(1, rows + 1)
+    )
 
 
 @given(plans, st.integers(1, 14), st.integers(1, 14))

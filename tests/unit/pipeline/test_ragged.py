@@ -34,9 +34,12 @@ input { name: "age" data_type: TYPE_FP32 dims: [ 1 ] }
 output { name: "logits" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "hidden" data_type: TYPE_FP32 dims: [ -1, 8 ] }
 dynamic_batching { }
-batch_input { kind: BATCH_ITEM_SHAPE target_name: "input_ids__shape" data_type: TYPE_INT32 source_input: "input_ids" }
-batch_input { kind: BATCH_ITEM_SHAPE target_name: "attention_mask__shape" data_type: TYPE_INT32 source_input: "attention_mask" }
-batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "hidden" source_input: "input_ids" }
+batch_input { kind: BATCH_ITEM_SHAPE target_name: "input_ids__shape" \
+data_type: TYPE_INT32 source_input: "input_ids" }
+batch_input { kind: BATCH_ITEM_SHAPE target_name: "attention_mask__shape" \
+data_type: TYPE_INT32 source_input: "attention_mask" }
+batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "hidden" \
+source_input: "input_ids" }
 """
 """The fields with which Triton's ONNX Runtime backend was seen to take ragged batches."""
 

@@ -1,4 +1,7 @@
-"""Resources that only the operator can refuse: each gets the findings of the golden list, each finding names a place and says what is wrong there."""
+"""Test resources that only the operator can reject.
+
+Each gets the findings of the golden list; each finding names a place and says what is wrong there.
+"""
 
 import re
 

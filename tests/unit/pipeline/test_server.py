@@ -100,36 +100,79 @@ def test_memory_is_spelled_as_the_api_server_stores_it(given: int, expected: str
 
 
 CODE = {"platform": "python", "python": {"code": {"inline": "x = 1"}}}
-# Own arithmetic: 250m and 2Gi for the server, 100m and 256Mi for every other python process, 64Mi of shared memory for
-# the server and for every python process at the tokenizer's maximum; the shared memory stands in the memory limit.
+# The expected values are computed independently: 250m and 2Gi for the server, 100m and 256Mi for
+# every other python process, and 64Mi of shared memory for the server and for every python process
+# at the tokenizer's maximum. The memory limit includes the shared memory.
 CASES: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, str, str, str, str]]] = [
     # tokenizer 1 (max 4), postprocess 1; requests 250+100+1000, limits 250+100+4000
     ({}, (), ("1350m", "4350m", f"{2048 + 256 + 400}Mi", f"{2048 + 256 + 1600 + 384}Mi", "384Mi")),
     # no postprocess
-    ({"postprocess": None}, (), ("1250m", "4250m", f"{2048 + 400}Mi", f"{2048 + 1600 + 320}Mi", "320Mi")),
+    (
+        {"postprocess": None},
+        (),
+        ("1250m", "4250m", f"{2048 + 400}Mi", f"{2048 + 1600 + 320}Mi", "320Mi"),
+    ),
     # the runner is one more process
-    ({}, ("onnxruntime_onnx",), ("1450m", "4450m", f"{2048 + 512 + 400}Mi", f"{2048 + 512 + 1600 + 448}Mi", "448Mi")),
+    (
+        {},
+        ("onnxruntime_onnx",),
+        ("1450m", "4450m", f"{2048 + 512 + 400}Mi", f"{2048 + 512 + 1600 + 448}Mi", "448Mi"),
+    ),
     # two instances on each of three GPUs: six processes, and the postprocess
     (
-        {"model": {**CODE, "instances": {"count": 2}}, "server": {"gpu": {"count": 3}}}, (),
-        ("1950m", "4950m", f"{2048 + 7 * 256 + 400}Mi", f"{2048 + 7 * 256 + 1600 + 64 * 12}Mi", f"{64 * 12}Mi"),
+        {"model": {**CODE, "instances": {"count": 2}}, "server": {"gpu": {"count": 3}}},
+        (),
+        (
+            "1950m",
+            "4950m",
+            f"{2048 + 7 * 256 + 400}Mi",
+            f"{2048 + 7 * 256 + 1600 + 64 * 12}Mi",
+            f"{64 * 12}Mi",
+        ),
     ),
     # on CPU the count is the whole
     (
-        {"model": {**CODE, "instances": {"count": 2, "kind": "CPU"}}, "server": {"gpu": {"count": 3}}}, (),
-        ("1550m", "4550m", f"{2048 + 3 * 256 + 400}Mi", f"{2048 + 3 * 256 + 1600 + 64 * 8}Mi", f"{64 * 8}Mi"),
+        {
+            "model": {**CODE, "instances": {"count": 2, "kind": "CPU"}},
+            "server": {"gpu": {"count": 3}},
+        },
+        (),
+        (
+            "1550m",
+            "4550m",
+            f"{2048 + 3 * 256 + 400}Mi",
+            f"{2048 + 3 * 256 + 1600 + 64 * 8}Mi",
+            f"{64 * 8}Mi",
+        ),
     ),
     (
-        {"tokenizer": {"instances": {"initial": 2, "max": 3}, "resourcesPerInstance": {"cpu": "500m", "memory": "1Gi"}}, "postprocess": None}, (),
+        {
+            "tokenizer": {
+                "instances": {"initial": 2, "max": 3},
+                "resourcesPerInstance": {"cpu": "500m", "memory": "1Gi"},
+            },
+            "postprocess": None,
+        },
+        (),
         ("1250m", "1750m", "4Gi", f"{5 * 1024 + 256}Mi", "256Mi"),
     ),
     # what the user wrote wins; what is left out is computed
-    ({"server": {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}}, (), ("1", "1", "1Gi", "1Gi", "384Mi")),
     (
-        {"server": {"resources": {"requests": {"cpu": "9", "memory": "9Gi"}}}}, (), ("9", "9", "9Gi", f"{9 * 1024 + 384}Mi", "384Mi"),
+        {"server": {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}},
+        (),
+        ("1", "1", "1Gi", "1Gi", "384Mi"),
     ),
-    ({"server": {"sharedMemory": "1Gi"}}, (), ("1350m", "4350m", "2704Mi", f"{2048 + 256 + 1600 + 1024}Mi", "1Gi")),
-]  # fmt: skip
+    (
+        {"server": {"resources": {"requests": {"cpu": "9", "memory": "9Gi"}}}},
+        (),
+        ("9", "9", "9Gi", f"{9 * 1024 + 384}Mi", "384Mi"),
+    ),
+    (
+        {"server": {"sharedMemory": "1Gi"}},
+        (),
+        ("1350m", "4350m", "2704Mi", f"{2048 + 256 + 1600 + 1024}Mi", "1Gi"),
+    ),
+]
 
 
 @pytest.mark.parametrize(("changes", "substitute", "expected"), CASES)

@@ -1,4 +1,4 @@
-"""What becomes of a model's source: the file, the folder with its main file, or all that lies there."""
+"""Test how a model's source is resolved: a file, a folder with its main file, or a whole folder."""
 
 from typing import Any
 

@@ -7,29 +7,42 @@ import pytest
 from tests.support.builders import built
 from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 
-MADE = "(made by spec.model: step model declares its output as logits FP32[2], and must return exactly that)"
+MADE = (
+    "(made by spec.model: step model declares its output as logits FP32[2], and must return "
+    "exactly that)"
+)
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
         (
-            "inference on 'sentiment' at 10.0.0.1:8001: in ensemble 'sentiment', [request id: x] inference input 'logits' data-type is 'FP64', but model "
+            "inference on 'sentiment' at 10.0.0.1:8001: in ensemble 'sentiment', "
+            "[request id: x] inference input 'logits' data-type is 'FP64', but model "
             "'postprocess' expects 'FP32'",
             None,
         ),
         (
-            "in ensemble 'sentiment', unexpected shape for input 'logits' for model 'postprocess'. Expected [-1,2], got [2,3,1]. NOTE: Setting a non-zero "
-            "max_batch_size in the model config requires a batch dimension to be prepended to each input shape. If you want to specify the full shape\n",
-            "in ensemble 'sentiment', unexpected shape for input 'logits' for model 'postprocess'. Expected [-1,2], got [2,3,1]",
+            "in ensemble 'sentiment', unexpected shape for input 'logits' for model "
+            "'postprocess'. Expected [-1,2], got [2,3,1]. NOTE: Setting a non-zero "
+            "max_batch_size in the model config requires a batch dimension to be prepended to "
+            "each input shape. If you want to specify the full shape\n",
+            (
+                "in ensemble 'sentiment', unexpected shape for input 'logits' for model "
+                "'postprocess'. Expected [-1,2], got [2,3,1]"
+            ),
         ),
         (
-            "input byte size mismatch for input 'logits' for model 'postprocess'. Expected 12, got 0",
+            (
+                "input byte size mismatch for input 'logits' for model 'postprocess'. Expected "
+                "12, got 0"
+            ),
             None,
         ),
         ("input 'logits' has no shape but model requires batch dimension for 'postprocess'", None),
         (
-            "expected 1 inputs but got 0 inputs for model 'postprocess'. Got input(s) [], but missing required input(s) ['logits']. Please provide all "
+            "expected 1 inputs but got 0 inputs for model 'postprocess'. Got input(s) [], but "
+            "missing required input(s) ['logits']. Please provide all "
             "required input(s).",
             None,
         ),

@@ -1,4 +1,7 @@
-"""What the conditions say in each story of a pod, told by hand-made pods; the planner decides, nothing is carried out."""
+"""Test the conditions in every course that a pod can take, with hand-made pods.
+
+The planner decides; nothing is carried out.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +206,10 @@ def test_inference_failing() -> None:
 NO_GPU = {
     "status": "False",
     "reason": "Unschedulable",
-    "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/2 nodes are available.",
+    "message": (
+        "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, "
+        "preemption: 0/2 nodes are available."
+    ),
 }
 
 
@@ -220,9 +226,9 @@ def test_no_gpu_says_what_was_asked_and_what_is_offered() -> None:
     assert scene.told()["Ready"] == "False WaitingForGPU"
     assert scene.told()["Reconciling"] == "True WaitingForGPU"
     assert (
-        "asks for 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
-        in scene.message()
-    )
+        "asks for 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient "
+        "nvidia.com/gpu"
+    ) in scene.message()
     assert "preemption" not in scene.message()
     scene.nodes = (node("a", "2", "Tesla-T4"), node("b", "0"))
     assert "nodes offer a: 2 (Tesla-T4); " in scene.message()

@@ -1,4 +1,7 @@
-"""Passes side by side keep their context variables, by which log lines say what they are about, to themselves."""
+"""Check that concurrent reconciles do not share context variables.
+
+Log lines take the name of their pipeline from these variables.
+"""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> N
 
 
 def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
-    """What is remembered stands in the live ConfigMap, so that another process does not begin the fight again."""
+    """Keep the state in the live ConfigMap: a new process must not start the conflict again."""
     made = world()
     for cpu in ("2", "3", "2"):
         writes(made, cpu)
@@ -186,17 +186,19 @@ def test_only_what_deviates_makes_an_owner() -> None:
     assert not limited(made)
 
 
-# --- an autoscaler that writes pods as they are made ----------------------------------------------------------------------------------
+# --- an autoscaler that writes pods as they are made ----------------------------------------------
 
 
 @dataclass
 class Admitted(World):
-    """A cluster whose Vertical Pod Autoscaler changes pods at their admission: ``vpa`` is what it says, and the ``cpu`` that it gives."""
+    """A cluster whose Vertical Pod Autoscaler changes pods at admission."""
 
     vpa: str = (
         "Pod resources updated by sentiment: container 0: cpu request, memory request, cpu limit"
     )
+    """Annotation that the autoscaler sets on a pod; empty: none."""
     cpu: str = "2"
+    """CPU request and limit that the autoscaler sets."""
 
     def _create(self, count: int, template: str) -> None:
         super()._create(count, template)

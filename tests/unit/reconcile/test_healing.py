@@ -1,4 +1,7 @@
-"""Pods that are made anew: other content than recorded, a dead process of a model. The planner decides on hand-made pods."""
+"""Test pods that are recreated because of other content than recorded or a dead model process.
+
+The planner decides on hand-made pods.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def decide(
     return choose_repairs(observed, resolved, state or PodRepairState(), now)
 
 
-# --- content ----------------------------------------------------------------------------------------------------------------
+# --- content --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,11 +136,17 @@ def test_pods_that_start_side_by_side_while_the_source_changes_end_with_one_cont
     assert {one.loaded for one in world.serving} == {recorded[world.deployed]["model"]["revision"]}
 
 
-# --- dead processes -----------------------------------------------------------------------------------------------------------
+# --- dead processes -------------------------------------------------------------------------------
 
 
 def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
-    """What is known of a pod after looks: each ``dead``, ``good``, ``late`` or ``wrong``; the last one was ``ago`` seconds ago."""
+    """Return the probe result of a pod after several probes.
+
+    Args:
+        *said: Outcome of each probe: ``dead``, ``good``, ``late`` or ``wrong``.
+        seconds: Seconds between two probes.
+        ago: Seconds since the last probe.
+    """
     known: Probe | None = None
     for index, what in enumerate(said):
         at = START - dt.timedelta(seconds=ago + seconds * (len(said) - 1 - index))

@@ -22,7 +22,10 @@ INVALID: dict[str, dict[str, Any]] = {
     "check": {"postprocess": {"labels": ["a", "b", "c"]}},
 }
 MISSING = {
-    "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
+    "model": (
+        "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in "
+        "namespace nlp; create it"
+    )
 }
 
 
@@ -225,7 +228,8 @@ def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
     recorded = last_good_spec.last_good_data(pipeline, Snapshot(document), held=False)
     again, findings = parse({**document, "spec": json.loads(recorded[names.KEY_ACCEPTED])["spec"]})
     assert (again, findings) == (pipeline, [])
-    # As an API server stores it, which writes defaults out: the record is what `tritonpipe render --manifests` prints.
+    # An API server stores the spec with its defaults filled in. The record must equal the output of
+    # `tritonpipe render --manifests`.
     stored, findings = parse(
         {
             **document,

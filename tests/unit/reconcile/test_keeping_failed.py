@@ -1,4 +1,7 @@
-"""What has failed stays taken back while the spec cannot be acted on, and nothing of such a spec counts as acted on."""
+"""Test a failed revision while the spec does not compile.
+
+It stays rolled back, and nothing of such a spec counts as applied.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
 
 MISSING = {
-    "model": "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in namespace nlp; create it"
+    "model": (
+        "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in "
+        "namespace nlp; create it"
+    )
 }
 LABELS: dict[str, Any] = {"postprocess": {"labels": ["negative", "positive"]}}
 TOO_MANY: dict[str, Any] = {"postprocess": {"labels": ["a", "b", "c"]}}

@@ -1,4 +1,7 @@
-"""How often a serving pod is asked: ``health.periodSeconds`` apart, on a clock that the test moves."""
+"""Test how often a serving pod is probed.
+
+Probes are ``health.periodSeconds`` apart, on a clock that the test moves.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ START = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
 
 class TakingClient(Client):
-    """Stands in for an API server that takes whatever it is given, and keeps the last Deployment and status."""
+    """A fake API server that accepts every write and keeps the last Deployment and status."""
 
     def __init__(self, document: Object) -> None:
         self.document = document
@@ -105,7 +108,11 @@ async def test_a_good_pod_is_asked_again_when_its_period_is_over(period: int) ->
 
 
 async def test_an_answer_otherwise_than_declared_is_soon_looked_at_again_once() -> None:
-    """A new revision is judged by two looks, and old pods leave meanwhile; who has long served so is asked no more often than others."""
+    """Probe again soon, once, after an output mismatch.
+
+    A new revision is judged by two probes, and old pods leave meanwhile. A pod that has long served
+    with the mismatch is probed no more often than others.
+    """
     assert await looks_at(90, (0.0, 6.0, 12.0, 95.0, 97.0), "output A is INT64, declared FP32") == [
         0.0,
         6.0,
@@ -114,7 +121,11 @@ async def test_an_answer_otherwise_than_declared_is_soon_looked_at_again_once() 
 
 
 async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> None:
-    """The new spec, whose source is not there, names other models and inputs, and its inferences would find a good pod dead."""
+    """Probe pods of the last good spec with that spec's own request.
+
+    The new spec, whose source is missing, names other models and inputs. Its inferences would
+    report a good pod as dead.
+    """
     store, asked = Store(), list[tuple[str, list[str]]]()
 
     async def look(target: ProbeTarget, now: dt.datetime) -> Probe:

@@ -1,4 +1,7 @@
-"""Auto acts on what a tuning run has proven: for exactly the spec that it was proven for, and never back and forth."""
+"""Test that Auto applies what a tuning run has verified.
+
+It does so for exactly the spec that was measured, and never goes back and forth.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,9 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     tuning = world.status["tuning"]
     assert "patch" not in tuning
     assert tuning["gainPercent"] == 31
-    assert (
-        tuning["message"]
-        == "it is better Auto takes padding Bucketed 32, 128, with which it was measured, from now on for this spec."
+    assert tuning["message"] == (
+        "it is better Auto takes padding Bucketed 32, 128, with which it was measured, from "
+        "now on for this spec."
     )
     world.settle()
     assert world.deployed != first
@@ -57,9 +60,9 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     assert '"tritonpipe.buckets"' in config(world).replace("'", '"')
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
-    assert (
-        reason
-        == f"measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms (tuning run 'monday'; {FIGURES})"
+    assert reason == (
+        "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms (tuning "
+        f"run 'monday'; {FIGURES})"
     )
     assert world.document["metadata"]["generation"] == generation + 1, (
         "the request; the spec is the user's"
@@ -86,14 +89,15 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them() -> 
     assert tuning["message"].endswith("once that patch is in the spec.")
     assert world.deployed == first
     assert padding(world)[1].endswith(
-        "; tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch in status.tuning: Auto takes it with that"
+        "; tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch "
+        "in status.tuning: Auto takes it with that"
     )
     world.change(**yaml.safe_load(tuning["patch"])["spec"]).settle()
     assert padding(world)[0] == "Bucketed"
     assert (
-        "Bucketed 32, 128 with the knobs of the patch carries 1.31 times what Fixed did with those before within 80 ms"
-        in padding(world)[1]
-    )
+        "Bucketed 32, 128 with the knobs of the patch carries 1.31 times what Fixed did with "
+        "those before within 80 ms"
+    ) in padding(world)[1]
     assert not [
         item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
     ]
@@ -118,7 +122,8 @@ def test_any_other_spec_goes_by_rule_and_is_told_of_the_measurement(change: dict
     world.change(**change).settle()
     assert padding(world)[0] == "Fixed"
     assert padding(world)[1].endswith(
-        "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs: another spec.tuning.request measures these"
+        "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs: "
+        "another spec.tuning.request measures these"
     )
     back = {part: dict.fromkeys(fields) for part, fields in change.items()}
     back.setdefault("model", {}).update(
@@ -210,9 +215,9 @@ def test_a_revision_that_breaks_the_promise_bars_its_choice_and_the_rule_serves_
     chosen, reason = padding(world)
     assert chosen == "Fixed"
     assert (
-        "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99 in the server is 90.0 ms"
-        in reason
-    )
+        "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99 in "
+        "the server is 90.0 ms"
+    ) in reason
     for change in ({"replicas": 2}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
         world.change(**change).settle()
         assert padding(world)[0] == "Fixed", change
@@ -340,7 +345,8 @@ def test_the_next_run_measures_with_the_choice_in_force_and_keeps_it_with_other_
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
     assert reason.startswith(
-        "measured: Bucketed 32, 128, 512 stays; with the knobs of the patch it carries 1.07 times what it did before within 80 ms"
+        "measured: Bucketed 32, 128, 512 stays; with the knobs of the patch it carries 1.07 "
+        "times what it did before within 80 ms"
     )
 
 

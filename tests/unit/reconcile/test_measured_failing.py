@@ -1,4 +1,8 @@
-"""However the revision of a measured padding fails, its choice is barred for exactly that spec, and the spec's own choice serves again."""
+"""Test every way in which the revision of a tuned padding can fail.
+
+Its choice is rejected for exactly that spec, and the padding that the spec itself leads to serves
+again.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,11 @@ STRATEGIES = ("Surge", "Auto", "NoSurge", "Recreate")
 
 
 def proven(patch: dict[str, Any] = PADDING, **spec: Any) -> tuple[Tuning, str, str]:
-    """A pipeline by rule, for which a run has just proven a padding: the world, its revision, and the one with that padding, of which no pod
-    is there yet."""
+    """Return a pipeline whose padding follows the rule, just after a run verified another padding.
+
+    Returns:
+        The world, the first revision, and the revision with that padding, which has no pods yet.
+    """
     world = world_of(**spec)
     first = world.deployed
     run(world, patch).step()
@@ -44,7 +51,10 @@ def taken_back(world: Tuning) -> list[str]:
 
 
 def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
-    """The first revision serves, the choice is barred for that reason, and nothing tries it again."""
+    """Assert that the first revision serves and that the choice is rejected for good.
+
+    The status and one event give the reason ``why``, and nothing tries the choice again.
+    """
     assert (world.deployed, world.told()["Ready"]) == (first, "True Succeeded")
     chosen, reason = padding(world)
     assert chosen == "Fixed"

@@ -1,4 +1,7 @@
-"""Answers of another type, shape or number of rows than declared: they keep a new revision from serving, and are a warning of one that serves."""
+"""Test outputs of another type, shape or number of rows than declared.
+
+They keep a new revision from serving, and are a warning on a revision that serves.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,16 @@ FLAT = "output RAW has shape [2], declared [-1, 2] (made by spec.model)"
 
 @dataclass
 class Answering(World):
-    """A world whose pods answer otherwise than declared. ``mismatch``: of all pods; ``of``: of those of a revision; ``broken``: of all, why inferences fail;
-    ``silent``: no pod can be asked."""
+    """A world whose pods return other outputs than declared."""
 
     mismatch: str = ""
+    """Mismatch of all pods."""
     of: dict[str, str] = field(default_factory=dict)
+    """Mismatch of the pods of a revision, by revision."""
     broken: str = ""
+    """Why inferences fail in all pods."""
     silent: bool = False
+    """Whether no pod can be probed."""
 
     def observed(self) -> Snapshot:
         """What the operator sees."""

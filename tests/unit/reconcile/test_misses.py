@@ -49,7 +49,11 @@ def test_a_wrong_answer_counts_at_once() -> None:
 
 
 def test_wrong_answers_in_a_row_are_counted() -> None:
-    """A look without an answer, and one that met a dead process, say nothing of answers; a sane one, or none tried, ends the row."""
+    """Count failed inferences in a row.
+
+    A probe without a response, or one that met a dead process, does not count. A good response, or
+    none attempted, ends the row.
+    """
     last, counts = None, []
     for minute, what in enumerate(
         (

@@ -1,4 +1,7 @@
-"""A file that takes no ragged batches: the next best padding is rendered, remembered, said, and tried anew with another file."""
+"""Test a model file that accepts no ragged batches.
+
+The next best padding is rendered, recorded and reported; another file is tried with ragged again.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def test_the_next_best_padding_is_served_and_the_reason_stands_in_the_status() -
 def test_what_was_refused_is_remembered_over_unrelated_changes_and_restarts() -> None:
     world = refused()
     before = len(world.log)
-    # Nothing of the first try is left but the record: its pods are gone, and no pod of the next revision tries again.
+    # Only the record of the first attempt is left: its pods are gone, and no pod of the next
+    # revision tries again.
     world.change(tokenizer={"instances": {"max": 3}}, server={"priorityClassName": "high"}).settle()
     assert world.status["padding"]["chosen"] == "Fixed"
     assert all(

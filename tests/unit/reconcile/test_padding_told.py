@@ -1,4 +1,4 @@
-"""Which padding runs, and why, stands in the status and in `tritonpipe explain`, whatever became of it."""
+"""Check that the status and `tritonpipe explain` always report the padding and the reason."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ BEGUN = "Auto: spec.model: tensorrt_plan batches equal shapes only, so every row
             waiting,
             "Fixed",
             BEGUN,
-            "tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch in status.tuning",
+            (
+                "tuning run 'monday' measured Bucketed 32, 128 to be better together with the "
+                "patch in status.tuning"
+            ),
         ),
         (
             barred,

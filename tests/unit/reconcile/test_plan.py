@@ -1,4 +1,7 @@
-"""What a pass writes and what it leaves alone: children, Secrets, the live ConfigMap, history, images, pause and deletion."""
+"""Test what a reconcile writes and what it leaves alone.
+
+Covered are children, Secrets, the live ConfigMap, history, images, pause and deletion.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +229,10 @@ def test_history_is_pruned_secret_first() -> None:
     ],
 )
 def test_a_config_map_made_by_hand_takes_no_secret_with_it(name: str, revision: str) -> None:
-    """Whoever may write ConfigMaps, and no Secrets, must not have the operator delete any: it deletes Secrets by name alone."""
+    """Never let a user who can write ConfigMaps, but no Secrets, make the operator delete a Secret.
+
+    The operator deletes Secrets by name alone.
+    """
     world = World(builders.document(rollout={"revisionHistoryLimit": 1})).settle()
     name = name.format(pipeline=world.name)
     for number, made in enumerate((name, f"{name}-2", f"{name}-3")):  # more than the history keeps

@@ -1,4 +1,7 @@
-"""The work queue on a virtual clock: examples of each promise, and random schedules of adds, failures and durations."""
+"""Test the work queue on a virtual clock.
+
+There are examples of each guarantee, and random schedules of adds, failures and durations.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +164,8 @@ async def test_failures_back_off_by_class_and_success_forgets_them() -> None:
     )
     queue.add(A)
     await run_for(queue, 100)
-    # waits: 1, 2, 3 (the maximum), then 10 for the other class, 1 again, success, nothing until the end
+    # The waits are 1, 2 and 3 s (the maximum), then 10 s for the other class and 1 s again. After
+    # the success nothing runs until the end.
     assert recorder.starts(A) == [pytest.approx(moment) for moment in (0, 1, 3, 6, 16, 17)]
     assert [outcome for _, outcome, *_ in recorder.observed] == [
         "transient",
@@ -353,7 +357,7 @@ def test_never_twice_at_once_and_no_dirty_key_is_lost(
     assert recorder.most <= workers
     assert (queue.depth, queue.in_work, queue.delayed) == (0, 0, 0)
     for moment, key, _ in adds:
-        # Each add is followed by a run that starts at its moment or later: what was dirty then has been looked at.
+        # A run that starts at the time of an add, or later, has processed what was dirty then.
         assert any(start >= moment - 1e-5 for start in recorder.starts(key)), (moment, key)
     for key, delays in {
         key: [(moment, delay) for moment, of, delay in adds if of == key] for _, key, _ in adds

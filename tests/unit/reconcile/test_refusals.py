@@ -1,4 +1,7 @@
-"""Why a resize is refused, in the API server's words (Kubernetes 1.36), and when it is asked for again."""
+"""Test why a resize is rejected, and when it is requested again.
+
+The messages are those of the API server (Kubernetes 1.36).
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ QUOTA = (
     FORBIDDEN
     + "exceeded quota: compute, requested: limits.cpu=2, used: limits.cpu=3, limited: limits.cpu=4"
 )
-RIGHTS = (
-    FORBIDDEN
-    + 'User "system:serviceaccount:ops:triton-pipelines" cannot patch resource "pods/resize" in API group "" in the namespace "nlp"'
+RIGHTS = FORBIDDEN + (
+    'User "system:serviceaccount:ops:triton-pipelines" cannot patch resource "pods/resize" in '
+    'API group "" in the namespace "nlp"'
 )
 NODE = (
     FORBIDDEN
@@ -77,7 +80,10 @@ def error(status: int, message: str, **details: Any) -> Any:
         (403, FORBIDDEN + 'node "n" not found', Refused.ADMISSION),
         (
             422,
-            'Pod "p" is invalid: spec: Invalid value: "": Pod QOS Class may not change as a result of resizing',
+            (
+                'Pod "p" is invalid: spec: Invalid value: "": Pod QOS Class may not change as a '
+                "result of resizing"
+            ),
             Refused.INVALID,
         ),
         (404, "the server could not find the requested resource", Refused.ABSENT),
@@ -169,7 +175,10 @@ def test_it_is_explained_where_a_deployment_tells_it() -> None:
 
 
 def test_other_refusals_of_pods_stay_as_they_are() -> None:
-    said = 'pods "p" is forbidden: exceeded quota: team, requested: limits.cpu=2, used: limits.cpu=5, limited: limits.cpu=5'
+    said = (
+        'pods "p" is forbidden: exceeded quota: team, requested: limits.cpu=2, used: '
+        "limits.cpu=5, limited: limits.cpu=5"
+    )
     assert explained(said) == said
 
 

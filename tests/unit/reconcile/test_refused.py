@@ -1,4 +1,7 @@
-"""A pass whose writes are refused for good by admission, quota or RBAC: the user is told, and it is tried again."""
+"""Test a reconcile whose writes admission, quota or RBAC rejects permanently.
+
+The status reports it to the user, and the write is retried.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,14 @@ from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
-WORDS = 'services "sentiment" is forbidden: exceeded quota: team, requested: services=1, used: services=5, limited: services=5'
+WORDS = (
+    'services "sentiment" is forbidden: exceeded quota: team, requested: services=1, used: '
+    "services=5, limited: services=5"
+)
 
 
 class RefusingClient(Client):
-    """Stands in for an API server whose quota takes no further Service; what else is asked for it takes."""
+    """A fake API server whose quota rejects every Service; it accepts all other writes."""
 
     def __init__(self) -> None:
         self.told: list[Object] = []

@@ -1,4 +1,7 @@
-"""The number of pods has one owner: the spec, live scaling, or somebody else who is named and not fought."""
+"""Test that the number of pods has one owner.
+
+It is the spec, live scaling, or another manager, which is named and not fought.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def limited(made: World) -> Object:
     return made.condition("ScalingLimited")
 
 
-# --- more pods than find room, and a rollout ------------------------------------------------------------------------------------
+# --- more pods than find room, and a rollout ------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["Auto", "NoSurge", "Recreate"])
@@ -95,7 +98,7 @@ def test_what_an_edit_has_made_of_a_rollouts_pods_takes_none_below_the_least(edi
     assert (len(made.serving), made.told()["Ready"]) == (2, "True Succeeded")
 
 
-# --- a second owner of the Deployment's number -----------------------------------------------------------------------------------
+# --- a second owner of the Deployment's number ----------------------------------------------------
 
 
 def test_an_autoscaler_of_the_deployment_keeps_the_number_and_is_named() -> None:
@@ -198,7 +201,7 @@ def test_suspend_wins_over_everybody() -> None:
     assert not limited(made)
 
 
-# --- live scaling owns it ------------------------------------------------------------------------------------------------------------
+# --- live scaling owns it -------------------------------------------------------------------------
 
 
 def recorded(made: World) -> dict[str, int]:
@@ -348,7 +351,8 @@ def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subres
 
     assert told(1) == "", "1 is the default"
     assert told(7).startswith(
-        "somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale; to 7)"
+        "somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl "
+        "scale; to 7)"
     )
     assert told(7, entry("kubectl-edit")) == "", "whoever writes it by an edit is warned instead"
     assert told(7, entry("keda", "scale")).startswith("keda scales")

@@ -1,4 +1,4 @@
-"""What the loader noticed without failing stands in status.warnings, and is told once by an event."""
+"""Check that loader warnings are in status.warnings and that each is reported once by an event."""
 
 from __future__ import annotations
 

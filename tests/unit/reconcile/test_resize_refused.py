@@ -1,4 +1,7 @@
-"""A resize of a pod's CPU that is refused: the pass that tells it follows at once, and only that one."""
+"""Check that exactly one reconcile follows a rejected resize of a pod's CPU, at once.
+
+That reconcile reports the rejection.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""CPU in place: what pods start with, which pod is next, what a node says to it, and room for a rollout."""
+"""Test resizing CPU in place.
+
+Covered are the CPU that pods start with, which pod is next, the node's response, and room for a
+rollout.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,7 @@ def server(made: World) -> dict[str, Any]:
     return dict(made.deployment["spec"]["template"]["spec"]["containers"][0])
 
 
-# --- what pods start with -----------------------------------------------------------------------------------------------------------
+# --- what pods start with -------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
@@ -108,7 +112,7 @@ def test_where_there_is_nothing_to_grow_nothing_is_resized(spec: dict[str, Any])
     assert len(doubts) == (0 if spec.get("scaling") else 1)
 
 
-# --- one after the other --------------------------------------------------------------------------------------------------------------
+# --- one after the other --------------------------------------------------------------------------
 
 
 def test_pods_are_resized_one_at_a_time_each_when_the_one_before_has_it() -> None:
@@ -206,11 +210,14 @@ def test_a_kubelet_that_tells_nothing_is_named() -> None:
     assert "Kubernetes 1.33 or newer" in waits(Pod.of(raw))
 
 
-# --- room for a rollout -----------------------------------------------------------------------------------------------------------------
+# --- room for a rollout ---------------------------------------------------------------------------
 
 
 def test_pods_give_back_what_they_reserved_while_one_finds_no_cpu() -> None:
-    """A rollout fits where the first one did: the old pod's request is that of the template, its limit stays."""
+    """Make room for a rollout wherever the first one fitted.
+
+    The old pod's request returns to that of the template; its limit stays.
+    """
     made = record(world(1), 3750).settle()
     start = server(made)["resources"]["requests"]["cpu"]
     made.room, made.scheduler = 1, "0/1 nodes are available: 1 Insufficient cpu."
@@ -233,8 +240,12 @@ def test_of_a_guaranteed_pod_limit_and_request_stay_one() -> None:
     for raw in raws:
         raw["status"]["qosClass"] = "Guaranteed"
     raws[1]["status"]["conditions"][0] = {
-        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient cpu", "lastTransitionTime": None
-    }  # fmt: skip
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient cpu",
+        "lastTransitionTime": None,
+    }
     observed = made.observed()
     changed = Snapshot(
         observed.pipeline, observed.children, tuple(Pod.of(raw) for raw in raws), observed.probes

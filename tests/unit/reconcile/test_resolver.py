@@ -1,4 +1,4 @@
-"""What specs come to is remembered, and is never anything else than it would be if it were worked out anew."""
+"""Check that compiled specs are cached, and always equal to a fresh compilation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def fingerprint(spec: str, digests: dict[str, str]) -> str:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Snapshot:
-    """A pipeline with all that may bear on what its spec comes to. Few values of each, so that histories come back to what was."""
+    """Draw a pipeline with everything that can affect its compiled spec.
+
+    There are few values of each, so that histories return to earlier states.
+    """
     spec = draw(st.sampled_from(list(SPECS)))
     document = builders.document(**SPECS[spec])
     document["metadata"] |= {
@@ -235,7 +238,11 @@ def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(
 def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
     counted: list[str],
 ) -> None:
-    """The present spec and the one that passes go by are then the same, with and without the hash of the source."""
+    """Compile a spec only once while its source is missing.
+
+    The current spec and the effective spec are then the same, with and without the hash of the
+    source.
+    """
     document = builders.document(tokenizer={"source": {"uri": "configmap://tok/tokenizer.json"}})
     one, world = Resolver(OPTIONS), World(document, digests={"tokenizer": "abc"}).settle()
 
@@ -292,7 +299,10 @@ def test_a_pipeline_that_is_gone_is_forgotten(counted: list[str]) -> None:
 
 
 def test_a_pipeline_takes_little_memory() -> None:
-    """A spec and its graph, which everybody shares, and not the files, the template and the load plan: with them it is twice as much."""
+    """Keep only a spec and its graph, which all callers share.
+
+    Keeping the files, the template and the load plan as well would take twice as much memory.
+    """
     one = Resolver(OPTIONS)
     seen = [
         Snapshot(json.loads(json.dumps(builders.document(name=f"p{number}"))))

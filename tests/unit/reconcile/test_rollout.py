@@ -1,4 +1,7 @@
-"""Rollouts from the first pod to the last, in the model world: which revision runs, how it gets there, what happens when it fails."""
+"""Test complete rollouts in the model world.
+
+The tests cover which revision runs, how it gets there, and what happens when it fails.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +104,15 @@ def test_a_rollout_without_progress_has_failed() -> None:
 
 
 def test_pods_that_the_api_server_refuses_are_told_of() -> None:
-    """Quota, admission, a service account that is not there: no pod comes that could say why, only the Deployment does."""
-    words = 'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account default/tritn: serviceaccount "tritn" not found'
+    """Report pods that the API server rejects.
+
+    The cause is quota, admission or a missing service account. No pod exists that could give the
+    reason; only the Deployment does.
+    """
+    words = (
+        'pods "sentiment-6c9d8f7b5-" is forbidden: error looking up service account '
+        'default/tritn: serviceaccount "tritn" not found'
+    )
     world = World(
         builders.document(
             server={"serviceAccountName": "tritn"}, rollout={"progressDeadlineSeconds": 60}
@@ -189,7 +199,7 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate"])
 def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) -> None:
-    """The live ConfigMap is deleted while a revision is taken back: the one that serves is known by its pods."""
+    """Delete the live ConfigMap during a rollback: the serving revision is known from its pods."""
     world = served(rollout={"strategy": strategy})
     old = world.deployed
     failing(world)
@@ -206,7 +216,10 @@ def test_a_lost_memory_costs_a_second_try_and_not_the_way_back(strategy: str) ->
 
 @pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
 def test_a_memory_lost_in_mid_rollout_costs_not_the_way_back(strategy: str) -> None:
-    """The live ConfigMap is deleted while no pod serves: the old one has gone, the new one has not come."""
+    """Delete the live ConfigMap while no pod serves.
+
+    The old pod has gone and the new one has not arrived.
+    """
     world = served(room=1, rollout={"strategy": strategy})
     old = world.deployed
     new = failing(world)
@@ -373,7 +386,10 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
 
 
 HOPELESS = (
-    "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available: 3 Preemption is not helpful.",
+    (
+        "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. "
+        "preemption: 0/3 nodes are available: 3 Preemption is not helpful."
+    ),
     "0/1 nodes are available: 1 node(s) had untolerated taint {dedicated: batch}.",
     '0/1 nodes are available: persistentvolumeclaim "models" not found.',
 )
@@ -392,7 +408,10 @@ def test_auto_gives_no_pod_up_where_that_makes_no_room(words: str) -> None:
 
 def test_auto_makes_room_where_only_some_nodes_are_hopeless() -> None:
     world = served(room=1)
-    world.scheduler = "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector."
+    world.scheduler = (
+        "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's "
+        "node affinity/selector."
+    )
     assert world.change(**CHANGE).settle().told()["Ready"] == "True Succeeded"
 
 

@@ -1,4 +1,7 @@
-"""The model of the Deployment controller that the worlds rest on, against what a real one was seen to tell."""
+"""Test the Deployment controller model of the simulated worlds.
+
+The expected values were observed on a real controller.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def test_a_pod_that_is_lost_long_after_its_rollout_breaks_no_deadline() -> None:
 
 
 def test_what_is_told_is_what_was_before_the_sync() -> None:
-    """Of pods that a sync has just made, its status does not know: it stands on what ReplicaSets told."""
+    """Report a status without the pods that the same sync has just created.
+
+    The Deployment's status is computed from what the ReplicaSets reported before.
+    """
     world = World(builders.document()).settle()
     world.change(tokenizer={"maxLength": 64}).step()
     world.control()

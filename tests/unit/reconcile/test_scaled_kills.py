@@ -1,5 +1,8 @@
-"""The operator is killed between each two writes of passes that change the number of pods, their CPU or who owns them, and again in the next
-pass: nothing falls that was not to fall, and what is recorded is what comes of it."""
+"""Kill the operator between any two writes of a scaling reconcile, and again in the next one.
+
+The reconciles change the number of pods, their CPU or the owner of either. Nothing may fall that
+was not meant to fall, and the recorded state must match the outcome.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def deferred(made: Scaled) -> None:
     made.kubelet[made.pods[0].name] = "Deferred"
 
 
-# What happens, and the least pods, CPU of a pod that served and tokenizers that there may be from then on.
+# Each change, with the minimum from then on of: pods, CPU of a pod that served, and tokenizers.
 CHANGES: dict[str, tuple[Callable[[Scaled], object], int, int, int]] = {
     "more pods": (wants(pods=5), PODS, CPU, COUNT),
     "fewer pods": (wants(pods=2), 2, CPU, COUNT),
@@ -136,7 +139,11 @@ def limit_of(made: Scaled, name: str) -> int:
 
 
 def check(made: Scaled, old: set[str], pods: int, cpu: int, count: int) -> None:
-    """Nothing is below what it may be: pods, the CPU of those that have served all the time, and tokenizers of a pod that starts."""
+    """Assert that nothing is below its minimum.
+
+    Checked are the number of pods, the CPU of pods that have served all the time, and the
+    tokenizers with which a pod starts.
+    """
     assert made.deployment["spec"]["replicas"] >= pods
     assert len(made.serving) >= pods
     for pod in made.pods:
@@ -147,7 +154,10 @@ def check(made: Scaled, old: set[str], pods: int, cpu: int, count: int) -> None:
 
 
 def goes_on(made: Scaled, old: set[str], least: tuple[int, int, int], rounds: int = 60) -> None:
-    """Until nothing is left to do; looked at after each step of anybody. What has changed never changes back."""
+    """Reconcile until nothing is left to do, with a check after each actor's step.
+
+    A value that has changed must never change back.
+    """
     quiet, numbers, limits = 0, list[int](), dict[str, list[int]]()
     for _ in range(rounds):
         made.pass_time(5).control()
@@ -191,7 +201,7 @@ def test_killed_between_any_two_writes(before: Scaled, change: str) -> None:
         decided = made.step(writes=first)
         check(made, old, pods, cpu, count)
         done, wanted = made.deployment["spec"]["replicas"], made.intent
-        # Whoever comes next knows what is recorded, and nothing else; it is killed, too, at its second write.
+        # The next process knows only what is recorded. It is killed, too, at its second write.
         made.intent = None
         made.control().step(writes=1)
         goes_on(made, old, (pods, cpu, count))

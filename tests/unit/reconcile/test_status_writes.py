@@ -1,4 +1,8 @@
-"""Writing the status: what others put beside it, a status that the API server does not take, a pipeline that goes meanwhile."""
+"""Test writing the status.
+
+Covered are fields that other managers add, a status that the API server rejects, and a pipeline
+that is deleted meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ WORDS = 'InferencePipeline "sentiment" is invalid: status.steps[0].role: Unsuppo
 
 
 class Server(Client):
-    """Stands in for an API server that keeps nothing but what it was told; ``judge`` may refuse a status."""
+    """A fake API server that keeps only what it was sent; ``judge`` may reject a status."""
 
     def __init__(self, judge: Callable[[Object], None] = lambda status: None) -> None:
         self.judge = judge
@@ -153,11 +157,14 @@ async def test_a_pipeline_that_the_server_does_not_know_is_forgotten() -> None:
     assert len(server.statuses) == 1
 
 
-# --- what others write --------------------------------------------------------------------------------------------------------
+# --- what others write ----------------------------------------------------------------------------
 
 
 def fields(value: Any) -> Any:
-    """The fields of a value as an API server notes who owns them (fieldsV1), with this status' merge keys."""
+    """Return a value's fields in the API server's ownership format (fieldsV1).
+
+    Lists use the merge keys of this status.
+    """
     if isinstance(value, dict):
         return {f"f:{key}": owned(key, item) for key, item in value.items()}
     return {}

@@ -1,4 +1,7 @@
-"""What the status and events tell of a pipeline of any shape: shapes, steps, sources, warnings, and what Triton would refuse."""
+"""Test what the status and events report for a pipeline of any shape.
+
+Covered are shapes, steps, sources, warnings, and what Triton would reject.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def status(world: World) -> dict[str, Any]:
     return world.settle().status
 
 
-# --- shapes and parts ------------------------------------------------------------------------------------------------------------
+# --- shapes and parts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("batch", "shape"), [(8, [-1, 4]), (0, [4])])
@@ -131,7 +134,7 @@ def test_each_source_of_a_step_is_told_of() -> None:
     ]
 
 
-# --- what Triton would refuse ------------------------------------------------------------------------------------------------------
+# --- what Triton would refuse ---------------------------------------------------------------------
 
 
 def test_what_triton_would_refuse_stalls_with_every_finding() -> None:
@@ -177,7 +180,7 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
     )
 
 
-# --- warnings as events ----------------------------------------------------------------------------------------------------------
+# --- warnings as events ---------------------------------------------------------------------------
 
 
 def doubts(world: World) -> list[str]:

@@ -1,4 +1,7 @@
-"""Tuning runs in the model world: when one starts, what it is made of, how it ends, and that nobody else notices."""
+"""Test tuning runs in the model world.
+
+Covered are when a run starts, its objects, how it ends, and that nothing else is affected.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ def test_the_mode_says_how_long_is_measured(mode: str | None, seconds: int) -> N
     )
 
 
-# --- what it is made of ---------------------------------------------------------------------------------------------------
+# --- what it is made of ---------------------------------------------------------------------------
 
 
 def test_the_canary_is_a_pod_of_the_revision_outside_the_service() -> None:
@@ -181,7 +184,7 @@ def test_the_job_reaches_the_canary_alone() -> None:
     assert not asked(server={"networkPolicy": {"mode": "Disabled"}}).ours("NetworkPolicy")
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------------
+# --- waiting --------------------------------------------------------------------------------------
 
 
 def test_it_begins_when_the_wanted_revision_serves() -> None:
@@ -238,7 +241,8 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH
     assert world.run["message"] == (
-        f"waits until the watch over revision {world.deployed}, whose latency a measurement beside it could disturb, is over at {rfc3339(until)}"
+        f"waits until the watch over revision {world.deployed}, whose latency a measurement "
+        f"beside it could disturb, is over at {rfc3339(until)}"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()
@@ -271,7 +275,7 @@ def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() ->
     assert world.condition("Ready")["status"] == "True"
 
 
-# --- endings --------------------------------------------------------------------------------------------------------------
+# --- endings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -397,7 +401,7 @@ def test_a_run_that_no_status_can_tell_is_none() -> None:
     assert Run.parse({"request": "a", "state": "Succeeded", "revision": "f" * 513}) == Run()
 
 
-# --- staleness ------------------------------------------------------------------------------------------------------------
+# --- staleness ------------------------------------------------------------------------------------
 
 
 def stale(world: Tuning) -> list[str]:
@@ -422,7 +426,7 @@ def test_a_result_of_another_revision_is_stale_but_not_for_what_it_recommended()
     assert world.deployed in said
 
 
-# --- properties -----------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)

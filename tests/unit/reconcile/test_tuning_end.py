@@ -1,4 +1,7 @@
-"""The end of a tuning run: what it has proven is recorded before anything that it measured with goes."""
+"""Test the end of a tuning run.
+
+The verified result is recorded before any object of the measurement is deleted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Tuning runs that meet trouble: whatever happens, the status says what is true, nothing is left over, and the pods that serve have the
-room before a canary has it."""
+"""Test tuning runs in which something fails.
+
+Whatever happens, the status is true, nothing is left over, and pods that serve get room before a
+canary does.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ NO_ROOM = {
     "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 Insufficient cpu.",
 }
-QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1"
+QUOTA = (
+    "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, "
+    "limited: requests.nvidia.com/gpu=1"
+)
 
 
 def noted(world: Tuning) -> list[tuple[str, str]]:
@@ -68,7 +74,7 @@ def failed(world: Tuning, words: str) -> None:
     assert world.left == []
 
 
-# --- a pipeline that is never whole ---------------------------------------------------------------------------------------
+# --- a pipeline that is never whole ---------------------------------------------------------------
 
 
 def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() -> None:
@@ -132,7 +138,7 @@ def test_a_source_that_is_not_there_is_told() -> None:
     assert len(world.ours("Deployment")) == 1
 
 
-# --- taken back -----------------------------------------------------------------------------------------------------------
+# --- taken back -----------------------------------------------------------------------------------
 
 
 def rolled_back() -> Tuning:
@@ -162,7 +168,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> Non
     assert world.told()["Ready"] == "False RolledBack"
 
 
-# --- another request, another mode ------------------------------------------------------------------------------------------
+# --- another request, another mode ----------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.tuning.mode", "behaviour")
@@ -225,7 +231,7 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
     assert world.run["state"] == "Pending"
 
 
-# --- room -----------------------------------------------------------------------------------------------------------------
+# --- room -----------------------------------------------------------------------------------------
 
 
 def test_a_canary_gives_its_room_to_a_pod_that_serves() -> None:
@@ -244,12 +250,19 @@ def test_a_quota_is_the_pipelines_first() -> None:
     world.step()
     failed(
         world,
-        "the API server takes no further pod that serves, and the run gives up its own: exceeded quota",
+        (
+            "the API server takes no further pod that serves, and the run gives up its own: "
+            "exceeded quota"
+        ),
     )
 
 
 def test_a_run_does_not_begin_while_pods_are_missing() -> None:
-    """One revision served once, but more pods are wanted than the quota lets in: a canary would take the next free place."""
+    """Delay the run while fewer pods run than desired.
+
+    One revision has served, but the quota does not admit all of the desired pods. A canary would
+    take the next free place.
+    """
     world = asked(None)
     assert world.state.rollout.verified
     world.room = 1
@@ -275,7 +288,10 @@ def test_a_canary_that_a_quota_refuses_says_so_while_it_waits_and_gives_up() -> 
 
 
 def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
-    """In the same pass, and before the Deployment is changed, which the API server may even refuse."""
+    """Delete the canary in the same reconcile, before the Deployment is changed.
+
+    The API server may even reject that change.
+    """
     world = asked().measuring()
     world.change(tokenizer={"maxLength": 64})
     decided = world.think()
@@ -290,7 +306,11 @@ def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
 
 
 def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
-    """By its own priority it might evict pods that serve; with a long farewell a rollout would give up an old pod for its room."""
+    """Give the canary no priority class and a short grace period.
+
+    With its own priority it might evict pods that serve. With a long grace period, a rollout would
+    give up an old pod to get the canary's room.
+    """
     world = asked(server={"priorityClassName": "serving"})
     assert world.deployment["spec"]["template"]["spec"]["priorityClassName"] == "serving"
     (job,) = world.measuring().ours("Job")
@@ -300,11 +320,15 @@ def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
         assert pod["terminationGracePeriodSeconds"] <= 2
 
 
-# --- what is killed ---------------------------------------------------------------------------------------------------------
+# --- what is killed -------------------------------------------------------------------------------
 
 
 def test_a_deleted_job_is_not_made_again() -> None:
-    """The canary has by then settings of a measurement half done: another one would take them for the current ones."""
+    """Do not recreate a deleted Job.
+
+    By then the canary has settings of an unfinished measurement, and another Job would take them
+    for the current ones.
+    """
     world = asked().measuring()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]
@@ -422,7 +446,7 @@ def test_a_job_whose_result_is_lost() -> None:
     failed(world, "the Job ended, but its pod is gone, and its result with it")
 
 
-# --- the operator -----------------------------------------------------------------------------------------------------------
+# --- the operator ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("writes", range(9))

@@ -1,4 +1,7 @@
-"""Managers that take turns at the number of pods, the Deployment's or the pipeline's own: each is mended once, all are named, nobody is fought."""
+"""Test managers that alternate in writing the Deployment's or the pipeline's number of pods.
+
+Each manager is corrected once, all are named, and none is fought.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,11 @@ def world(**spec: Any) -> World:
 def written(
     made: World, number: int, manager: str, subresource: str = "", *, behind: float = 0
 ) -> None:
-    """Somebody writes the Deployment's number, and the API server, whose clock is so many seconds ``behind`` the operator's, notes who and when."""
+    """Write the Deployment's number of pods as another manager.
+
+    The API server records who wrote and when. Its clock is ``behind`` seconds behind the operator's
+    clock.
+    """
     made.deployment["spec"]["replicas"] = number
     fields: Object = {"f:spec": {"f:replicas": {}}}
     at = rfc3339(made.now - dt.timedelta(seconds=behind))
@@ -48,8 +55,14 @@ def written(
 
 
 def declared(made: World, number: int, *managers: str) -> None:
-    """Somebody writes the pipeline's own number; "": through its scale subresource, where the API server keeps no manager; "NAME/scale": where
-    it does."""
+    """Write the pipeline's own number of pods as other managers.
+
+    Args:
+        made: The world to change.
+        number: The number of pods.
+        *managers: The managers that own the number. "" writes through the scale subresource where
+            the API server records no manager, "NAME/scale" where it does.
+    """
     made.change(replicas=number)
     written = [name.partition("/") for name in managers if name]
     owners = [
@@ -112,7 +125,7 @@ def conflicts(plans: Sequence[Plan]) -> list[str]:
     ]
 
 
-# --- the Deployment's number ---------------------------------------------------------------------------------------------------------------
+# --- the Deployment's number ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +144,10 @@ def test_who_take_turns_at_the_deployment_are_named_and_left_alone(
     assert sum(map(applied, done)) == min(len(managers), 4), "each is mended once"
     assert len(conflicts(done)) == 1, "told once"
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
-    expected = f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in turn: 4 where this pipeline says"
+    expected = (
+        f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in "
+        "turn: 4 where this pipeline says"
+    )
     assert limited(made)["message"].startswith(expected)
     assert (
         "it is left to them. Point the autoscaler at InferencePipeline sentiment"
@@ -188,7 +204,10 @@ def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insist
 def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(
     behind: float, seconds: float
 ) -> None:
-    """What was written after a mending bears a time from before it, for as long as the operator's clock is ahead."""
+    """Recognize a write that follows a correction although its time is from before it.
+
+    Such times occur as long as the operator's clock is ahead.
+    """
     made, done = world(), list[Plan]()
     for _ in range(20):
         made.pass_time(seconds)
@@ -241,7 +260,7 @@ def test_who_wakes_a_pipeline_of_no_pods_and_lets_it_sleep_again_is_mended_once(
 
 
 def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
-    """What is remembered outlives the process, so that another one does not begin the fight again."""
+    """Keep the state beyond the process, so that a new one does not start the conflict again."""
     made = world()
     for manager in ("argocd", "helm", "argocd"):
         written(made, 5, manager)
@@ -250,7 +269,7 @@ def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
     assert (made.state.replicas.managers, made.state.replicas.corrected) == ("argocd and helm", "")
 
 
-# --- the pipeline's own number -------------------------------------------------------------------------------------------------------------
+# --- the pipeline's own number --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", [{}, PODS], ids=["spec", "scaling"])

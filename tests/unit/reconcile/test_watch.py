@@ -1,4 +1,7 @@
-"""The watch after a rollout: a revision that breaks the promised p99 which its predecessor kept is taken back, and no other."""
+"""Test the SLO guard after a rollout.
+
+It rolls back a revision that violates a p99 SLO which its predecessor met, and no other revision.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +75,10 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     assert world.told()["Available"] == "True Serving"
     said = world.condition("Ready")["message"]
     assert said == (
-        f"revision {new} serves, but breaks the SLO that revision {old} kept, which is taken back: its p99 in the server is 90.0 ms and more"
-        f" for 75 s at 55 requests/s in a pod, that of revision {old} was at most 40.0 ms at 50; spec.slo leaves 80 ms; it is tried again when the spec changes"
+        f"revision {new} serves, but breaks the SLO that revision {old} kept, which is taken "
+        "back: its p99 in the server is 90.0 ms and more"
+        f" for 75 s at 55 requests/s in a pod, that of revision {old} was at most 40.0 ms at "
+        "50; spec.slo leaves 80 ms; it is tried again when the spec changes"
     )
     world.settle()
     assert {pod.revision for pod in world.serving} == {old}
@@ -86,7 +91,10 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
 
 @pytest.mark.parametrize("strategy", ["Auto", "Surge", "NoSurge"])
 def test_pods_serve_all_the_way_back(strategy: str) -> None:
-    """Both revisions serve, so it is a rollout like any other: with Auto a surge, and the way without one only where there is no room."""
+    """Roll back like any other rollout, because both revisions serve.
+
+    Auto uses a surge, and goes without one only if there is no room.
+    """
     world = promised(rollout={"strategy": strategy}, replicas=2)
     measured(world, BROKEN)
     for _ in range(12):
@@ -201,7 +209,10 @@ def test_once_taken_back_it_is_not_touched_again_for_the_same_spec() -> None:
 
 
 def test_a_restarted_operator_goes_on_watching() -> None:
-    """All that the watch rests on lies in the live ConfigMap; the pods of the predecessor are gone, and so is all that was in memory."""
+    """Continue the guard after a restart, from the live ConfigMap alone.
+
+    The pods of the predecessor are gone, and so is everything in memory.
+    """
     world = promised()
     old = world.deployed
     world.change(**CHANGE).settle()
@@ -236,7 +247,11 @@ def test_a_change_during_the_watch_is_compared_with_the_last_good_one() -> None:
 
 
 def test_a_change_on_its_way_keeps_what_the_serving_revision_had() -> None:
-    """Its pods may be gone when the next change comes, as without room for a surge; its figure is needed all the same."""
+    """Keep the predecessor's measured p99 when another change arrives.
+
+    The predecessor's pods may be gone by then, as without room for a surge, but its p99 is still
+    needed.
+    """
     before = follow(SloGuardState(), "b", "a", LIMIT, False, Latencies({"a": KEPT}), START).watch
     assert (before.predecessor, before.before, before.rate) == ("a", KEPT.high, KEPT.rate)
     after = follow(before, "c", "a", LIMIT, False, Latencies(), START).watch
@@ -244,7 +259,11 @@ def test_a_change_on_its_way_keeps_what_the_serving_revision_had() -> None:
 
 
 def test_an_autoscaler_of_the_pipeline_does_not_bring_a_broken_revision_back() -> None:
-    """An HPA writes spec.replicas through the scale subresource every few minutes; that is nobody's wish to try again."""
+    """Do not retry a failed revision because an autoscaler changed spec.replicas.
+
+    An HPA writes it through the scale subresource every few minutes, which is no request to try
+    again.
+    """
     world = promised()
     old = world.deployed
     measured(world, BROKEN).settle()
@@ -275,7 +294,8 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
         item for item in world.status["warnings"] if item["path"] == "spec.slo.p99Milliseconds"
     ]
     assert warning["message"] == (
-        "the p99 of the pods is not known: their metrics pages cannot be read; a revision that breaks the SLO is not taken back"
+        "the p99 of the pods is not known: their metrics pages cannot be read; a revision "
+        "that breaks the SLO is not taken back"
     )
     world.latencies = None
     assert world.think().quiet
@@ -286,7 +306,7 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
     ]
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def looks(*p99: float | None, rate: float = 10.0, every: float = 15.0) -> list[Look]:
@@ -322,7 +342,11 @@ def test_the_worst_pod_counts_and_one_with_little_load_does_not() -> None:
 
 
 def test_the_same_load_on_fewer_pods_is_no_fault_of_the_revision() -> None:
-    """Whoever lowers spec.replicas with the same change, or scaling.pods meanwhile, gives each pod more to do."""
+    """Do not blame the revision when the same load reaches fewer pods.
+
+    Lowering spec.replicas with the same change, or scaling.pods meanwhile, gives each pod more
+    work.
+    """
     before, after = figure_of([looks(*[50.0] * 6)] * 4), figure_of([looks(*[95.0] * 6, rate=40.0)])
     assert before is not None
     watch = SloGuardState("b", "a", before.high, before.rate, "2026-01-01T12:00:00Z")
@@ -334,7 +358,10 @@ def test_the_same_load_on_fewer_pods_is_no_fault_of_the_revision() -> None:
 
 
 def test_the_first_slow_answers_are_forgotten() -> None:
-    """A fresh process: its first answers stay in Triton's window for a minute, and the look after that no longer has them."""
+    """Ignore the slow first responses of a new process.
+
+    They stay in Triton's window for a minute; the probe after that no longer includes them.
+    """
     found = figure_of([looks(500, 500, 500, 500, 40, 40)])
     assert found == Figure(40, 500, 10.0)
 
@@ -402,7 +429,7 @@ def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> N
     follow(watch, "b", "a", 100.0, True, None, START)
 
 
-# --- suspended ------------------------------------------------------------------------------------------------------------
+# --- suspended ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
-"""Random histories: users change things, the operator is killed, upgraded and started again, people meddle, pods fail; whatever came, it ends
-in a state that the planner leaves alone."""
+"""Run random histories: every history must end in a state that the planner leaves alone.
+
+Users change things, the operator is killed, upgraded and restarted, people edit objects by hand,
+and pods fail.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ CHANGES: tuple[dict[str, Any], ...] = (
 
 
 class Histories(RuleBasedStateMachine):
-    """The world under random events. Every object and every status that is written is checked against its schema by the world."""
+    """The world under random events.
+
+    The world validates every object and every status that is written against its schema.
+    """
 
     @initialize(room=st.sampled_from([None, 1, 3]), strategy=st.sampled_from(STRATEGIES))
     def begin(self, room: int | None, strategy: str) -> None:

@@ -1,8 +1,9 @@
-"""Every field of the resource has an effect: some other value of it makes other models, or another object.
+"""Check that every field of the resource has an effect on the models or on another object.
 
-The corpus of good resources writes every field. Each is left out or changed, one at a time, until something that the operator makes
-differs: a field of Triton's configuration in a rendered config, any other in a file, the pod, the Service or another object. Fields
-that steer the operator itself are excepted; tests of their own show them.
+The corpus of good resources writes every field. The test omits or changes each field, one at a
+time, until some output of the operator differs. For a field of Triton's configuration that is a
+rendered config; for any other field it is a file, the pod, the Service or another object. Fields
+that control the operator itself are excepted; separate tests cover them.
 """
 
 import copy
@@ -114,7 +115,7 @@ def _others(value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _changed(document: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:
-    """The resource with the field left out, and with other values, at each of its places in turn."""
+    """Yield the resource without the field and with other values, at each of its places in turn."""
     for index, (holder, name) in enumerate(_places(document, path)):
         references = _tensors(document["spec"]) if name.lower().endswith("from") else ()
         for other in (None, *references, *_others(holder[name], SCHEMA[path])):
@@ -128,7 +129,10 @@ def _changed(document: dict[str, Any], path: str) -> Iterator[dict[str, Any]]:
 
 
 def _made(document: dict[str, Any]) -> tuple[str, str]:
-    """What the operator makes of a resource: Triton's configs, and everything else; equal where nothing differs."""
+    """Return the operator's output for a resource: Triton's configs, and everything else.
+
+    Two results are equal if and only if nothing differs.
+    """
     pipeline, _, revision = rendered(document)
     configs = {path: text for path, text in revision.files.items() if path.endswith(".pbtxt")}
     rest = {path: text for path, text in revision.files.items() if path not in configs}

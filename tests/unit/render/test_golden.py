@@ -1,4 +1,7 @@
-"""Rendering against files read by people: ``PYTHONPATH=operator python -m tests.golden`` writes them anew."""
+"""Compare rendering with golden files that people have reviewed.
+
+``PYTHONPATH=operator python -m tests.golden`` regenerates them.
+"""
 
 from __future__ import annotations
 

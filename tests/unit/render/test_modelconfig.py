@@ -1,4 +1,4 @@
-"""config.pbtxt: names, quoting, counts, and the last look before a server sees it."""
+"""Test config.pbtxt: names, quoting, counts, and the last check before a server gets it."""
 
 from __future__ import annotations
 
@@ -95,9 +95,18 @@ def test_intermediate_names_never_meet_public_ones() -> None:
 
 
 def test_unread_outputs_stay_unmapped() -> None:
-    one = graph(tokenizer={"outputs": [{"name": "input_ids"}, {"name": "attention_mask"}, {"name": "lengths"}]},
-                model={"inputs": [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}],
-                       "outputs": [{"name": "logits", "dataType": "FP32", "dims": [2]}, {"name": "unread", "dataType": "FP32", "dims": [1]}]})  # fmt: skip
+    one = graph(
+        tokenizer={
+            "outputs": [{"name": "input_ids"}, {"name": "attention_mask"}, {"name": "lengths"}]
+        },
+        model={
+            "inputs": [{"name": "input_ids", "dataType": "INT64", "dims": [-1]}],
+            "outputs": [
+                {"name": "logits", "dataType": "FP32", "dims": [2]},
+                {"name": "unread", "dataType": "FP32", "dims": [1]},
+            ],
+        },
+    )
     steps = parsed(one)["sentiment"].ensemble_scheduling.step
     assert [sorted(step.output_map) for step in steps] == [
         ["input_ids"],

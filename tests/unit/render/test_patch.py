@@ -75,5 +75,8 @@ def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
         "configPatch.optimization.graph.level: is not valid in Triton's"
     )
     assert _patched({"optimization": 3})[1] == [
-        "configPatch.optimization: must be a mapping with fields of Triton's ModelOptimizationPolicy"
+        (
+            "configPatch.optimization: must be a mapping with fields of Triton's "
+            "ModelOptimizationPolicy"
+        )
     ]

@@ -45,9 +45,16 @@ def terms(given: Any) -> Any:
 
 @pytest.mark.parametrize(
     "given",
-    [None, {"podAffinity": {}}, {"nodeAffinity": None}, {"nodeAffinity": {}}, {"nodeAffinity": {REQUIRED: None}},
-     {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": None}}}, {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}}}],
-)  # fmt: skip
+    [
+        None,
+        {"podAffinity": {}},
+        {"nodeAffinity": None},
+        {"nodeAffinity": {}},
+        {"nodeAffinity": {REQUIRED: None}},
+        {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": None}}},
+        {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": []}}},
+    ],
+)
 def test_products_become_the_only_term(given: Any) -> None:
     # A document may carry a null that merging would take as a removal.
     one = built(server={"gpu": {"products": ["B", "A"]}})
@@ -214,8 +221,10 @@ def test_the_pod_is_hardened_and_the_key_stands_in_no_argument() -> None:
     }
     for container in (*spec["initContainers"], *spec["containers"]):
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
     arguments = spec["containers"][0]["args"]
     groups = "model-repository,shared-memory,trace,logging:admin-key=$(TRITONPIPE_CONTROL_KEY)"
     assert [item.partition("=")[2] for item in arguments if "restricted" in item] == [

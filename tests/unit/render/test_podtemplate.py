@@ -37,7 +37,7 @@ def named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return found
 
 
-# --- merging ----------------------------------------------------------------------------------------------------------
+# --- merging --------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.server.podTemplate", "applied")
@@ -204,7 +204,7 @@ def test_what_is_made_of_nothing_holds_no_null(patch: Any) -> None:
     assert not nulls(merge({}, patch))
 
 
-# --- what the operator owns ---------------------------------------------------------------------------------------------
+# --- what the operator owns -----------------------------------------------------------------------
 
 OWNED: list[tuple[Any, str, str]] = [
     (
@@ -450,7 +450,8 @@ def test_the_operator_may_forbid_it() -> None:
     forbidden = options(pod_template_allowed=False)
     (told,) = findings({"spec": {}}, forbidden)
     assert told == (
-        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields of spec.server, or ask the operator's administrator"
+        f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields "
+        "of spec.server, or ask the operator's administrator"
     )
     assert not built(forbidden).findings
 

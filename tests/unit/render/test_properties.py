@@ -1,4 +1,7 @@
-"""Random resources: building and checking never raise, and what the checks let through is rendered whole and valid."""
+"""Test building and checking with random resources.
+
+Neither ever raises, and whatever passes the checks renders completely and is valid.
+"""
 
 from __future__ import annotations
 
@@ -130,9 +133,14 @@ model = some(
     parameters=st.dictionaries(text, text, max_size=2),
 )
 platform = st.sampled_from(
-    [{"platform": "onnxruntime_onnx"}, {"platform": "tensorrt_plan"}, {"platform": "pytorch_libtorch"}, {"platform": "python", "python": {"runner": "OnnxRuntime"}},
-     {"platform": "python", "python": {"code": {"inline": 'x = "ü"\n'}}}]
-)  # fmt: skip
+    [
+        {"platform": "onnxruntime_onnx"},
+        {"platform": "tensorrt_plan"},
+        {"platform": "pytorch_libtorch"},
+        {"platform": "python", "python": {"runner": "OnnxRuntime"}},
+        {"platform": "python", "python": {"code": {"inline": 'x = "ü"\n'}}},
+    ]
+)
 postprocess = st.one_of(
     st.none(),
     some(
@@ -180,7 +188,10 @@ operators = st.builds(
 
 @st.composite
 def resources(draw: st.DrawFn, *parts: str) -> dict[str, Any]:
-    """A resource whose schema is met, with some parts drawn at random; its wiring may make no sense."""
+    """Draw a resource that satisfies its schema, with some parts chosen at random.
+
+    Its wiring may make no sense.
+    """
     random: dict[str, Any] = {
         "tokenizer": tokenizer,
         "model": model,

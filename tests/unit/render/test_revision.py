@@ -38,7 +38,11 @@ OTHER: dict[str, dict[str, Any]] = {
     "padding": {"tokenizer": {"padding": "Longest"}},
     "buckets": {"tokenizer": {"padding": "Bucketed", "buckets": [32]}},
     "text input": {"tokenizer": {"inputs": {"text": "QUERY"}}},
-    "token type": {"tokenizer": {"outputs": [{"name": "input_ids", "dataType": "INT32"}, {"name": "attention_mask"}]}},
+    "token type": {
+        "tokenizer": {
+            "outputs": [{"name": "input_ids", "dataType": "INT32"}, {"name": "attention_mask"}]
+        }
+    },
     "tokenizer name": {"tokenizer": {"modelName": "tok"}},
     "tokenizer source": {"tokenizer": {"source": {"uri": "hf://org/other"}}},
     "source revision": {"tokenizer": {"source": {"revision": "a"}}},
@@ -87,16 +91,24 @@ OTHER: dict[str, dict[str, Any]] = {
     "node selector": {"server": {"nodeSelector": {"a": "b"}}},
     "tolerations": {"server": {"tolerations": [{"operator": "Exists"}]}},
     "affinity": {"server": {"affinity": {"podAffinity": {}}}},
-    "spread": {"server": {"topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}]}},
+    "spread": {
+        "server": {
+            "topologySpreadConstraints": [
+                {"maxSkew": 2, "topologyKey": "z", "whenUnsatisfiable": "DoNotSchedule"}
+            ]
+        }
+    },
     "runtime class": {"server": {"runtimeClassName": "r"}},
     "priority": {"server": {"priorityClassName": "p"}},
     "requests": {"server": {"resources": {"requests": {"cpu": "1"}}}},
     "limits": {"server": {"resources": {"limits": {"cpu": "9"}}}},
     "shared memory": {"server": {"sharedMemory": "1Gi"}},
-    "drain": {"rollout": {"drainSeconds": 31}},  # the pod's own grace period and sleep: no other way than new pods
+    "drain": {
+        "rollout": {"drainSeconds": 31}
+    },  # the pod's own grace period and sleep: no other way than new pods
     "namespace": {"namespace": "other"},
     "name": {"name": "other"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

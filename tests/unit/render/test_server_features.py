@@ -45,7 +45,7 @@ def named(items: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return found
 
 
-# --- GPUs by claim ------------------------------------------------------------------------------------------------------
+# --- GPUs by claim --------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.server.gpu.claimTemplate", "applied")
@@ -61,7 +61,7 @@ def test_a_claim_takes_the_place_of_the_count() -> None:
     assert "claims" not in counted["containers"][0]["resources"]
 
 
-# --- latencies ------------------------------------------------------------------------------------------------------------
+# --- latencies ------------------------------------------------------------------------------------
 
 LATENCIES = [
     "--metrics-config=summary_latencies=true",
@@ -104,7 +104,7 @@ def test_the_users_own_setting_of_latencies_stands(own: str) -> None:
     ]
 
 
-# --- model cache and engines ----------------------------------------------------------------------------------------------
+# --- model cache and engines ----------------------------------------------------------------------
 
 ENGINES: dict[str, Any] = {
     "optimization": {"tensorrt": {"precision": "FP16", "engineCache": "Enabled"}}
@@ -129,8 +129,10 @@ def test_the_model_cache_is_written_by_the_loader_and_by_triton_below_its_own_fo
         "--folder=/tritonpipe-cache/engines/sentiment",
     ]
     assert named(triton["volumeMounts"], "model-cache") == {
-        "name": "model-cache", "mountPath": "/tritonpipe-engines", "subPath": "engines/sentiment",
-    }  # fmt: skip
+        "name": "model-cache",
+        "mountPath": "/tritonpipe-engines",
+        "subPath": "engines/sentiment",
+    }
     assert (spec["securityContext"]["fsGroup"], spec["securityContext"]["fsGroupChangePolicy"]) == (
         1000,
         "OnRootMismatch",
@@ -215,7 +217,7 @@ def test_temporary_files_are_bounded_where_their_size_is_known(
     assert named(volumes, "tritonpipe")["emptyDir"] == {}
 
 
-# --- auto-complete --------------------------------------------------------------------------------------------------------
+# --- auto-complete --------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.server.autoComplete", "applied")
@@ -232,14 +234,14 @@ def test_auto_complete_leaves_the_flag_out_and_the_counts_alone() -> None:
 
 def test_bounds_without_live_counts_are_refused() -> None:
     (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
-    assert (
-        told
-        == "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write count instead"
+    assert told == (
+        "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write "
+        "count instead"
     )
     assert not findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"count": 3}})
 
 
-# --- response cache ---------------------------------------------------------------------------------------------------------
+# --- response cache -------------------------------------------------------------------------------
 
 CACHED: dict[str, Any] = {"ensemble": {"responseCache": "Enabled"}}
 LOCAL = "--cache-config=local,size=268435456"
@@ -280,7 +282,7 @@ def test_the_response_cache_has_its_argument_and_its_memory(
     assert bytes_of(after.memory_limit) - bytes_of(before.memory_limit) == bytes_added
 
 
-# --- traces ---------------------------------------------------------------------------------------------------------------
+# --- traces ---------------------------------------------------------------------------------------
 
 TRACED: dict[str, Any] = {
     "observability": {
@@ -315,7 +317,7 @@ def test_a_second_setting_of_traces_is_refused(argument: str) -> None:
     assert not findings(server={"args": [argument]})
 
 
-# --- releases -------------------------------------------------------------------------------------------------------------
+# --- releases -------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves("spec.server.version", "behaviour")
@@ -366,7 +368,7 @@ def test_arguments_of_the_operator_name_the_field(argument: str, instead: str) -
     assert told.endswith(instead)
 
 
-# --- sequences ------------------------------------------------------------------------------------------------------------
+# --- sequences ------------------------------------------------------------------------------------
 
 CONTROLS = [{"name": "START", "kind": "START", "dataType": "INT32"}]
 CODE: dict[str, Any] = {
@@ -454,7 +456,7 @@ def test_sequences_of_auxiliary_models_count_as_well() -> None:
     assert feature_arguments(pipeline, graph) == []
 
 
-# --- image families -------------------------------------------------------------------------------------------------------
+# --- image families -------------------------------------------------------------------------------
 
 
 def test_a_step_of_another_family_decides_on_the_image() -> None:

@@ -1,6 +1,6 @@
-"""The same answer in every padding mode, at every cost of a run, in every batch.
+"""Test for the same answer in every padding mode, at every cost of a run, in every batch.
 
-Tokenizer, runner and postprocess together, alone or in company.
+Tokenizer, runner and postprocess run together, with rows alone or batched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every kind of output in every padding mode, batch size and company.
+"""Test every kind of output in every padding mode, batch size and batch composition.
 
-Token vectors, tags, pooled embeddings, FP16; with the runner, the stock graph and the adapted one.
-What is right is the stock graph's answer to the library's tokens of one text, alone and without
-padding, pooled in double precision.
+Covered are token vectors, tags, pooled embeddings and FP16, with the runner, the stock graph and
+the adapted one. The reference is the stock graph's answer to the library's tokens of one text,
+alone and without padding, pooled in double precision.
 """
 
 from __future__ import annotations

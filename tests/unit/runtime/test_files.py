@@ -1,6 +1,6 @@
-"""What all runtime files share.
+"""Test what all runtime files share.
 
-They stand alone and run on the oldest Python of a supported Triton image.
+They have no imports from each other and run on the oldest Python of a supported Triton image.
 """
 
 from __future__ import annotations

@@ -247,9 +247,9 @@ def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: i
 def test_a_measured_cost_decides_how_requests_are_cut(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where launches are dear, requests of very different length share one.
+    """Share one run among requests of very different length if launches are expensive.
 
-    A model that refuses the sample keeps the assumed cost.
+    A model that rejects the sample keeps the assumed cost.
     """
     requests = [InferenceRequest(feed([[2] * length])) for length in (3, 20, 4)]
     for measured, expected in ((1000, [(3, 20)]), (1, [(1, 20), (2, 4)])):

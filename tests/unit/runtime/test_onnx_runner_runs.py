@@ -1,6 +1,6 @@
-"""Which requests share a run of the ONNX runner.
+"""Test which requests share a run of the ONNX runner.
 
-Boundary cases of rows, lengths and outputs, with functions in the place of models.
+Covered are boundary cases of rows, lengths and outputs, with functions in place of models.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def test_rows_without_a_length_share_a_run_as_they_are() -> None:
 
 
 def sums(run_cost: int) -> tuple[batches.BatchRunner, list[tuple[int, int]]]:
-    """A runner whose model answers with the sum of each row and with the row, and the shapes that
-    it is run on.
+    """Return a runner and the list of shapes that its model is run on.
+
+    The model returns the sum of each row, and the row.
     """
     shapes: list[tuple[int, int]] = []
 
@@ -138,9 +139,9 @@ def test_requests_share_no_runs_where_company_changes_an_answer(pads: dict[str, 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float16, np.float32, np.bool_])
 def test_rounding_is_no_other_answer(dtype: type) -> None:
-    """Half precision adds in another order in company.
+    """Accept rounding differences between batched and single rows.
 
-    And what is nothing alone may be nothing in company.
+    Half precision adds in another order in a batch, and what is NaN alone may be NaN in a batch.
     """
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
-"""The ONNX runner with every kind of tensor.
+"""Test the ONNX runner with every kind of tensor.
 
-Several outputs, small integers, BOOL and FP16, optional inputs, reshapes, and no batch axis.
+Covered are several outputs, small integers, BOOL and FP16, optional inputs, reshapes, and models
+without a batch axis.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ def start(
 
 @pytest.fixture(scope="module")
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ids and mask in INT32 to: double [batch, tokens], in FP16; marked [batch, tokens] in BOOL.
+    """Return a model that reads ids and mask in INT32 and has three outputs.
 
-    Count [batch] in INT32.
+    They are double [batch, tokens] in FP16, marked [batch, tokens] in BOOL, and count [batch] in
+    INT32.
     """
     folder = tmp_path_factory.mktemp("tagger")
     node = helper.make_node
@@ -166,7 +168,7 @@ def test_without_batching_the_batch_axis_stands_in_dims(tagger: Path) -> None:
 
 @pytest.fixture(scope="module")
 def defaulted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """y = x * scale + shift: scale defaults to 10, shift to 0.5."""
+    """Return a model of y = x * scale + shift: scale defaults to 10, shift to 0.5."""
     folder = tmp_path_factory.mktemp("defaulted")
     rows: Shape = ["batch", "width"]
     write(

@@ -67,9 +67,9 @@ def reference(
 
 
 def unpad(arrays: dict[str, np.ndarray]) -> list[list[int]]:
-    """Ids of every row that the mask marks.
+    """Return the ids of every row that the mask marks.
 
-    Checks that padding lies on the right and is the pad token.
+    Also check that padding is on the right and is the pad token.
     """
     rows = []
     for ids, mask in zip(arrays["input_ids"], arrays["attention_mask"], strict=True):
@@ -276,7 +276,7 @@ def test_each_output_has_the_type_its_config_declares(folder: Path) -> None:
 
 
 def test_offsets_count_characters_not_bytes(folder: Path) -> None:
-    """By hand.
+    """Compare offsets with values computed by hand.
 
     An e with a combining accent is two characters in three bytes, the fox face one in four.
     """

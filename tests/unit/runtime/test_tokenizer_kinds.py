@@ -1,5 +1,6 @@
-"""Tokenizers of many makes in the tokenizer step, against direct calls of the tokenizers library,
-one text or pair at a time.
+"""Test many kinds of tokenizer in the tokenizer step.
+
+The reference is direct calls of the tokenizers library, one text or pair at a time.
 """
 
 from __future__ import annotations
@@ -322,8 +323,9 @@ def test_every_row_is_what_the_library_says_of_it_alone(
 
 
 def _grown(folder: Path, known: int | None, special_tokens: str = "Enabled") -> Any:
-    """A tokenizer with two special tokens beyond its vocabulary, for a model that knows ``known``
-    ids.
+    """Return a tokenizer with two special tokens beyond its vocabulary.
+
+    The model knows ``known`` ids.
     """
     made = Make("pieces", "bert", None, True, True, "bert", "types", (), 100).build()
     made.add_special_tokens(["<image>", "<video>"])

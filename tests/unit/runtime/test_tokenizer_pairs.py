@@ -1,5 +1,6 @@
-"""The tokenizer step on pairs of texts against direct calls of the tokenizers library, one pair at
-a time.
+"""Test the tokenizer step on pairs of texts.
+
+The reference is direct calls of the tokenizers library, one pair at a time.
 """
 
 from __future__ import annotations
@@ -249,9 +250,9 @@ def test_a_pair_that_breaks_the_tokenizer_fails_alone(
 
 
 def test_a_text_that_breaks_the_tokenizer_again_fails_alone(tmp_path: Path) -> None:
-    """A vocabulary without a token for unknown words.
+    """Use a vocabulary without a token for unknown words.
 
-    Looking for the reason meets the same fault.
+    Searching for the cause runs into the same error.
     """
     (tmp_path / "1").mkdir()
     tokenizer = Tokenizer(models.WordLevel({"fox": 0, "dog": 1}, unk_token="[UNK]"))

@@ -1,6 +1,6 @@
-"""The memory of words against the tokenizers library.
+"""Test the word cache against the tokenizers library.
 
-The same ids for any text, known or new, and none for a tokenizer that looks beyond a word.
+Ids are the same for any text, known or new. A tokenizer that looks beyond a word has no cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A count change over several pods: the order in which they are touched, and what is told of each way it can end."""
+"""Test a count change over several pods: their order, and the report of each possible outcome."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,10 @@ PACE = Pace(load=5.0, settle=0.2, settle_poll=0.01, verify=0.05, verify_poll=0.0
 
 @dataclass
 class FakePod:
-    """A pod as Triton behaves: a load sets the count, or does not, late or never. A stand-in; the real one is in the integration tests."""
+    """A fake pod that behaves like Triton; the integration tests use the real one.
+
+    A load sets the count, or sets it late or never.
+    """
 
     name: str
     now: int = 1

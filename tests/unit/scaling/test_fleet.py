@@ -105,7 +105,7 @@ def pods(found: ScalingDecision) -> int:
 BOUND: dict[str, Any] = {"verdict": Verdict.CPU_BOUND, "count": 2, "wanted": 4, "offered": 3.0}
 
 
-# --- CPU ------------------------------------------------------------------------------------------------------------------------
+# --- CPU ------------------------------------------------------------------------------------------
 
 
 def test_cpu_grows_to_what_the_wanted_instances_need() -> None:
@@ -184,7 +184,7 @@ def test_cpu_stays_without_usable_figures(fields: dict[str, Any]) -> None:
     )
 
 
-# --- order ------------------------------------------------------------------------------------------------------------------------
+# --- order ----------------------------------------------------------------------------------------
 
 
 def run(
@@ -199,7 +199,10 @@ def run(
 
 
 def test_pods_come_only_when_cpu_can_give_no_more() -> None:
-    """6 Erlang; the limit stays short at 6.25 cores, and only from then on is the minute counted."""
+    """Add pods only when CPU can be raised no further.
+
+    At 6 Erlang the limit stays short at 6.25 cores, and only from then on is the minute counted.
+    """
     steps = run(remembered(), 180, offered=6.0, wanted=9)
     first = next(index for index, done in enumerate(steps) if millis(done) == 6250)
     pod = next(index for index, done in enumerate(steps) if pods(done) > 1)
@@ -217,7 +220,7 @@ def test_pods_are_the_way_where_a_node_keeps_cpu_waiting() -> None:
 
 
 def test_one_thing_at_a_time() -> None:
-    """Whatever happens, a decision changes CPU or pods, not both, and neither while counts move or pods roll."""
+    """Change CPU or pods, never both at once, and neither while counts or pods are changing."""
     for seen in (EVEN, replace(EVEN, counting=True), replace(EVEN, rolling=True)):
         steps = [
             ScalingDecision((), Verdict.UNKNOWN, remembered()),
@@ -259,7 +262,7 @@ def test_what_is_no_longer_owned_is_forgotten() -> None:
     assert adopt_recorded(ScalingState(), BOUNDS, None, None) == ScalingState()
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 times = st.integers(0, 20_000_000_000).map(lambda tenths: tenths / 10)
 optional = st.one_of(st.none(), times)

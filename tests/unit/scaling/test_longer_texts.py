@@ -1,4 +1,7 @@
-"""Texts that become longer while the load rises: each request costs more, and more instances are what helps."""
+"""Test texts that become longer while the load rises.
+
+Each request costs more, and more instances are the remedy.
+"""
 
 from __future__ import annotations
 

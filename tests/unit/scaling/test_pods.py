@@ -1,4 +1,8 @@
-"""The number of pods: grown where counts cannot help, shrunk after a long rest, never on a failure. Rules, then properties."""
+"""Test the number of pods: first the rules, then properties.
+
+It grows where counts cannot help, shrinks after a long rest, and never changes because of a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,16 @@ def decision(
     gpu: float | None = 0.3,
     **fields: Any,
 ) -> ScalingDecision:
-    """A decision for one tokenizer. ``offered``: Erlang over all pods; ``gpu``: busy share of the GPU step."""
+    """Return a decision for one tokenizer.
+
+    Args:
+        verdict: Verdict on the pipeline, and on the step unless ``step_verdict`` is given.
+        count: Tokenizer instances of a pod.
+        cap: Largest count allowed.
+        offered: Offered load in Erlang over all pods.
+        gpu: Busy share of the GPU step, 0 to 1.
+        **fields: Other values of the decision.
+    """
     frozen = fields.pop("growth_held", None)
     figures = StepFigures(
         offered=offered, cap=cap, cap_reason="instances.max 4", arrivals=fields.pop("arrivals", 0.0)
@@ -267,7 +280,7 @@ def test_what_is_recorded_holds_after_a_restart() -> None:
     assert adopt_replicas(None, 5).scale.desired == 5
 
 
-# --- properties -----------------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------------
 
 verdicts = st.sampled_from([*Verdict])
 shares = st.one_of(st.none(), st.floats(0.0, 1.0))

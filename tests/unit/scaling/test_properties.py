@@ -199,7 +199,8 @@ def test_impossible_values_never_lower_a_count(
 def test_more_load_never_means_fewer(
     one: float, other: float, pending: float, count: int, rest: bool
 ) -> None:
-    # More than the instances can complete cannot complete (and would be taken for quicker requests).
+    # No more can complete than the instances can process; a higher rate would look like quicker
+    # requests.
     less, more = sorted(min(rate, count / Flow(0.0).service) for rate in (one, other))
     assume(
         less > 0 or pending == 0

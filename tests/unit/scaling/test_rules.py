@@ -73,9 +73,9 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
     step = done.steps[0]
     assert step.verdict is Verdict.TOKENIZER_BOUND
     assert step.figures.arrivals == pytest.approx(620)
-    assert (
-        step.count == 12
-    )  # 6.2 Erlang at 70 %, and the backlog that will stand when the growth is in force, within instances.max
+    # 6.2 Erlang at 70 %, plus the backlog that will exist when the growth is in force, within
+    # instances.max.
+    assert step.count == 12
     assert "620 requests/s" in step.reason
     assert "10 ms" in step.reason
     assert "10500 ms wait" in step.reason  # people read it: no power of ten
@@ -84,7 +84,11 @@ def test_load_beyond_the_instances_grows_in_one_step_to_what_it_needs() -> None:
 
 
 def test_a_jump_inside_the_last_interval_is_completed() -> None:
-    """Three instances carry 300/s; 200/s until 2 s before the scrape, 600/s since: the interval's mean says 360/s."""
+    """Extrapolate a jump in load inside the last interval.
+
+    Three instances carry 300/s. The load is 200/s until 2 s before the scrape and 600/s since; the
+    interval's mean is 360/s.
+    """
     before = history(
         {TOKENIZER: Flow(rate=200), MODEL: Flow(rate=200, service=0.001)}, now=NOW - INTERVAL
     )
@@ -286,7 +290,10 @@ def test_a_full_model_on_the_cpu_is_a_bound_step_and_no_gpu_is_spoken_of() -> No
 
 
 def test_a_gpu_says_nothing_of_a_model_on_the_cpu_beside_it() -> None:
-    """The GPU is all used, by somebody; the model that requests wait for runs on the CPU and has time to spare."""
+    """Ignore a GPU that other processes keep busy.
+
+    The model that requests wait for runs on the CPU and has time to spare.
+    """
     bounds = replace(limits(), on_cpu=frozenset({MODEL}))
     waits = Flow(rate=100, service=0.001, pending=400, batch=64)
     assert (

@@ -1,4 +1,8 @@
-"""What a request costs (E), and what comes: as instances can have had it, whatever batches, long executions and growth make of the counters."""
+"""Test the service time of a request (E) and the arrival rate.
+
+Both stay within what the instances can have processed, whatever batches, long executions and growth
+do to the counters.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,10 @@ def test_service_time_under_contention_is_the_smaller() -> None:
 
 
 def test_instances_are_never_busier_than_all_the_time() -> None:
-    """Batches of mixed sizes make the corrected busy time too long: four times what one instance has, here."""
+    """Cap the corrected busy time, which batches of mixed sizes inflate.
+
+    Here it is four times what one instance has.
+    """
     impossible = sample(Flow(rate=100, service=0.040, batch=2))
     assert service(impossible, 1) == pytest.approx(0.010, rel=0.02)  # and the execution under way
     was_four = service(impossible, 1, ((NOW - 300, 4), (NOW - 10, 1)))
@@ -86,7 +93,11 @@ def test_instances_are_never_busier_than_all_the_time() -> None:
 
 
 def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
-    """Two instances, 4 s and 14 s in turn for batches of 4: it is not less because both kinds end in one interval."""
+    """Charge requests longer than a scrape interval with the time that they take.
+
+    Two instances take 4 s and 14 s in turn for batches of 4. The cost is not less because both
+    kinds end in one interval.
+    """
     seconds = [4.0, 14.0] * 4
     ends = list(accumulate(seconds))
     scrapes = []
@@ -119,7 +130,11 @@ def test_requests_longer_than_a_scrape_interval_cost_what_they_take() -> None:
     ],
 )
 def test_which_instances_ran(begin: float, end: float, least: int, most: int) -> None:
-    """2, then 5 from -22 s on, 3 from 28 s on; 4 run in the end, whoever made it so. A growth may take half a minute."""
+    """Return the range of instances that may have run.
+
+    There are 2, then 5 from -22 s on, then 3 from 28 s on; 4 run in the end, whoever set that. A
+    growth may take half a minute.
+    """
     known = control_law.instances_between(
         StepState(desired=3, counts=((NOW - 300, 2), (NOW - 22, 5), (NOW + 28, 3))), 4
     )
@@ -137,7 +152,11 @@ def test_a_growth_is_noted_when_it_is_decided() -> None:
 
 
 def test_a_jump_is_not_completed_from_what_more_instances_did_than_there_were() -> None:
-    """One instance carried 100/s until four were in force within the interval: its completions tell nothing of when the load jumped."""
+    """Do not extrapolate a jump from completions of instances that came later.
+
+    One instance carried 100/s until four were in force within the interval, so its completions do
+    not show when the load jumped.
+    """
     before = history(
         {TOKENIZER: Flow(rate=50), MODEL: Flow(rate=50, service=0.001)}, now=NOW - INTERVAL
     )

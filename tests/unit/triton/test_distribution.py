@@ -1,6 +1,6 @@
-"""How a Triton for this machine is found.
+"""Test how a Triton for this machine is found.
 
-The cases a machine can be in, with the world replaced by folders.
+The cases are the states in which a machine can be; folders replace the real file system.
 """
 
 from __future__ import annotations

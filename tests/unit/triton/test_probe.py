@@ -225,9 +225,7 @@ def test_only_the_ready_state_serves() -> None:
 
 
 class Pod:
-    """Stands in for the client of a pod whose ensemble is ready and whose inference fails as a
-    test says.
-    """
+    """A fake client of a pod whose ensemble is ready and whose inference fails as set."""
 
     said = ("", "")
 
@@ -337,8 +335,9 @@ async def test_an_answer_too_large_to_look_at_is_an_answer(monkeypatch: pytest.M
 
 
 class TakesOne(Pod):
-    """Stands in for the client of a pod that refuses two rows, or answers them as ``two`` says,
-    and answers one with ``one``.
+    """A fake client of a pod that rejects two rows or answers them with ``two``.
+
+    It answers one row with ``one``.
     """
 
     two: dict[str, Array] | tuple[str, str] = (

@@ -1,5 +1,7 @@
-"""What a load shows corrects the law: against a step whose times are written down here, executed by
-execution drawn from the mix.
+"""Test correcting the cost model with measured load.
+
+The reference is a step with known times, executed one execution at a time with rows drawn from the
+mix.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ DEAR = StepCost(FIXED, 1e-3, 0.0, PER_TOKEN)
 
 
 def ran(batches: dict[int, int], stretch: float = 1.0) -> StepExecutions:
-    """Executions of these sizes, their mean times by drawing the rows of each and padding them to
-    the longest.
+    """Return executions of these sizes with their mean times.
+
+    For each size, rows are drawn and padded to the longest.
     """
     random = np.random.default_rng(11)
     times = {}

@@ -1,5 +1,6 @@
-"""A point that is left over goes to other instances: how these share a device is measured, not
-predicted.
+"""Test that a spare point goes to another number of instances.
+
+How instances share a device is measured, not predicted.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Shared(Slow):
 
 
 def verified(server: Shared) -> TuningRun:
-    """A run over three settings, two of which are predicted to be alike, before its points are
-    measured.
+    """Return a run over three settings before its points are measured.
+
+    Two of the settings have similar predictions.
     """
     run = begun(server, TuningOptions())
     run.predictions = [
@@ -89,8 +91,10 @@ async def test_the_time_that_is_left_goes_to_the_proof_first() -> None:
 
 
 async def test_a_rival_that_is_slow_to_load_costs_a_repeat_and_no_proof() -> None:
-    """How long a setting takes to load is known behind its first point: the proof of the candidate
-    is measured by then.
+    """Spend a repeat, not a verification, on a rival that is slow to load.
+
+    The load time of a setting is known only after its first point, and by then the candidate has
+    been verified.
     """
     server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: 2000.0})
     server.changing[TWO] = 20.0

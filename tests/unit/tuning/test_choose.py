@@ -1,5 +1,7 @@
-"""The choice: never a point beyond the wall, the highest batch size among equals, and no change
-without a proven gain.
+"""Test the choice of a setting.
+
+It never exceeds the latency budget, prefers the highest batch size among equals, and changes
+nothing without a verified gain.
 """
 
 from __future__ import annotations

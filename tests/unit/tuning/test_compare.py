@@ -1,5 +1,6 @@
-"""Answers are compared also where queues are short and models slow; what a queue turns away is no
-fault.
+"""Test comparing outputs where queues are short and models slow.
+
+A request that a queue rejects is not an error.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ async def test_a_current_setting_that_leaves_lone_requests_unanswered_is_not_com
     async with server() as one:
         comparison = OutputComparison(one)
         assert await comparison.record_reference(REQUESTS) == (
-            "outputs are not compared: the current setting rejects single requests or times out (full)"
+            "outputs are not compared: the current setting rejects single requests or times "
+            "out (full)"
         )
         client.together, client.by = 1000, 1.0
         await comparison.check(OTHER)

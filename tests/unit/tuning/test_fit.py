@@ -118,8 +118,10 @@ def test_beside_a_table_a_request_costs_what_batches_take_beyond_it() -> None:
 
 
 def test_a_length_that_was_timed_with_one_row_costs_more_with_more() -> None:
-    """A slow step leaves time for one point of each further length: 64 rows of it are not as cheap
-    as one.
+    """Scale the cost of a length that was timed with one row only.
+
+    A slow step leaves time for one point of each further length, but 64 rows are not as cheap as
+    one.
     """
     table = ((1.0, 20.0, 0.01), (1.0, 80.0, 0.03), (64.0, 20.0, 0.64))
     cost = StepCost(0.0, 0.0, 0.0, 0.0, fitted=False, table=table)

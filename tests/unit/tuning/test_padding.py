@@ -1,5 +1,6 @@
-"""The cost of padding: against batches that are really formed one by one, against brute force, and
-by what has to hold.
+"""Test the cost of padding.
+
+The references are batches formed one by one, brute force, and properties that must hold.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def formed(
     equal_lengths: bool,
     count: int = 60_000,
 ) -> tuple[float, float]:
-    """Seconds, and executions, for the rows of one full batch: every batch formed and computed by
-    itself, by Triton's rule.
+    """Return the seconds and executions for the rows of one full batch.
+
+    Every batch is formed and computed separately, by Triton's rule.
     """
     random = np.random.default_rng(11)
     rows = random.choice(np.asarray(mix.lengths), (count, mix.rows)).max(axis=1)
@@ -134,8 +136,10 @@ def test_batches_of_the_tokenizer_with_the_same_longest_row_are_merged(
 
 
 def test_the_law_of_a_gpu_and_of_a_cpu_turn_the_order_round() -> None:
-    """Fixed to 512 beats buckets where an execution costs 2 ms, and costs many times more where
-    tokens do; by hand: 32 rows of 512 tokens.
+    """Reverse the order of paddings between the cost models of a GPU and a CPU.
+
+    Fixed to 512 beats buckets where an execution costs 2 ms, and costs many times more where tokens
+    dominate. By hand: 32 rows of 512 tokens.
     """
     candidates = {
         candidate: PaddingCandidate(candidate, candidate != RAGGED)
@@ -243,8 +247,10 @@ def test_no_batch_size_is_cheaper_than_the_cheapest(
 
 
 def test_a_cpu_wants_small_batches_and_a_gpu_full_ones() -> None:
-    """By hand, where an execution costs nothing: rows of their own length, one at a time; where
-    tokens do: all at once.
+    """Compute the cheapest batch by hand.
+
+    If an execution costs nothing, rows of their own length run one at a time. If tokens cost
+    nothing, all rows run at once.
     """
     free = cheapest(StepCost(0.0, 0.0, 0.0, 2e-5), MIX, PaddingCandidate(RAGGED, False))
     assert free.batch == 1
@@ -331,9 +337,9 @@ def test_what_cannot_be_tried_is_advice_only_and_the_next_best_is_tried() -> Non
     assert found.trial is not None
     assert found.trial.candidate.padding == BUCKETS
     assert (
-        "Ragged is cheapest, but only predicted: its file is another then. Bucketed 32, 64, 128, 512 is verified"
-        in describe(found, BUCKETS)
-    )
+        "Ragged is cheapest, but only predicted: its file is another then. Bucketed 32, 64, "
+        "128, 512 is verified"
+    ) in describe(found, BUCKETS)
 
 
 def test_rows_of_one_length_do_not_tell_what_a_token_costs() -> None:

@@ -1,4 +1,4 @@
-"""Which paddings a pipeline could have, what they make of it, and what a run does with the verdict."""
+"""Test which paddings a pipeline can have, their effect, and how a run uses the verdict."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ from triton_pipelines.tools.tuner.workload import Workload
 
 
 def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResult:
-    """A load on a server that answers one request after the other, and each ``alone`` seconds
-    later; given up after the deadline.
+    """Return a load's result on a server that completes one request after the other.
+
+    Each response takes another ``alone`` seconds. Requests are given up after the deadline.
     """
     total = spec.warmup_s + spec.duration_s
     due = np.array(list(itertools.takewhile(lambda at: at < total, due_times(spec))))
@@ -55,9 +56,7 @@ def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResul
 
 
 class Slow:
-    """A server that carries far less than the steps' own times promise, the same whatever its
-    setting.
-    """
+    """A server that carries far less than its step times suggest, whatever its setting."""
 
     current, rebuild, client = CURRENT, None, None
     changes = 0.0
@@ -151,8 +150,9 @@ async def test_a_request_that_alone_takes_longer_than_the_wall_ends_the_search(
 
 
 async def test_a_rate_at_which_the_server_fell_behind_is_never_asked_for_again() -> None:
-    """The calibration is led to a rate that the server does not carry, which predictions do not
-    see.
+    """Never repeat a rate at which the server fell behind.
+
+    The calibration arrives at a rate that the server does not carry, which predictions do not show.
     """
     run = begun(Slow(400.0, carried=400.0), TuningOptions())
     run.measured = [load(500.0, capacity=400.0)]
@@ -354,8 +354,10 @@ def test_what_is_proven_counts_though_a_corrected_prediction_left_it_out() -> No
 async def test_no_point_is_begun_that_would_end_behind_the_limit(
     begun_at: float, beside: float, more: bool
 ) -> None:
-    """Three minutes for a quick run, 10 s of them for the report and the way back; a point takes
-    17.5 s, and what points take beside.
+    """Start no point that would end after the time limit.
+
+    A quick run has three minutes, 10 s of which are for the report and the way back. A point takes
+    17.5 s plus the overhead of points.
     """
     run = begun(Slow(1e6, carried=50.0), TuningOptions())
     run._clock = lambda: 0.0

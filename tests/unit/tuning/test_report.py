@@ -1,5 +1,6 @@
-"""What is text of a run: status small enough to travel, the plot with its wall, calibration and
-advice.
+"""Test the text of a run.
+
+Covered are a status small enough to send, the plot with its latency budget, calibration and advice.
 """
 
 from __future__ import annotations

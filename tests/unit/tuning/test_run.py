@@ -1,6 +1,4 @@
-"""What a run is measured against: the promise, what is subtracted from it, and the least
-throughput.
-"""
+"""Test the targets of a run: the SLO, what is subtracted from it, and the minimum throughput."""
 
 from __future__ import annotations
 
@@ -59,9 +57,9 @@ def test_without_a_promise_or_with_nothing_left_of_it_the_field_is_named() -> No
 def report_of(
     least: int | None, *, proven: bool = True, share: float = 1.0, unsteady: bool = False
 ) -> TuningReport:
-    """A report on points in which 600 requests/s are proven, or the current 400 are kept.
+    """Return a report whose points verify 600 requests/s, or only the current 400.
 
-    ``share``: of these rates.
+    ``share`` scales these rates.
     """
     built = builders.built(
         model={"maxBatchSize": 4},
@@ -107,7 +105,10 @@ def test_a_report_without_proof_keeps_the_current_setting() -> None:
     [
         (
             [(4, 3.0), (40, 2.2), (467, 3.0)],
-            r"latency budget 30 ms\)\. Between 4\.0 and 467 requests/s the best p99 was 2200 ms, at 40 requests/s",
+            (
+                r"latency budget 30 ms\)\. Between 4\.0 and 467 requests/s the best p99 was "
+                r"2200 ms, at 40 requests/s"
+            ),
         ),
         (
             [(40, math.inf), (467, math.inf)],
@@ -153,7 +154,10 @@ def lost(rate: float) -> SettingMeasurement:
 
 def test_a_machine_on_which_less_load_takes_longer_is_said_to_be_busy() -> None:
     assert any(
-        "met the latency budget at 400 requests/s and exceeded it at 200: the machine is busy with other work"
+        (
+            "met the latency budget at 400 requests/s and exceeded it at 200: the machine is busy "
+            "with other work"
+        )
         in note
         for note in report_of(None, unsteady=True).notes
     )
@@ -173,7 +177,10 @@ def test_too_late_is_told_apart_from_failed() -> None:
     found = report_on(built, points)
     text = [note for note in found.notes if "600 requests/s" in note]
     assert text == [
-        f"600 requests/s were far beyond the capacity of {BETTER}, ended after 3.2 s; 40 of 2440 requests timed out or were rejected"
+        (
+            f"600 requests/s were far beyond the capacity of {BETTER}, ended after 3.2 s; 40 of "
+            "2440 requests timed out or were rejected"
+        )
     ]
 
 
@@ -269,7 +276,7 @@ async def test_a_server_that_goes_leaves_what_was_measured(
     assert found.failed_requests == 3
     assert found.late_requests == 40
     assert "model ran with instances: 3" in found.notes
-    assert (
-        found.ended
-        == "127.0.0.1:8001 cannot be reached; the original settings could not be restored; restart the server"
+    assert found.ended == (
+        "127.0.0.1:8001 cannot be reached; the original settings could not be restored; "
+        "restart the server"
     )

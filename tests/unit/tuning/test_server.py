@@ -25,8 +25,9 @@ PUBLIC = BUILT.graph.model_name
 
 
 class StandIn:
-    """A client of a server that is not there: keeps the config of each model; loads hang, are
-    refused or fail where that is asked for.
+    """A fake client without a server, which keeps the config of each model.
+
+    Loads hang, are rejected or fail where a test requests it.
     """
 
     def __init__(self) -> None:
@@ -111,8 +112,10 @@ async def test_a_run_that_is_stopped_leaves_the_first_setting(client: StandIn) -
 
 
 async def test_what_ran_is_put_back_as_it_was_not_what_the_resource_says(client: StandIn) -> None:
-    """Other instances after live scaling, another delay and batch size by hand, and a field that no
-    setting names.
+    """Restore what ran before, not what the resource says.
+
+    That is other instances after live scaling, another delay and batch size set by hand, and a
+    field that no setting names.
     """
     model, tokenizer, public = (client.running[name] for name in ("model", "tokenizer", PUBLIC))
     model.instance_group[0].count, model.max_batch_size = 3, 16
@@ -160,7 +163,10 @@ async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
         client.running[PUBLIC].ensemble_scheduling.step[0].model_name = "another"
     with pytest.raises(
         TuneError,
-        match=r"(model runs with outputs .*\[7\] instead of|different steps).*the resource that the server was started from",
+        match=(
+            r"(model runs with outputs .*\[7\] instead of|different steps).*the resource that the "
+            r"server was started from"
+        ),
     ):
         async with server():
             pass

@@ -54,9 +54,9 @@ def test_several_servers_with_exponential_times_wait_as_erlang_says(
 
 @pytest.mark.parametrize("work", [0.4, 0.6, 0.8])
 def test_batches_without_bound_wait_as_inoue_bounds_and_nearly_that_long(work: float) -> None:
-    """Inoue 2021 (arXiv 1912.06322): tau(b) = alpha b + tau0, no delay.
+    """Compare with the bound of Inoue 2021 (arXiv 1912.06322): tau(b) = alpha b + tau0, no delay.
 
-    Its bound is on the response time; the wait is that less a batch.
+    The bound is on the response time; the wait is that time less one batch.
     """
     alpha, fixed = 0.0008, 0.004
     rate = work / alpha

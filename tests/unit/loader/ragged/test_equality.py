@@ -1,6 +1,6 @@
-"""Answers of an adapted graph in company are those of the stock graph for each row alone.
+"""Test that an adapted graph answers batched rows like the stock graph answers each row alone.
 
-On ONNX Runtime, fed as Triton's backend feeds it.
+ONNX Runtime runs the graph and is fed as Triton's backend feeds it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ batches = st.lists(st.tuples(st.integers(1, 3), st.integers(1, POSITIONS)), min_
 
 
 def compare(encoder: Encoder, batch: list[tuple[int, int]]) -> None:
-    """Answers of the adapted graph to requests of so many rows and tokens against those of the
-    stock graph to each row.
+    """Compare the adapted graph on a batch with the stock graph on each row.
+
+    Args:
+        encoder: Encoder to adapt.
+        batch: Rows and tokens of each request.
     """
     random = np.random.default_rng(encoder.seed)
     alone = session(make(encoder))

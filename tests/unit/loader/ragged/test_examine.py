@@ -197,9 +197,9 @@ def test_a_mask_need_not_be_called_so() -> None:
 
 
 def test_a_fused_embedding_shows_its_tables() -> None:
-    """What ONNX Runtime's optimizer makes of the three embeddings of BERT.
+    """Test what ONNX Runtime's optimizer makes of BERT's three embeddings.
 
-    One operator that reads ids, types and all tables.
+    It is one operator that reads ids, types and all tables.
     """
     tables = {
         "words": (VOCABULARY, WIDTH),

@@ -1,6 +1,7 @@
-"""Graphs as an exporter wrote them: company, padding and a broken row beside change no answer.
+"""Test graphs as an exporter writes them.
 
-A mask of ones over the padding does.
+Batching, padding and an invalid row in the batch change no answer; a mask of ones over the padding
+does.
 """
 
 from __future__ import annotations

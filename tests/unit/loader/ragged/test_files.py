@@ -1,6 +1,7 @@
-"""Files adapted in place.
+"""Test adapting files in place.
 
-Side files, proof by both engines, refusals that leave everything as it was, little memory.
+Covered are side files, verification by both engines, rejections that leave everything unchanged,
+and low memory use.
 """
 
 from __future__ import annotations
@@ -160,9 +161,10 @@ def test_what_nothing_can_run_is_at_least_valid(
 
 
 def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file: Path) -> None:
-    """Rows that the model takes would else be answered with NaN.
+    """Do not mistake a small table that is cut to length for the positions.
 
-    The limit is tried where the tokenizer may send more.
+    Otherwise rows that the model accepts would be answered with NaN. The limit is tested where the
+    tokenizer may send more.
     """
     model = make(ENCODER)
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -189,8 +191,10 @@ def test_a_small_table_that_is_cut_to_length_is_not_taken_for_the_positions(file
 def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
     file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of 41 to 512 tokens would be answered with NaN, although the tokenizer makes them in
-    good faith.
+    """Reject a file with fewer positions than the tokenizer may send.
+
+    Rows of 41 to 512 tokens would be answered with NaN, although the tokenizer correctly produces
+    them.
     """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     onnx.save(make(ENCODER), str(file))
@@ -211,8 +215,9 @@ def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
 def test_positions_that_do_not_show_are_tried(
     file: Path, places: Places, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The longest row that the tokenizer may send must be answered, or it fails everybody's
-    requests in its batch.
+    """Run the longest row that the tokenizer may send.
+
+    If it fails, it fails the requests of all clients in its batch.
     """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     encoder = Encoder(places=places)
@@ -278,9 +283,9 @@ def test_weights_that_were_not_fetched_are_named(file: Path) -> None:
 
 
 def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
-    """int8 by ONNX Runtime's own tool: dynamic scales are refused.
+    """Reject dynamic scales in an int8 file from ONNX Runtime's own tool.
 
-    Static ones are part of the graph, unless they cut off what masks.
+    Static ones are part of the graph and are accepted, unless they clip the mask values.
     """
     stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
     onnx.save(make(ENCODER), str(stock))
@@ -328,9 +333,10 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
 def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
     file: Path, means: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean over all places, padding too.
+    """Detect by numbers a mask that the graph honors only in part.
 
-    The mask reaches the output through the attention, so the structure looks right.
+    The mean is taken over all places, including padding. The mask reaches the output through the
+    attention, so the structure looks right.
     """
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
     encoder = Encoder(heads=(Head.HIDDEN,))
@@ -457,8 +463,9 @@ def test_a_broken_file_is_no_model(file: Path, broken: bytes) -> None:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: bool) -> None:
-    """Peak memory of adapting and proving 96 MiB of weights with ONNX's own evaluator, in a
-    process of its own: less than three quarters of that.
+    """Limit the peak memory of adapting and verifying 96 MiB of weights to less than 72 MiB.
+
+    A separate process uses ONNX's own evaluator.
     """
     encoder = Encoder()
     model: Any = make(encoder)
@@ -507,9 +514,9 @@ def test_large_weights_are_proven_without_being_held(tmp_path: Path, external: b
 
 
 def test_a_large_model_is_held_once(tmp_path: Path) -> None:
-    """Peak memory of reading and writing 96 MiB of weights, in a process of its own.
+    """Limit the peak memory of reading and writing 96 MiB of weights to less than 1.7 times that.
 
-    Less than 1.7 times that.
+    The test uses a separate process.
     """
     weights = [
         numpy_helper.from_array(np.zeros((16 << 20) // 4, np.float32), f"w{number}")

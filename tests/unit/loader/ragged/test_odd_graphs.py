@@ -1,6 +1,7 @@
-"""Whatever ONNX allows: a graph is checked and adapted, or refused in words that name its file.
+"""Test graphs of any form that ONNX allows.
 
-Nothing else comes out of the loader.
+The loader either checks and adapts a graph or rejects it with a message that names its file; no
+other outcome exists.
 """
 
 from __future__ import annotations
@@ -134,8 +135,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Loads:
 
 
 def answers(file: Path, stock: Any, encoder: Encoder = ENCODER) -> None:
-    """The adapted file answers rows in company as ONNX Runtime does the stock graph for each row
-    alone, and marks what a table does not have.
+    """Assert that the adapted file answers batched rows as ONNX Runtime answers each row alone.
+
+    The reference is the stock graph. Rows with an id that a table does not have are marked.
     """
     random, alone = np.random.default_rng(0), session(stock)
     rows = [encoder.row(random, length) for length in (4, 11, 1, 7)]

@@ -1,6 +1,6 @@
-"""Requests that a model cannot take, among good ones.
+"""Test requests that a model cannot process, among good ones.
 
-The others are answered as alone, or all get an error, and nobody a wrong answer.
+Either the others are answered as if alone, or all get an error; no client gets a wrong answer.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(plac
 
 @pytest.mark.parametrize("value", [-3, 2, 2**40])
 def test_a_mask_of_other_values_counts_nobody_out_of_the_table(value: int) -> None:
-    """Positions are the running sum of the mask.
+    """Keep every position within its table.
 
-    A wild one would be an index out of range for the whole batch.
+    Positions are the running sum of the mask. An arbitrary mask value would be an index out of
+    range for the whole batch.
     """
     encoder, random = Encoder(places=Places.MASK), np.random.default_rng(3)
     good, bad = encoder.row(random, 5), encoder.row(random, 6)
@@ -132,9 +133,10 @@ def test_unequal_lengths_are_found_where_the_longest_row_is_not_known(
 
 
 def test_the_plan_says_what_the_graph_does_not_show() -> None:
-    """Positions counted from the mask.
+    """Take from the plan what the graph does not show.
 
-    The longest row and, for a table behind other operators, the vocabulary come from the plan.
+    Positions are counted from the mask. The longest row comes from the plan, and so does the
+    vocabulary of a table behind other operators.
     """
     encoder = Encoder(places=Places.MASK, heads=(Head.LOGITS, Head.HIDDEN))
     model = make(encoder)

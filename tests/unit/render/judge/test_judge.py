@@ -53,7 +53,10 @@ def said(repository: Repository, **facts: Any) -> list[Violation]:
 
 def model(text: str) -> Any:
     """A model "m" of the null backend with one input and one output."""
-    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+    tensors = (
+        'input { name: "x" data_type: TYPE_FP32 dims: 2 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+    )
     config = text_format.Parse(f'name: "m" backend: "null" {tensors}', pb.ModelConfig())
     return text_format.Merge(text, config)
 
@@ -140,7 +143,10 @@ def test_gpus(text: str, gpus: int, expected: list[RuleId]) -> None:
         ("model_metrics { }", (24, 10), [RuleId.FIELD_VERSION]),
         ("model_metrics { }", (24, 11), []),
         (
-            "model_metrics { metric_control { metric_identifier { family: 'f' } histogram_options { buckets: 1 } } }",
+            (
+                "model_metrics { metric_control { metric_identifier { family: 'f' } "
+                "histogram_options { buckets: 1 } } }"
+            ),
             (24, 11),
             [],
         ),
@@ -164,8 +170,10 @@ def test_in_flight_limit_needs_its_release() -> None:
 
 def test_warm_up_of_text_correlation_ids_is_refused_from_25_01_on() -> None:
     text = """
-        sequence_batching { control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } } }
-        model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }
+        sequence_batching { control_input { name: "ID" \
+control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } } }
+        model_warmup { name: "w" batch_size: 1 \
+inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }
     """
     assert rules(text, release=(24, 12)) == []
     assert rules(text, release=(25, 1)) == [RuleId.WARMUP]
@@ -216,8 +224,14 @@ def test_a_blank_or_nested_name_is_refused() -> None:
 def test_ensembles_that_contain_each_other_are_both_refused() -> None:
     repository = Repository({})
     for name, other in (("a", "b"), ("b", "a")):
-        tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
-        step = f'step {{ model_name: "{other}" model_version: -1 input_map {{ key: "x" value: "x" }} output_map {{ key: "y" value: "y" }} }}'
+        tensors = (
+            'input { name: "x" data_type: TYPE_FP32 dims: 1 } '
+            'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+        )
+        step = (
+            f'step {{ model_name: "{other}" model_version: -1 input_map {{ key: "x" value: "x" }} '
+            'output_map { key: "y" value: "y" } }'
+        )
         add_model(name, f'platform: "ensemble" {tensors} ensemble_scheduling {{ {step} }}')(
             repository
         )
@@ -232,7 +246,8 @@ def test_a_mismatch_names_both_sides() -> None:
     repository = good()
     repository.configs["tok"].output[0].data_type = pb.TYPE_INT32
     assert [str(violation) for violation in said(repository)] == [
-        "e: ensemble_scheduling.step[1].input_map[\"ids\"]: tensor 'tok.ids': output 'ids' of model 'tok' is INT32 [-1], "
+        "e: ensemble_scheduling.step[1].input_map[\"ids\"]: tensor 'tok.ids': output 'ids' of "
+        "model 'tok' is INT32 [-1], "
         "input 'ids' of model 'model' is INT64 [-1]; both must have the same data type"
     ]
 
