@@ -1,7 +1,7 @@
 """What a pipeline did in each second, from two looks at a pod's metrics and the answers that its clients got. Pure.
 
-Starved GPU time is the share of seconds in which the GPU step idles while requests wait before it: work is there, and the CPU step in front does not
-hand it over.
+Starved GPU time is the share of seconds in which the GPU step idles while requests wait before it:
+work is there, and the CPU step in front does not hand it over.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Second:
         wait: mean seconds that requests waited before the scaled step, of those that it completed.
         service: busy seconds of one instance of the scaled step per request; 0 without completions.
         count: instances of the scaled step.
-        starved: whether the GPU step idled while the wait before the scaled step exceeded one service time.
+        starved: whether the GPU step idled while the wait before the scaled step exceeded one
+            service time.
         verdict: what limited the pipeline, as the operator saw it.
     """
 

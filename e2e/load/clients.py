@@ -34,7 +34,8 @@ class RequestError(Exception):
 @contextlib.asynccontextmanager
 async def grpc(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
     """Over one gRPC channel, which reconnects as gRPC does: told to move by the server, or when its connection breaks."""
-    # Channels of one process share connections otherwise; these stand for clients in processes of their own.
+    # Channels of one process share connections otherwise; these stand for clients in processes of
+    # their own.
     channel = [("grpc.use_local_subchannel_pool", 1)]
     client = tritonclient.grpc.aio.InferenceServerClient(endpoint.grpc, channel_args=channel)
 

@@ -33,9 +33,11 @@ class Load:
         judge: names answers.
         clients: kinds of clients, of `CLIENTS`.
         workers: clients per kind.
-        interval: seconds between two requests of one client; a late answer delays the next request, none is skipped.
-        open_loop: requests go out at their times whether or not those before have been answered: what is asked for does not fall when
-            answers are late. For kinds of clients that may have several requests under way: not `http-keep-alive`.
+        interval: seconds between two requests of one client; a late answer delays the next request,
+            none is skipped.
+        open_loop: requests go out at their times whether or not those before have been answered:
+            what is asked for does not fall when answers are late. For kinds of clients that may
+            have several requests under way: not `http-keep-alive`.
     """
 
     endpoint: Endpoint

@@ -1,8 +1,10 @@
 """Load that costs little: requests serialised beforehand, answers not read, in a process of its own.
 
-On a machine of two cores the clients share them with the server; what a request costs here is gRPC's own work (some 0.3 ms), so that what is measured
-is the server. Either in an open loop (requests leave at random times at a rate, however late the answers are, as those of many users do) or from a
-number of clients, each of which sends when its time has come and its last request has been answered.
+On a machine of two cores the clients share them with the server; what a request costs here is
+gRPC's own work (some 0.3 ms), so that what is measured is the server. Either in an open loop
+(requests leave at random times at a rate, however late the answers are, as those of many users do)
+or from a number of clients, each of which sends when its time has come and its last request has
+been answered.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ def _read(pipe: Connection, load: PreparedLoad) -> None:
                 load.answers += [Answer(*one) for one in told]
 
 
-# --- in the process -----------------------------------------------------------------------------------------------------------
+# --- in the process -------------------------------------------------------------------------------
 
 
 def _main(pipe: Connection, address: str, requests: list[bytes], clients: int, seed: int) -> None:

@@ -42,7 +42,8 @@ class Summary:
         answers: how often which answer came.
         longest_seconds: of an answered request.
         median_seconds, p99_seconds: of answered requests (nearest rank).
-        gap_seconds: the longest time in which no request of this kind was answered, the ends of the record included.
+        gap_seconds: the longest time in which no request of this kind was answered, the ends of the
+            record included.
     """
 
     client: str

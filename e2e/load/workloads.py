@@ -27,7 +27,8 @@ TEXTS_SEED = 7
 REQUESTS = 16
 """Different requests that are sent in turn."""
 
-# Waits as long as a GPU would compute, for every token of every row, padding included, and answers with zeros.
+# Waits as long as a GPU would compute, for every token of every row, padding included, and answers
+# with zeros.
 GPU_CODE = """
 import time
 
@@ -68,10 +69,12 @@ class Workload:
         document: the resource, to be merged with what a test or benchmark wants of it.
         step: the scaled step; its model has the same name.
         rows, tokens: texts per request, and about how many tokens each has.
-        low, high: requests/s before and after a step up of the load; `high` is at most 70 % of what the count that it needs carries on two cores.
+        low, high: requests/s before and after a step up of the load; `high` is at most 70 % of what
+            the count that it needs carries on two cores.
         alone: requests/s, at most 70 % of what one instance carries.
         slo: seconds within which 99 of 100 requests are to be answered.
-        service: busy seconds of one instance per request on a core of its own, as found on two cores of 2024; for the best possible counts only.
+        service: busy seconds of one instance per request on a core of its own, as found on two
+            cores of 2024; for the best possible counts only.
         stand_ins: what is not real, in words.
         tokenizer: its make.
     """

@@ -1,8 +1,9 @@
 """Kubernetes, etcd and helper binaries, built from the Go module proxy once and kept in the cache.
 
-`python -m e2e.local.binaries [NAME…]` makes the named binaries (default: those of an API server) and prints the
-folder that holds them, ready for `KUBEBUILDER_ASSETS` or `PATH`. Binaries of a fitting version that are already in
-`$KUBEBUILDER_ASSETS` or on `PATH` are used as they are. Versions and checksums are pinned by `go/<module>/go.mod` and `go.sum`.
+`python -m e2e.local.binaries [NAME…]` makes the named binaries (default: those of an API server)
+and prints the folder that holds them, ready for `KUBEBUILDER_ASSETS` or `PATH`. Binaries of a
+fitting version that are already in `$KUBEBUILDER_ASSETS` or on `PATH` are used as they are.
+Versions and checksums are pinned by `go/<module>/go.mod` and `go.sum`.
 """
 
 import os
@@ -128,7 +129,8 @@ BINARIES: dict[str, Binary] = {
         Binary(
             "registry", Module("registry"), "github.com/distribution/distribution/v3/cmd/registry"
         ),
-        # The rules by which GitOps tools judge and compare objects, from their own code (tests of the resource's status and defaults).
+        # The rules by which GitOps tools judge and compare objects, from their own code (tests of
+        # the resource's status and defaults).
         Binary("kstatus", Module("kstatus"), "."),
         Binary("argodiff", Module("argodiff"), "."),
     )

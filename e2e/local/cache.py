@@ -1,7 +1,8 @@
 """The cache folder for slow builds: content-addressed, atomic, safe for parallel use.
 
-Everything that is expensive to make (binaries, image archives) lives outside the checkout, in a folder whose name
-ends in the hash of what it was made from. A changed input makes a new folder; an unchanged one is never rebuilt.
+Everything that is expensive to make (binaries, image archives) lives outside the checkout, in a
+folder whose name ends in the hash of what it was made from. A changed input makes a new folder; an
+unchanged one is never rebuilt.
 """
 
 import fcntl

@@ -158,11 +158,12 @@ class Cluster:
     ) -> None:
         """Bring the cluster up, or bring a running one in line with `gpus` and `images`; builds what the cache lacks.
 
-        Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start is removed.
-        `gpu_taint` counts at the first start only.
+        Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start
+        is removed. `gpu_taint` counts at the first start only.
 
         Raises:
-            ClusterError, MachineError, BinaryError, ImageError, NetworkError, NotReadyError: with what to do.
+            ClusterError, MachineError, BinaryError, ImageError, NetworkError, NotReadyError: with
+                what to do.
         """
         packages.require_root()
         packages.install()
@@ -245,7 +246,8 @@ class Cluster:
         """Load an image into the node: one of this project's by name (built if its inputs changed), or an archive file.
 
         Raises:
-            ClusterError: the file does not exist, containerd refused it, or the cluster is not running.
+            ClusterError: the file does not exist, containerd refused it, or the cluster is not
+                running.
         """
         self.supervisor.require_running()
         archive = Path(image)

@@ -1,6 +1,7 @@
 """Command lines, certificates and files of a Kubernetes control plane, shared by the bare one and the node cluster.
 
-Pure but for `write_files`: where the processes run, and how they are watched, is decided by the callers.
+Pure but for `write_files`: where the processes run, and how they are watched, is decided by the
+callers.
 """
 
 import datetime
@@ -32,7 +33,8 @@ class ControlSpec:
     """Everything that decides the files and flags of a control plane.
 
     Addresses are IP literals; `advertise_address` is what the `kubernetes` Service points at.
-    `folder` holds keys, configs and data. `extra_api_server_flags` come last and so win over the defaults.
+    `folder` holds keys, configs and data. `extra_api_server_flags` come last and so win over the
+    defaults.
     """
 
     name: str
@@ -157,11 +159,13 @@ def api_server_command(spec: ControlSpec) -> list[str]:
         f"--service-account-key-file={folder / 'sa.pub'}",
         f"--service-account-signing-key-file={folder / 'sa.key'}",
         f"--cert-dir={folder / 'apiserver'}",
-        # At once: a test that restarts the API server should not wait for a drain that nobody asked for.
+        # At once: a test that restarts the API server should not wait for a drain that nobody asked
+        # for.
         "--shutdown-delay-duration=0s",
     ]
     if not spec.controllers:
-        # No controller makes the default ServiceAccount, without which this plugin refuses every pod.
+        # No controller makes the default ServiceAccount, without which this plugin refuses every
+        # pod.
         command.append("--disable-admission-plugins=ServiceAccount")
     if spec.audit_log:
         command += [

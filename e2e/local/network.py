@@ -1,7 +1,7 @@
 """Addresses of a local cluster, and the network namespace and link that they live on.
 
-Every cluster has an index; from it follow its three networks, so that several clusters run side by side and their
-Services and pods are reachable from the host by plain routes.
+Every cluster has an index; from it follow its three networks, so that several clusters run side by
+side and their Services and pods are reachable from the host by plain routes.
 """
 
 import json
@@ -107,7 +107,8 @@ def create(namespace: str, subnets: Subnets) -> None:
     """Make the network namespace, the link into it and the host's routes to Services and pods.
 
     Raises:
-        NetworkError: a step was refused; call `delete_link` and `delete_namespace` to remove what was made.
+        NetworkError: a step was refused; call `delete_link` and `delete_namespace` to remove what
+            was made.
     """
     outside, inside = link_names(subnets)
     prefix = subnets.link.prefixlen

@@ -152,7 +152,8 @@ def kubelet_config(spec: NodeSpec) -> dict[str, Any]:
         "localStorageCapacityIsolation": False,
         "serializeImagePulls": False,
         "podLogsDir": "/var/log/pods",
-        # A change of the number of GPUs shows within seconds; the status is still only sent when it has changed.
+        # A change of the number of GPUs shows within seconds; the status is still only sent when it
+        # has changed.
         "nodeStatusUpdateFrequency": "2s",
     }
     if spec.gpu_taint:
@@ -192,7 +193,8 @@ def kubelet_command(spec: NodeSpec) -> list[str]:
         f"--node-labels={','.join(f'{key}={value}' for key, value in GPU_LABELS.items())}",
         "--root-dir=/var/lib/kubelet",
         "--cert-dir=/var/lib/kubelet/pki",
-        # cAdvisor finds containers' names through it; without it their CPU series have no container label.
+        # cAdvisor finds containers' names through it; without it their CPU series have no container
+        # label.
         f"--containerd={spec.containerd_socket}",
     ]
 

@@ -1,6 +1,7 @@
 """Keys, certificates and kubeconfigs of a test cluster: one CA, made in memory in well under a second.
 
-Elliptic-curve keys (P-256) are used throughout but for service-account tokens, whose signing key is RSA as in kubeadm.
+Elliptic-curve keys (P-256) are used throughout but for service-account tokens, whose signing key is
+RSA as in kubeadm.
 """
 
 import base64

@@ -24,8 +24,8 @@ class ProcessDiedError(RuntimeError):
 class Process:
     """One running child whose output goes to a file.
 
-    The child dies with the thread that started it (Linux parent-death signal), so a killed test run leaves nothing
-    behind: start it from a thread that outlives it, normally the main one.
+    The child dies with the thread that started it (Linux parent-death signal), so a killed test run
+    leaves nothing behind: start it from a thread that outlives it, normally the main one.
     """
 
     def __init__(

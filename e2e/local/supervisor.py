@@ -1,11 +1,13 @@
 """Process 1 of a local cluster's node: sets up its mounts, then runs and restarts its components.
 
-Runs alone (standard library only) in new mount and process namespaces and in the cluster's network namespace, so that
-killing it ends every process of the cluster, pods included, and with the last process every mount goes too.
+Runs alone (standard library only) in new mount and process namespaces and in the cluster's network
+namespace, so that killing it ends every process of the cluster, pods included, and with the last
+process every mount goes too.
 
-Components are described by `components/*.json` in the state folder (`command`, `log`); SIGHUP makes the supervisor look
-again: new files are started, removed ones stopped. A component that ends is started again after a second, as an init
-system would do. `run.json` tells each component's process id (in this process namespace) and how often it ended.
+Components are described by `components/*.json` in the state folder (`command`, `log`); SIGHUP makes
+the supervisor look again: new files are started, removed ones stopped. A component that ends is
+started again after a second, as an init system would do. `run.json` tells each component's process
+id (in this process namespace) and how often it ended.
 """
 
 import json

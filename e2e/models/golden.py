@@ -1,6 +1,7 @@
 """Golden answers of the sample pipelines, computed by the plain WordPiece tokenizer and the NumPy encoder.
 
-Neither the ONNX graph, nor ONNX Runtime, nor the ``tokenizers`` library, nor any code of the product has a part in them.
+Neither the ONNX graph, nor ONNX Runtime, nor the ``tokenizers`` library, nor any code of the
+product has a part in them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "tests" / "golden" / "models"
-# Digits after the point in the files: two more than the 1e-5 that answers are compared to, and below what machines differ by.
+# Digits after the point in the files: two more than the 1e-5 that answers are compared to, and
+# below what machines differ by.
 DECIMALS: Final = 8
-# `maxLength` of manifests/samples/embedding.yaml: what the model was trained with (its sentence_bert_config.json).
+# `maxLength` of manifests/samples/embedding.yaml: what the model was trained with (its
+# sentence_bert_config.json).
 EMBEDDING_MAX_LENGTH: Final = 256
 
 LONG_TEXT: Final = " ".join(
@@ -53,7 +56,8 @@ SENTIMENT_TEXTS: Final = (
 )
 EMBEDDING_TEXTS: Final = (
     *SHARED_TEXTS,
-    # The example of the Sentence Transformers documentation, whose similarities for this model are public.
+    # The example of the Sentence Transformers documentation, whose similarities for this model are
+    # public.
     "The weather is lovely today.",
     "It's so sunny outside!",
     "He drove to the stadium.",

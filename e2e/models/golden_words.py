@@ -127,7 +127,8 @@ def tag_logits(tokens: list[str]) -> Matrix:
 def entities(text: str, tokens: list[str], logits: Matrix) -> list[dict[str, Any]]:
     """What the sample's own postprocess makes of it: neighbouring tokens of one tag, with characters ``[start, end)`` of the text.
 
-    Tokens are found in the text again by looking for them in order: lower case and without accents, as the tokenizer made them.
+    Tokens are found in the text again by looking for them in order: lower case and without accents,
+    as the tokenizer made them.
     """
     found: list[dict[str, Any]] = []
     position, previous = 0, "O"

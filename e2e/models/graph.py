@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 OPSET: Final = 17
-# The IR version that came with opset 17: servers with an old ONNX Runtime refuse files of a newer one.
+# The IR version that came with opset 17: servers with an old ONNX Runtime refuse files of a newer
+# one.
 IR_VERSION: Final = 8
 
 

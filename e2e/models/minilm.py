@@ -1,10 +1,11 @@
 """ONNX graph of a BERT encoder (MiniLM), built from its weights with standard operators of opset 17 only.
 
-Inputs: ``input_ids`` and ``attention_mask``, INT64 ``[batch, sequence]``; token types are 0 inside the graph.
-Output: ``last_hidden_state`` FP32 ``[batch, sequence, hidden]``, or with a linear head ``logits`` FP32 ``[batch, classes]``.
+Inputs: ``input_ids`` and ``attention_mask``, INT64 ``[batch, sequence]``; token types are 0 inside
+the graph. Output: ``last_hidden_state`` FP32 ``[batch, sequence, hidden]``, or with a linear head
+``logits`` FP32 ``[batch, classes]``.
 
-Masked positions get an attention weight of exactly 0 and no part in the mean, so padding never changes a row's answer. The
-same weights give the same bytes.
+Masked positions get an attention weight of exactly 0 and no part in the mean, so padding never
+changes a row's answer. The same weights give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from onnx import TensorProto, helper
 from e2e.models.graph import Graph
 from e2e.models.weights import Array, EncoderConfig, Weights
 
-# Added to the attention score of a masked position: exp() of it is exactly 0 in FP32, whatever the score.
+# Added to the attention score of a masked position: exp() of it is exactly 0 in FP32, whatever the
+# score.
 MASKED: Final = -1e9
 INPUT_IDS: Final = "input_ids"
 ATTENTION_MASK: Final = "attention_mask"
@@ -59,7 +61,8 @@ def _layer_norm(
 def _embeddings(graph: Graph, weights: Weights, config: EncoderConfig) -> str:
     """Word + position + token type 0, normalised: ``[batch, sequence, hidden]``.
 
-    A sequence longer than the position table fails in the addition instead of giving a wrong answer.
+    A sequence longer than the position table fails in the addition instead of giving a wrong
+    answer.
     """
     words = graph.constant(
         "embeddings.word_embeddings.weight", weights["embeddings.word_embeddings.weight"]

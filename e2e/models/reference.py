@@ -1,7 +1,7 @@
 """What the sample models must answer, computed apart from the ONNX graph: NumPy in FP64, one row at a time, without padding.
 
-It shares no code with the graph builder: it reads the safetensors file itself, and works on one sequence, so that masks and
-padding, which are what a server can get wrong, do not exist here.
+It shares no code with the graph builder: it reads the safetensors file itself, and works on one
+sequence, so that masks and padding, which are what a server can get wrong, do not exist here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Matrix = NDArray[np.float64]
 def read_safetensors(path: Path) -> dict[str, Matrix]:
     """The FP32 tensors of a safetensors file in FP64.
 
-    Format: 8 bytes little-endian header length, a JSON header with dtype, shape and offsets, then the data.
+    Format: 8 bytes little-endian header length, a JSON header with dtype, shape and offsets, then
+    the data.
     """
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")

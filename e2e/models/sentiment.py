@@ -32,7 +32,8 @@ SEED: Final = 20240914
 FOLDS: Final = 6
 # Candidates for the L2 penalty on standardised features.
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# Digits kept of the trained weights: far below what changes an answer, far above the noise between machines.
+# Digits kept of the trained weights: far below what changes an answer, far above the noise between
+# machines.
 DECIMALS: Final = 6
 NEWTON_STEPS: Final = 50
 NEWTON_TOLERANCE: Final = 1e-12
@@ -109,8 +110,8 @@ def accuracy(scores: Matrix, targets: Targets) -> float:
 def choose_penalty(values: Matrix, targets: Targets) -> float:
     """The penalty with the best cross-validated log loss.
 
-    A sentence and its counterpart of the other class stand side by side in the file and share a fold: one must not help with
-    the other.
+    A sentence and its counterpart of the other class stand side by side in the file and share a
+    fold: one must not help with the other.
     """
     pairs = np.random.default_rng(SEED).permutation(len(values) // 2)
     folds = np.empty(len(values), np.int64)
@@ -137,7 +138,8 @@ def train(
     values = (raw - centre) / spread
     penalty = choose_penalty(values, known.targets)
     solution = fit_logistic(values, known.targets, penalty)
-    # The standardisation is folded in, so that the head works on the pooled output as it is; half for each class.
+    # The standardisation is folded in, so that the head works on the pooled output as it is; half
+    # for each class.
     weight = solution[:-1] / spread
     bias = float(solution[-1] - centre @ weight)
     both = np.round(np.stack([-weight, weight], axis=1) / 2, DECIMALS)

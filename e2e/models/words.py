@@ -1,7 +1,9 @@
 """Small ONNX models over MiniLM's word vectors, for the samples whose shape matters and not their size: each less than 8 MB.
 
-A classifier (mean of a score per word), a tagger (a score per token, with a look at both neighbours), and a scorer of text pairs (for each word of
-the one the most similar word of the other). All mask what is padding, so that no answer depends on it. Inputs are INT64 ``[batch, sequence]``.
+A classifier (mean of a score per word), a tagger (a score per token, with a look at both
+neighbours), and a scorer of text pairs (for each word of the one the most similar word of the
+other). All mask what is padding, so that no answer depends on it. Inputs are INT64 ``[batch,
+sequence]``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from e2e.models.weights import Array
 TOKEN_TYPE_IDS: Final = "token_type_ids"
 SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Classes of the topics classifier, and words that speak for each; every one is a single token of the vocabulary.
+# Classes of the topics classifier, and words that speak for each; every one is a single token of
+# the vocabulary.
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "business": (
         "market",
@@ -113,17 +116,20 @@ TAGGED: Mapping[str, tuple[str, ...]] = {
         "nokia",
     ),
 }
-# Scores of the tagger: of class O for a whole word and for the rest of one (##), of a listed word for its class, and the share of that which
-# its neighbours get. "new" half belongs to a place: beside "york" it is one.
+# Scores of the tagger: of class O for a whole word and for the rest of one (##), of a listed word
+# for its class, and the share of that which its neighbours get. "new" half belongs to a place:
+# beside "york" it is one.
 ORDINARY, CONTINUED, LISTED, NEIGHBOUR = 3.0, 0.5, 6.0, 0.2
 HALF: Mapping[str, tuple[str, float]] = {"new": ("PLACE", 2.5)}
 
-# The scorer of pairs: its vectors are the word vectors, centred and projected onto so many random directions.
+# The scorer of pairs: its vectors are the word vectors, centred and projected onto so many random
+# directions.
 PAIR_WIDTH: Final = 64
 PAIR_SEED: Final = 7
 # logit = PAIR_SCALE * (mean similarity - PAIR_MIDDLE)
 PAIR_SCALE, PAIR_MIDDLE = 12.0, 0.6
-# Ids below this are special tokens, letters and punctuation; the vocabulary's whole words follow, the most frequent first.
+# Ids below this are special tokens, letters and punctuation; the vocabulary's whole words follow,
+# the most frequent first.
 FIRST_WORD: Final = 1996
 
 

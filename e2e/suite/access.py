@@ -1,6 +1,7 @@
 """Which cluster the suite works on: the one of `KUBECONFIG` if its context is allowed, else a local one of its own.
 
-The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps it off clusters that people use.
+The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps
+it off clusters that people use.
 """
 
 import fnmatch

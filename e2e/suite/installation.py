@@ -44,7 +44,8 @@ class Installation:
     Args:
         kube: the cluster.
         images: what to install.
-        build: what tells this build of the operator's image from another of the same name; empty where the name is enough.
+        build: what tells this build of the operator's image from another of the same name; empty
+            where the name is enough.
     """
 
     def __init__(self, kube: Kube, images: Images, *, build: str = "") -> None:
@@ -95,7 +96,8 @@ class Installation:
             f"s3://{name}/={self.samples_url}/{name}/{'10/' if name == 'slow' else ''}"
             for name in BAD_SERVERS
         ]
-        # The same name may stand for another build than in an earlier run whose installation was kept.
+        # The same name may stand for another build than in an earlier run whose installation was
+        # kept.
         built = {f"{LABEL}-build": self.build} if self.build else {}
         return {
             "podAnnotations": built,

@@ -128,7 +128,7 @@ class Kube:
             )
         return json.loads(text) if text else None
 
-    # --- objects -------------------------------------------------------------------------------------------------------
+    # --- objects ----------------------------------------------------------------------------------
     def apply(
         self, document: Mapping[str, Any], *, namespace: str | None = None, manager: str = MANAGER
     ) -> Object:
@@ -226,7 +226,7 @@ class Kube:
         """Wait until an object is not there any more."""
         self.wait(kind, namespace, name, lambda item: item is None, "gone", deadline)
 
-    # --- kubectl -------------------------------------------------------------------------------------------------------
+    # --- kubectl ----------------------------------------------------------------------------------
     def kubectl_command(self, *arguments: str) -> list[str]:
         """The command line of kubectl on this cluster."""
         return [

@@ -1,6 +1,7 @@
 """How a client outside the cluster reaches a Service: at its own address where that is routed, else through `kubectl port-forward`.
 
-A forwarded port ends at ONE pod, as kubectl does it; tests about rollouts and drains need a routed service range (a local cluster has one).
+A forwarded port ends at ONE pod, as kubectl does it; tests about rollouts and drains need a routed
+service range (a local cluster has one).
 """
 
 import contextlib

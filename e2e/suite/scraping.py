@@ -1,6 +1,7 @@
 """A real Prometheus beside a local cluster, on the host's end of its link: it scrapes pods and, if asked to, the kubelet's cAdvisor.
 
-Debian's Prometheus is built without discovery through an API server; here a file tells it of the pods.
+Debian's Prometheus is built without discovery through an API server; here a file tells it of the
+pods.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A pipeline that starts in seconds: a tiny classifier from ConfigMaps of the test's namespace, and what it has to answer.
 
-For tests about pods, not about models. Its answers tell the revision that gave them: the labels bear its name.
+For tests about pods, not about models. Its answers tell the revision that gave them: the labels
+bear its name.
 """
 
 from __future__ import annotations
@@ -142,8 +143,9 @@ class TinyPipeline(Pipeline):
     def load(self, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
         with self._reach.service(self.namespace, self.name) as endpoint:
-            # Ready speaks of pods; the node's rules for a Service that had none follow within a second, and a connection begun between two of
-            # their parts (reject gone, address translation not there yet) hangs until its client gives up.
+            # Ready speaks of pods; the node's rules for a Service that had none follow within a
+            # second, and a connection begun between two of their parts (reject gone, address
+            # translation not there yet) hangs until its client gives up.
             wait_for("the Service answers", lambda: _answers(endpoint), bool, SERVICE_SECONDS)
             with under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:
                 yield load
@@ -204,7 +206,8 @@ def _answers(endpoint: Endpoint) -> bool:
 def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
     """Wait until pods of these names are gone, so that the last request that one of them could lose is on record.
 
-    A pod with clients that keep their connections takes its drain and Triton's whole time to end: nearly all of its grace period.
+    A pod with clients that keep their connections takes its drain and Triton's whole time to end:
+    nearly all of its grace period.
     """
     grace = max(
         (

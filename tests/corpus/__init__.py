@@ -6,9 +6,11 @@ A bad file starts with comments that hold what is expected:
 - ``# server path:`` and ``# server:`` the cause that the API server names, where it differs from the above. The path is empty for
   a refusal that names no field; the text need only be contained in the server's.
 
-Files in ``refused`` are such that only the operator can judge them: the API server takes them, and the pipeline stalls with the findings.
+Files in ``refused`` are such that only the operator can judge them: the API server takes them, and
+the pipeline stalls with the findings.
 
-``python -m tests.corpus`` rewrites ``messages.txt`` and ``refusals.txt``, the lists of these files with the messages a user gets.
+``python -m tests.corpus`` rewrites ``messages.txt`` and ``refusals.txt``, the lists of these files
+with the messages a user gets.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ async def step_times(
 ) -> list[dict[str, Any]]:
     """Time of one execution of the model step by batch and length, from Triton's own statistics (copies to and from the GPU are part of it).
 
-    Each point is the median over ``blocks`` means of ``repeats`` requests sent one after the other, in milliseconds, with the extremes.
+    Each point is the median over ``blocks`` means of ``repeats`` requests sent one after the other,
+    in milliseconds, with the extremes.
     """
     points = []
     async with TritonClient(address, deadline_s=120) as client:

@@ -1,7 +1,7 @@
 """Short ways to a resource, its graph and what is rendered of it, for tests.
 
-``document(**changes)`` is the sentiment pipeline with a deep merge of ``changes`` into its spec: mappings are merged, everything
-else is replaced, and a ``None`` removes the field.
+``document(**changes)`` is the sentiment pipeline with a deep merge of ``changes`` into its spec:
+mappings are merged, everything else is replaced, and a ``None`` removes the field.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def without_texts(rule: str) -> str:
 def tested(rule: str, node: Mapping[str, Any], path: str) -> set[str]:
     """Paths of the fields that a rule at ``path`` reads, as deep as the schema below ``node`` follows them.
 
-    Variables of macros (``self.buckets.all(b, …)``) stand for the items they run over, or for a mapping's keys.
+    Variables of macros (``self.buckets.all(b, …)``) stand for the items they run over, or for a
+    mapping's keys.
     """
     text = without_texts(rule)
     bound: dict[str, list[tuple[str, Mapping[str, Any]]]] = {"self": [(path, node)]}

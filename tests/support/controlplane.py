@@ -21,21 +21,24 @@ READY_SECONDS = 60.0
 class ControlPlane:
     """A control plane of its own for tests, as context manager.
 
-    Every instance has its own free ports, keys and data, so several run side by side. Attributes while it runs:
-    `kubeconfig` (path, administrator), `server` (URL), `folder` (logs as `<component>.log`), `context` (its name in
-    the kubeconfig). `stop` ends every process it started and removes the folder, also after a failed start.
+    Every instance has its own free ports, keys and data, so several run side by side. Attributes
+    while it runs: `kubeconfig` (path, administrator), `server` (URL), `folder` (logs as
+    `<component>.log`), `context` (its name in the kubeconfig). `stop` ends every process it started
+    and removes the folder, also after a failed start.
 
     Args:
-        controllers: run kube-controller-manager (garbage collection, Deployments, service accounts, …). Without it
-            the ServiceAccount admission plugin is off, so that pods can be created all the same.
+        controllers: run kube-controller-manager (garbage collection, Deployments, service accounts,
+            …). Without it the ServiceAccount admission plugin is off, so that pods can be created
+            all the same.
         scheduler: run kube-scheduler.
         audit_log: write one JSON line per write request here (metadata level); see `audit_events`.
-        flow_control: `False` for scale runs: no priority and fairness, no limit of requests in flight.
+        flow_control: `False` for scale runs: no priority and fairness, no limit of requests in
+            flight.
         context: name of cluster, user and context in the kubeconfig.
         extra_api_server_flags: appended to the API server's command line.
         extra_controller_manager_flags: appended to kube-controller-manager's command line.
-        crds: files of CustomResourceDefinitions that are served before any controller starts: garbage collector and autoscaler look for
-            new kinds every 30 s only.
+        crds: files of CustomResourceDefinitions that are served before any controller starts:
+            garbage collector and autoscaler look for new kinds every 30 s only.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Conventions of a CustomResourceDefinition, after Kube-API-Linter and the API server's own demands, one function per rule.
 
-A rule takes the definition and yields what breaks it, as (path, what is wrong). Exceptions are a table of the caller: rule → path
-pattern → reason (``*`` stands for any part of a path); one that nothing needs any more is itself wrong.
+A rule takes the definition and yields what breaks it, as (path, what is wrong). Exceptions are a
+table of the caller: rule → path pattern → reason (``*`` stands for any part of a path); one that
+nothing needs any more is itself wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 RULES = "x-kubernetes-validations"
-# What apiextensions v1 takes in a structural schema, as far as a good CRD needs it; `nullable` and `uniqueItems` are left out on purpose.
+# What apiextensions v1 takes in a structural schema, as far as a good CRD needs it; `nullable` and
+# `uniqueItems` are left out on purpose.
 STRUCTURAL = {
     *(
         "type",

@@ -1,7 +1,7 @@
 """A reverse proxy in front of a real API server (or any other HTTP server) that injects faults and counts requests.
 
-Everything that no fault names passes through unchanged, watches included, so what a test sees is the real server's behaviour plus the one
-fault.
+Everything that no fault names passes through unchanged, watches included, so what a test sees is
+the real server's behaviour plus the one fault.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _HOP_BY_HOP = frozenset(
 class Fault:
     """What to do to requests whose method and path (with query) match.
 
-    Exactly what is set happens, in this order: wait ``delay`` seconds; wait until ``release`` is set (a stall); answer ``status`` instead of
-    the server; drop the connection before (``drop``) or after the server did its work (``drop_after_effect``); send a watch's
-    ``ERROR`` event with code 410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes; send the answer's body one byte
-    every ``drip`` seconds; replace the body by what ``rewrite`` makes of it.
+    Exactly what is set happens, in this order: wait ``delay`` seconds; wait until ``release`` is
+    set (a stall); answer ``status`` instead of the server; drop the connection before (``drop``) or
+    after the server did its work (``drop_after_effect``); send a watch's ``ERROR`` event with code
+    410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes; send the answer's
+    body one byte every ``drip`` seconds; replace the body by what ``rewrite`` makes of it.
 
     Attributes:
         times: how many matching requests are hit; None: all of them.
@@ -98,8 +99,8 @@ def plain_upstream(url: str, path: Path) -> Path:
 class FaultProxy:
     """The proxy, as async context manager. Clients talk plain HTTP to it; it holds the credentials.
 
-    It runs in a thread with a loop of its own: Kopf takes every task of its loop for its own, and would wait seconds for the proxy's
-    connections to end before it ended them.
+    It runs in a thread with a loop of its own: Kopf takes every task of its loop for its own, and
+    would wait seconds for the proxy's connections to end before it ended them.
 
     Args:
         upstream: kubeconfig of the real server.

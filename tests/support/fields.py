@@ -1,8 +1,9 @@
 """The fields of the resource as paths of its CRD, and which of them a document writes.
 
-A *field* is what a user gives a value: text, a number, a list of those, a mapping, a part of the Kubernetes API passed on as
-written, an object that takes no further fields. Objects and lists of objects are only the way there. Paths are those of
-`triton_pipelines.api.crd.walk`: ``spec.model.inputs[].name``; a field that is a list or a mapping itself has no mark at its end.
+A *field* is what a user gives a value: text, a number, a list of those, a mapping, a part of the
+Kubernetes API passed on as written, an object that takes no further fields. Objects and lists of
+objects are only the way there. Paths are those of `triton_pipelines.api.crd.walk`:
+``spec.model.inputs[].name``; a field that is a list or a mapping itself has no mark at its end.
 """
 
 from __future__ import annotations

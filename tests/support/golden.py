@@ -1,7 +1,8 @@
 """The golden files of rendering: one text per resource with its model repository and all its objects.
 
-What a new operator release changes without changing a decision stays out: runtime ``model.py`` files are named, not repeated, and
-the revision's name, which hashes over them, is a placeholder. The pod template stands whole, in the Deployment.
+What a new operator release changes without changing a decision stays out: runtime ``model.py``
+files are named, not repeated, and the revision's name, which hashes over them, is a placeholder.
+The pod template stands whole, in the Deployment.
 """
 
 from __future__ import annotations

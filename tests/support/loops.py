@@ -1,6 +1,7 @@
 """The scaling loop around a modelled world: caches filled by hand, samples as told, pods that do as told. The clock is the test's.
 
-Stand-ins: the collector, Triton (a pod's count is a number), and the reconcile pass, which is the real plan on the world's model.
+Stand-ins: the collector, Triton (a pod's count is a number), and the reconcile pass, which is the
+real plan on the world's model.
 """
 
 from __future__ import annotations

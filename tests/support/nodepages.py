@@ -1,7 +1,9 @@
 """What tells a Prometheus of the pods of a scaling world, and what a node's exporters say of them.
 
-Stand-ins: discovery through the API server (Debian's Prometheus is built without it; here it asks over HTTP), cAdvisor (CPU and memory are those of the pod's own processes, as the kernel counts them; nothing limits these processes, so
-that none is ever throttled), and the DCGM exporter (utilisation is what the test says).
+Stand-ins: discovery through the API server (Debian's Prometheus is built without it; here it asks
+over HTTP), cAdvisor (CPU and memory are those of the pod's own processes, as the kernel counts
+them; nothing limits these processes, so that none is ever throttled), and the DCGM exporter
+(utilisation is what the test says).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Open-loop load on one pod: requests leave when they are due, however late the answers are, as those of many users do.
 
-One thread with an event loop and one connection; at 100 requests/s it takes a few percent of a core, so that what is measured is the server.
+One thread with an event loop and one connection; at 100 requests/s it takes a few percent of a
+core, so that what is measured is the server.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ async def make_namespace(client: Client, name: str) -> str:
     return name
 
 
-# --- the operator -----------------------------------------------------------------------------------------------------------
+# --- the operator ---------------------------------------------------------------------------------
 
 
 async def healthy(target: ProbeTarget, now: Any) -> Probe:
@@ -216,7 +216,7 @@ async def operator(
         await asyncio.wait_for(task, DEADLINE_SECONDS)
 
 
-# --- stand-ins ---------------------------------------------------------------------------------------------------------------
+# --- stand-ins ------------------------------------------------------------------------------------
 
 
 def ready_status(pod: Object) -> Object:
@@ -379,7 +379,7 @@ async def repeated(
             await task
 
 
-# --- comparison --------------------------------------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 def essence(items: list[Object], **replaced: str) -> dict[tuple[str, str], Object]:

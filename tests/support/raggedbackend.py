@@ -1,9 +1,11 @@
 """A stand-in for what Triton's ONNX Runtime backend does with a ragged batch. No package carries the backend itself.
 
-It follows a ``ModelConfig`` as the backend does (measured with Triton 2.51.0 and the backend built from its sources): the requests' data of a ragged
-input is laid end to end in one tensor without axes; BATCH_ITEM_SHAPE gives a line per row with the sizes behind the batch axis; an
-output without ``batch_output`` is cut by rows; BATCH_SCATTER_WITH_INPUT_SHAPE gives each request as many elements as its declared shape
-has with open axes taken from the named input's axis at the same place. Behind the first request with an empty input nothing is copied.
+It follows a ``ModelConfig`` as the backend does (measured with Triton 2.51.0 and the backend built
+from its sources): the requests' data of a ragged input is laid end to end in one tensor without
+axes; BATCH_ITEM_SHAPE gives a line per row with the sizes behind the batch axis; an output without
+``batch_output`` is cut by rows; BATCH_SCATTER_WITH_INPUT_SHAPE gives each request as many elements
+as its declared shape has with open axes taken from the named input's axis at the same place. Behind
+the first request with an empty input nothing is copied.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class StandInBackend:
         if name not in self._ragged:
             return np.concatenate([request[name] for request in requests])
         parts = [request[name].reshape(-1) for request in requests]
-        # What is behind the first empty input is whatever the memory held: here a value that no table has.
+        # What is behind the first empty input is whatever the memory held: here a value that no
+        # table has.
         empty = next((number for number, part in enumerate(parts) if part.size == 0), len(parts))
         return np.concatenate(
             [

@@ -1,7 +1,8 @@
 """Small encoders in the layouts that exporters write, for every way that the ragged adapter has to cope with.
 
-Each is a one-layer encoder with seeded weights: embedding, positions, masked attention, heads. ``Layout`` chooses how positions and mask
-are made inside the graph; all of them compute the same kind of thing.
+Each is a one-layer encoder with seeded weights: embedding, positions, masked attention, heads.
+``Layout`` chooses how positions and mask are made inside the graph; all of them compute the same
+kind of thing.
 """
 
 from __future__ import annotations

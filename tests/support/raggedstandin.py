@@ -1,8 +1,10 @@
 """The small pipeline of :mod:`tests.support.pipelines` with its ONNX file adapted by the loader, under a real Triton.
 
-No package carries Triton's ONNX Runtime backend: a python model stands in for it alone. Triton itself takes the requests, checks them against
-the config, and forms the ragged batches; the stand-in feeds a batch to ONNX Runtime as the backend was measured to
-(:class:`tests.support.raggedbackend.StandInBackend`), with its faults: one error is everybody's, and nothing is copied behind an empty input.
+No package carries Triton's ONNX Runtime backend: a python model stands in for it alone. Triton
+itself takes the requests, checks them against the config, and forms the ragged batches; the
+stand-in feeds a batch to ONNX Runtime as the backend was measured to
+(:class:`tests.support.raggedbackend.StandInBackend`), with its faults: one error is everybody's,
+and nothing is copied behind an empty input.
 """
 
 from __future__ import annotations

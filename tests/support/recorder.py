@@ -1,7 +1,8 @@
 """A python model that writes down what Triton's scheduler gives it and waits where a test tells it to, and a server to load such models into.
 
-Tests of scheduling fields observe conditions, never times: a request is held in the model, others queue up behind it (Triton's own count of pending
-requests says when), the hold ends, and the model's record tells which batches were formed, in which order, by which instance.
+Tests of scheduling fields observe conditions, never times: a request is held in the model, others
+queue up behind it (Triton's own count of pending requests says when), the hold ends, and the
+model's record tells which batches were formed, in which order, by which instance.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ T = TypeVar("T")
 SECONDS = 30.0
 _POLL_S = 0.005
 
-# Output number i is input number i plus one (texts as they are); an output without such an input holds the number of rows.
+# Output number i is input number i plus one (texts as they are); an output without such an input
+# holds the number of rows.
 RECORDER = """
 import json
 import os

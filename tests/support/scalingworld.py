@@ -1,8 +1,10 @@
 """The whole operator on a real API server, with a real Triton as each pod.
 
-Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of its own, with Triton's usual ports), the
-loader (files of the revision's ConfigMap, counts of the live one), and the code of tokenizer and model, which costs what the test says: the
-tokenizer sleeps (or uses CPU) per request, the model sleeps per execution as a GPU computes. Everything else is the product's.
+Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of
+its own, with Triton's usual ports), the loader (files of the revision's ConfigMap, counts of the
+live one), and the code of tokenizer and model, which costs what the test says: the tokenizer sleeps
+(or uses CPU) per request, the model sleeps per execution as a GPU computes. Everything else is the
+product's.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ NAME = "sentiment"
 TICK_SECONDS = 1.0
 _addresses = itertools.count(1)
 
-# Sleeps (or spins) instead of computing; what it costs stands in a file beside the repository, so that a change of it is no change of the model.
+# Sleeps (or spins) instead of computing; what it costs stands in a file beside the repository, so
+# that a change of it is no change of the model.
 STAND_IN = """
 import json, os, time
 import numpy as np
@@ -134,7 +137,7 @@ class World:
     costs: dict[str, dict[str, float | str]]
     pods: dict[str, Pod] = field(default_factory=dict)
 
-    # --- what is seen ---------------------------------------------------------------------------------------------------
+    # --- what is seen -----------------------------------------------------------------------------
 
     @property
     def pod(self) -> Pod:
@@ -172,7 +175,7 @@ class World:
         found = (await self.client.list(EVENTS, self.namespace)).items
         return [item["note"] for item in found if item["reason"] == reason]
 
-    # --- what people and clusters do ----------------------------------------------------------------------------------------
+    # --- what people and clusters do --------------------------------------------------------------
 
     async def apply(self, **spec: Any) -> None:
         """Make or change the pipeline."""

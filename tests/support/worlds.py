@@ -1,7 +1,8 @@
 """A pure model of the world around the planner: an API server that keeps what is applied, a Deployment controller, a scheduler, a kubelet.
 
-A stand-in for a cluster where thousands of histories are wanted: rules as in Kubernetes' own controllers (rolling update with maxSurge and
-maxUnavailable, Recreate, progress deadline, graceful termination), time as a number. The planner is the real one.
+A stand-in for a cluster where thousands of histories are wanted: rules as in Kubernetes' own
+controllers (rolling update with maxSurge and maxUnavailable, Recreate, progress deadline, graceful
+termination), time as a number. The planner is the real one.
 """
 
 from __future__ import annotations
@@ -77,13 +78,16 @@ class World:
     Args:
         document: the pipeline as a user writes it.
         room: how many pods fit onto the nodes; ``None``: any number.
-        verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
-            but fails inferences) or ``gone`` (so, since a process of a model is gone) or ``stiff`` (its file takes no ragged batches); good
-            where not named.
+        verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does
+            not fit) or ``dumb`` (becomes ready but fails inferences) or ``gone`` (so, since a
+            process of a model is gone) or ``stiff`` (its file takes no ragged batches); good where
+            not named.
         scheduler: its words where there is no room.
         latencies: what is known of the latency of revisions.
-        defaults: whether the API server writes the CRD's defaults into the spec, as each real one does.
-        rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of a plan's time.
+        defaults: whether the API server writes the CRD's defaults into the spec, as each real one
+            does.
+        rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of
+            a plan's time.
     """
 
     document: Object = field(default_factory=builders.document)
@@ -119,7 +123,7 @@ class World:
         self.document = stored(self.document) if self.defaults else copy.deepcopy(self.document)
         self.document["metadata"].setdefault("generation", 1)
 
-    # --- what is seen ---------------------------------------------------------------------------------------------------
+    # --- what is seen -----------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -277,7 +281,7 @@ class World:
             )
         return {"metadata": metadata, "spec": spec, "status": status}
 
-    # --- what people do -------------------------------------------------------------------------------------------------
+    # --- what people do ---------------------------------------------------------------------------
 
     def change(self, **spec: Any) -> Self:
         """The user changes the spec: a new generation."""
@@ -297,7 +301,7 @@ class World:
         edited[path[-1]] = value
         return before
 
-    # --- the operator ---------------------------------------------------------------------------------------------------
+    # --- the operator -----------------------------------------------------------------------------
 
     def think(self) -> Plan:
         """A plan that is not carried out."""
@@ -319,7 +323,8 @@ class World:
             if state.revision.generation == observed.generation
             else None
         )
-        # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
+        # What a measured padding comes to hangs on what is remembered of it, and of what was taken
+        # back.
         known = [
             padding_choices.data(padding_choices.recorded(observed)),
             state.rollout.failed_revision,
@@ -432,7 +437,7 @@ class World:
                     stored["metadata"]["generation"] += 1
         self.children[key] = stored
 
-    # --- Deployment controller, scheduler, kubelet -------------------------------------------------------------------------
+    # --- Deployment controller, scheduler, kubelet ------------------------------------------------
 
     def control(self) -> Self:
         """One sync of the Deployment controller."""

@@ -79,7 +79,8 @@ def operator_inputs(root: Path = ROOT) -> list[Path]:
 def pip_secret(listing: str) -> str:
     """A pip configuration with what reaches the package index, from the output of `pip config list`.
 
-    Environment variables win over files, as in pip; certificates travel on their own, local folders not at all.
+    Environment variables win over files, as in pip; certificates travel on their own, local folders
+    not at all.
     """
     values: dict[str, str] = {}
     for line in sorted(listing.splitlines(), key=lambda text: text.startswith(":env:")):
@@ -195,7 +196,8 @@ def _archive(name: str, reference: str, key: str, make: Callable[[str], None]) -
             tag = f"localhost/triton-pipelines/{name}:{key}"
             make(tag)
             made = Path(scratch) / "image.tar"
-            # Uncompressed: it lives on the disk that it is read from, and decompression would cost more than reading.
+            # Uncompressed: it lives on the disk that it is read from, and decompression would cost
+            # more than reading.
             _buildah("push", "--quiet", tag, f"docker-archive:{made}:{reference}")
             made.replace(target)
         others = [path for path in target.parent.glob(f"image-{name}-*.tar") if path != target]

@@ -66,7 +66,8 @@ def test_every_object_is_labelled_and_in_its_namespace() -> None:
     for item in render("full"):
         labels = item["metadata"]["labels"]
         assert labels[names.LABEL_NAME] == names.APP, item["metadata"]["name"]
-        # Children of pipelines are found by this label: the operator's own objects must not be taken for them.
+        # Children of pipelines are found by this label: the operator's own objects must not be
+        # taken for them.
         assert labels[names.LABEL_MANAGED_BY] != names.MANAGED_BY
         assert ("namespace" in item["metadata"]) == (item["kind"] not in cluster_scoped), item[
             "kind"
@@ -159,7 +160,8 @@ def test_full_values_reach_the_operator() -> None:
 
 
 def test_every_option_of_the_operator_can_be_set() -> None:
-    # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the kubelet's own mounting.
+    # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the
+    # kubelet's own mounting.
     inside = {"kubeconfig", "context", "metrics_host", "liveness_host", "operator_key_wait_seconds"}
     rendered = {
         item["name"]

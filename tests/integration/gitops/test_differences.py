@@ -36,7 +36,8 @@ def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
 
         def served() -> bool:
             known = client.get(f"/apis/{names.API_VERSION}").status_code == 200
-            # Clients that compare by schema need the kind in the published OpenAPI document, which follows a moment later.
+            # Clients that compare by schema need the kind in the published OpenAPI document, which
+            # follows a moment later.
             return known and names.KIND in client.get("/openapi/v2").text
 
         api.wait_for("the CRD", served, 60)

@@ -19,7 +19,8 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 pytestmark = pytest.mark.integration
 
 RUNBOOK = monitoring.ROOT / monitoring.RUNBOOKS
-# Of Triton, cAdvisor and the DCGM exporter; what is asked of the first two is tried on real ones elsewhere.
+# Of Triton, cAdvisor and the DCGM exporter; what is asked of the first two is tried on real ones
+# elsewhere.
 FOREIGN = re.compile(r"nv_\w+|container_\w+|DCGM_\w+")
 
 
@@ -156,7 +157,8 @@ def test_no_expression_names_what_nobody_makes(tmp_path: Path) -> None:
             if name not in recorded | own_metrics() and not FOREIGN.fullmatch(name)
         }
         assert not strange, expression
-    # promtool parses the dashboard's queries as it does rules, once Grafana's variables have values.
+    # promtool parses the dashboard's queries as it does rules, once Grafana's variables have
+    # values.
     parsed = [
         {"record": "x", "expr": expression.replace("$__range", "1h").replace("$", "x")}
         for expression in shown

@@ -472,7 +472,7 @@ async def test_an_event_is_taken_by_the_server(client: Client) -> None:
     assert refused.status in (400, 422)
 
 
-# --- faults ------------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 async def test_faults_before_the_server_are_ridden_out(proxy: FaultProxy, tmp_path: Any) -> None:

@@ -1,7 +1,7 @@
 """The operator is killed at every single write, before or after its effect, and another process goes on: the end is always the same.
 
-A life of the operator here is what a process does without its watches: list everything into an empty store, then pass after pass. Dead is
-whoever gets no more answers.
+A life of the operator here is what a process does without its watches: list everything into an
+empty store, then pass after pass. Dead is whoever gets no more answers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str],
         assert base64.b64decode(secret["data"][names.KEY_CONTROL]).decode() == derive(uid, revision)
         items.append({"kind": "Secret", "metadata": secret["metadata"]})
     for item in items:
-        # Which of several revisions made within one second is the older one, nobody can tell: of those that are history, their number counts.
+        # Which of several revisions made within one second is the older one, nobody can tell: of
+        # those that are history, their number counts.
         if item["metadata"]["labels"].get(names.LABEL_REVISION, wanted) != wanted:
             item["data"] = {}
     found = essence(

@@ -1,6 +1,7 @@
 """The watch after a rollout on a real API server with its controllers, over a restart of the operator.
 
-Stand-ins: the kubelet, and the reader of the pods' metrics pages; its clock runs faster, since a figure takes more than a minute.
+Stand-ins: the kubelet, and the reader of the pods' metrics pages; its clock runs faster, since a
+figure takes more than a minute.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Reader:
     async def __aexit__(self, *_: Any) -> None: ...
 
     async def read(self, address: str, model: str) -> ModelLatency | str:
-        # All pods have one address here: while both revisions are there, both tell the newer one's figure.
+        # All pods have one address here: while both revisions are there, both tell the newer one's
+        # figure.
         present = {
             item["metadata"]["labels"][names.LABEL_REVISION]
             for item in self.running.store.all(PODS)
@@ -102,7 +104,8 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first operator measures the predecessor and rolls out; the second finds that the new revision breaks the promise."""
-    # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures as often as they can change.
+    # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures
+    # as often as they can change.
     monkeypatch.setattr(
         composition, "SloLatencyMonitor", partial(SloLatencyMonitor, tick_seconds=0.075)
     )

@@ -1,7 +1,9 @@
 """Samples for GPUs, on a Triton whose core, python backend and loader are real, and whose TensorRT, vLLM and ONNX Runtime are stand-ins.
 
-The stand-in backend answers with zeros: what is shown is that Triton's own validation takes the whole repository, that files lie where configs say,
-and that requests pass through all steps. What the backends make of their files is not. Instances run as KIND_CPU: a Triton without CUDA refuses KIND_GPU.
+The stand-in backend answers with zeros: what is shown is that Triton's own validation takes the
+whole repository, that files lie where configs say, and that requests pass through all steps. What
+the backends make of their files is not. Instances run as KIND_CPU: a Triton without CUDA refuses
+KIND_GPU.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def infer(client: Client, model: str) -> Any:
 def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
     with loaded("tensorrt", distribution, sources, tmp_path) as (_, client):
         tokens = infer(client, "tokenizer")
-        # Three rows, the longest of which has more than 64 tokens: the bucket of 128, in the plan's type.
+        # Three rows, the longest of which has more than 64 tokens: the bucket of 128, in the plan's
+        # type.
         assert tokens.as_numpy("input_ids").shape == (3, 128)
         assert tokens.as_numpy("input_ids").dtype == np.int32
         np.testing.assert_allclose(
@@ -92,7 +95,8 @@ def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path
 def test_mig(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
     with loaded("mig", distribution, sources, tmp_path) as (_, client):
         tokens = infer(client, "tokenizer")
-        # Ragged: the longest row of the request and no more; the loader has adapted the file to such batches.
+        # Ragged: the longest row of the request and no more; the loader has adapted the file to
+        # such batches.
         longest = int(tokens.as_numpy("attention_mask").sum(axis=1).max())
         assert tokens.as_numpy("input_ids").shape == (3, longest)
         assert 64 < longest < 128

@@ -15,7 +15,7 @@ from tests.support.samples import Array, Client, cases, column, on
 
 pytestmark = pytest.mark.integration
 
-# --- reranker ---------------------------------------------------------------------------------------------------------------------
+# --- reranker -------------------------------------------------------------------------------------
 
 PAIRS = cases("reranker")
 
@@ -75,7 +75,7 @@ def test_a_query_too_long_is_refused_not_cut(sample: Client) -> None:
         scores(sample, ("weather " * 600, "planet"))
 
 
-# --- ner --------------------------------------------------------------------------------------------------------------------------
+# --- ner ------------------------------------------------------------------------------------------
 
 
 def entities(answer: dict[str, Array]) -> list[list[dict[str, Any]]]:
@@ -109,7 +109,7 @@ def test_entities_stand_where_the_text_has_them(sample: Client) -> None:
             )
 
 
-# --- image ------------------------------------------------------------------------------------------------------------------------
+# --- image ----------------------------------------------------------------------------------------
 
 
 def expected_colours(images: Array) -> Array:
@@ -188,7 +188,7 @@ async def test_images_of_different_size_at_once(sample: Client) -> None:
         )
 
 
-# --- sequence ---------------------------------------------------------------------------------------------------------------------
+# --- sequence -------------------------------------------------------------------------------------
 
 
 def value(number: float) -> dict[str, Array]:

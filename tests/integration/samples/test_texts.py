@@ -28,7 +28,7 @@ def close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-# --- article ----------------------------------------------------------------------------------------------------------------------
+# --- article --------------------------------------------------------------------------------------
 
 
 @on("article")
@@ -89,7 +89,7 @@ def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
         tritonclient.http.InferRequestedOutput("LOGITS", binary_format=True)
 
 
-# --- cleaner ----------------------------------------------------------------------------------------------------------------------
+# --- cleaner --------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/cleaner.yaml", "loaded")
@@ -119,7 +119,7 @@ async def test_a_text_that_cannot_be_read_hurts_itself_alone(sample: Client) -> 
         close(answer["PROBABILITIES"], PROBABILITIES[:1])
 
 
-# --- slo --------------------------------------------------------------------------------------------------------------------------
+# --- slo ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/slo.yaml", "loaded")
@@ -132,7 +132,7 @@ def test_requests_of_every_priority_are_answered(sample: Client, options: dict[s
     close(sample.ask({"TEXT": TEXTS}, **options)["PROBABILITIES"], PROBABILITIES)
 
 
-# --- unbatched --------------------------------------------------------------------------------------------------------------------
+# --- unbatched ------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/unbatched.yaml", "loaded")
@@ -153,7 +153,7 @@ def test_the_usual_shape_is_refused_there(sample: Client) -> None:
         sample.ask({"TEXT": TEXTS})
 
 
-# --- two-models -------------------------------------------------------------------------------------------------------------------
+# --- two-models -----------------------------------------------------------------------------------
 
 # The large model's golden cases have the same first texts.
 SENTIMENT = {case["text"]: case for case in cases("sentiment")}
@@ -183,7 +183,7 @@ def test_branches_join(sample: Client) -> None:
     )
 
 
-# --- bls --------------------------------------------------------------------------------------------------------------------------
+# --- bls ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/bls.yaml", "loaded")
@@ -230,7 +230,7 @@ def executions(sample: Client) -> dict[str, int]:
         }
 
 
-# --- documents --------------------------------------------------------------------------------------------------------------------
+# --- documents ------------------------------------------------------------------------------------
 
 TOPICS = ["business", "politics", "science", "sports"]
 
@@ -254,7 +254,7 @@ def test_more_rows_than_a_batch_are_refused(sample: Client) -> None:
         sample.ask({"TEXT": np.concatenate([TEXTS] * 17)})
 
 
-# --- advisory ---------------------------------------------------------------------------------------------------------------------
+# --- advisory -------------------------------------------------------------------------------------
 
 
 @on("advisory")

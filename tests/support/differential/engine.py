@@ -1,7 +1,8 @@
 """Compares the judge of ``render.judge`` with a real Triton: both get the same model repositories, every difference is shown.
 
-One server runs for many repositories; models are loaded over gRPC, many at a time, and removed afterwards. Its backends are the null backend,
-so that a load takes milliseconds; its core, which validates, is real.
+One server runs for many repositories; models are loaded over gRPC, many at a time, and removed
+afterwards. Its backends are the null backend, so that a load takes milliseconds; its core, which
+validates, is real.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Repository:
 
     Attributes:
         configs: model folder → its config.
-        files: model folder → path below it → content; a model that is not here has the empty version folder 1. A path that ends in "/" is a folder.
+        files: model folder → path below it → content; a model that is not here has the empty
+            version folder 1. A path that ends in "/" is a folder.
     """
 
     configs: dict[str, Any]
@@ -266,7 +268,7 @@ class Differential:
                 )
         return "\n".join([*differ, repository.text()]) if differ else ""
 
-    # --- the server ------------------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------
     async def _ask(self, repositories: Sequence[Repository]) -> dict[str, str | None]:
         """Model → why the server refused it, None where it loaded; afterwards nothing of it is left."""
         configs = {
@@ -294,7 +296,8 @@ class Differential:
 
                 async def unload(name: str) -> None:
                     async with limit:
-                        # A refused model stays in the server's graph of models until it is unloaded.
+                        # A refused model stays in the server's graph of models until it is
+                        # unloaded.
                         with contextlib.suppress(InferenceServerException):
                             await client.unload_model(name, client_timeout=_LOAD_S)
 
@@ -392,7 +395,8 @@ def running(
     repository.mkdir(parents=True)
     distribution = nullbackend.distribution(backends, python=python)
     log = folder / "tritonserver.log"
-    # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here; errors stay.
+    # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here;
+    # errors stay.
     with triton_server(
         repository,
         [],

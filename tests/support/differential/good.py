@@ -115,7 +115,8 @@ def good(library: bytes = b"") -> Repository:
     """The good repository.
 
     Args:
-        library: some shared library, which is no batching strategy but may stand for one; a server does not take an empty one.
+        library: some shared library, which is no batching strategy but may stand for one; a server
+            does not take an empty one.
     """
     configs = {name: text_format.Parse(text, pb.ModelConfig()) for name, text in GOOD.items()}
     files = {name: {"1/": b""} for name in configs}

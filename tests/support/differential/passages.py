@@ -35,7 +35,8 @@ class Tally:
         loaded: accepted, and every model of it loaded.
         refused: refused by both sides.
         unrendered: refused, and no config can be made of them.
-        own: refused for the product's own reasons, and Triton loads them; by what the first finding says.
+        own: refused for the product's own reasons, and Triton loads them; by what the first finding
+            says.
         loads: models that Triton was asked to load.
     """
 
@@ -56,7 +57,8 @@ def compare(differential: Differential, document: Document, tally: Tally) -> Non
     """Take one resource through the product and ask Triton.
 
     Raises:
-        DisagreementError: an accepted resource does not load, or one loads that the judge refused, or that was refused for no stated reason.
+        DisagreementError: an accepted resource does not load, or one loads that the judge refused,
+            or that was refused for no stated reason.
     """
     passage = through(document)
     if passage.repository is None:

@@ -1,7 +1,8 @@
 """A Triton whose core is real and whose model backends are one small C library that answers with zeros.
 
-Loading a model of it starts no process, so that thousands of loads are cheap. It stands in, under their names, for the backends that the local
-Triton lacks: Triton's own validation of their configs is real, what these backends would check themselves is not.
+Loading a model of it starts no process, so that thousands of loads are cheap. It stands in, under
+their names, for the backends that the local Triton lacks: Triton's own validation of their configs
+is real, what these backends would check themselves is not.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def distribution(backends: Path, *extra: str, python: bool = True) -> Distributi
     Args:
         backends: a new folder, made here, for Triton's own backends and the library.
         extra: further backend names to stand in for.
-        python: whether the python backend is the real one; else the null backend stands in for it too, so that a load starts no process.
+        python: whether the python backend is the real one; else the null backend stands in for it
+            too, so that a load starts no process.
     """
     real = obtain()
     made = library()
