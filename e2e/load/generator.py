@@ -97,7 +97,10 @@ class Load:
         with self._changed:
             if not self._changed.wait_for(done, deadline):
                 raise AssertionError(
-                    f"clients did not finish {count} requests each within {deadline:.0f} s: {[str(s) for s in self.summary().values()]}"
+                    (
+                        f"clients did not finish {count} requests each within {deadline:.0f} "
+                        f"s: {[str(s) for s in self.summary().values()]}"
+                    )
                 )
 
     def run(self) -> None:

@@ -74,7 +74,10 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        what = f"{self.client}: {self.requests} requests, {self.failed} failed, answers {self.answers}, p99 {self.p99_seconds * 1000:.0f} ms"
+        what = (
+            f"{self.client}: {self.requests} requests, {self.failed} failed, answers "
+            f"{self.answers}, p99 {self.p99_seconds * 1000:.0f} ms"
+        )
         return what + (f", errors {self.errors}" if self.errors else "")
 
 

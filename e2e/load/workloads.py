@@ -100,7 +100,10 @@ class Workload:
     @property
     def text(self) -> str:
         """What it is, in one line, for results and plots."""
-        return f"{self.name}: {self.rows} x ~{self.tokens} tokens ({self.tokenizer}) per request, {self.low:g} to {self.high:g} requests/s"
+        return (
+            f"{self.name}: {self.rows} x ~{self.tokens} tokens ({self.tokenizer}) per request, "
+            f"{self.low:g} to {self.high:g} requests/s"
+        )
 
     def requests(self) -> list[bytes]:
         """Requests as they go over the wire: real sentences, put together at random with a fixed seed to the length wanted."""
@@ -141,7 +144,10 @@ def _gpu_step(per_token: float, classes: int) -> dict[str, Any]:
 
 
 def _stand_in(microseconds: float) -> str:
-    return f"simulated GPU step: a Python step that waits 2 ms plus {microseconds:g} µs per token, padding included"
+    return (
+        f"simulated GPU step: a Python step that waits 2 ms plus {microseconds:g} µs per token, "
+        f"padding included"
+    )
 
 
 def documents() -> Workload:

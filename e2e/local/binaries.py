@@ -243,7 +243,10 @@ def find_go() -> str:
         BinaryError: there is none; says what is needed instead.
     """
     wanted = ".".join(map(str, MINIMUM_GO))
-    advice = f"install Go >= {wanted}, or point KUBEBUILDER_ASSETS at a folder with ready binaries of Kubernetes {KUBERNETES_VERSION}"
+    advice = (
+        f"install Go >= {wanted}, or point KUBEBUILDER_ASSETS at a folder with ready binaries of "
+        f"Kubernetes {KUBERNETES_VERSION}"
+    )
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         raise BinaryError(f"no Go toolchain found: {advice}")

@@ -77,7 +77,8 @@ def allocate(routes: Iterable[IPv4Network], taken: Iterable[int]) -> Subnets:
         ):
             return candidate
     raise NetworkError(
-        f"no free addresses for another cluster: all {MAX_CLUSTERS} sets in 10.96.0.0/16, 10.99.0.0/16 and 10.244.0.0/16 are taken or routed on "
+        f"no free addresses for another cluster: all {MAX_CLUSTERS} sets in 10.96.0.0/16, "
+        f"10.99.0.0/16 and 10.244.0.0/16 are taken or routed on "
         "this machine; remove a cluster (python -m e2e.local down --name NAME) or see `ip route`"
     )
 

@@ -62,11 +62,15 @@ def require_root() -> None:
     """Raise `MachineError` unless this process is root on Linux with the right to make mounts and network namespaces."""
     if os.uname().sysname != "Linux" or os.uname().machine != "x86_64":
         raise MachineError(
-            "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e KUBECONFIG=FILE (see e2e/kind for kind)"
+            (
+                "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e "
+                "KUBECONFIG=FILE (see e2e/kind for kind)"
+            )
         )
     if os.geteuid() != 0:
         raise MachineError(
-            "the local cluster needs root (network and mount namespaces, containerd, kubelet): run it with sudo, or use any other "
+            "the local cluster needs root (network and mount namespaces, containerd, kubelet): "
+            "run it with sudo, or use any other "
             "cluster: make e2e KUBECONFIG=FILE (see e2e/kind for one made by kind)"
         )
     done = subprocess.run(
@@ -77,7 +81,8 @@ def require_root() -> None:
     )
     if done.returncode != 0:
         raise MachineError(
-            f"this machine does not let root make namespaces ({done.stderr.strip()}): the local cluster needs CAP_SYS_ADMIN and "
+            f"this machine does not let root make namespaces ({done.stderr.strip()}): the local "
+            f"cluster needs CAP_SYS_ADMIN and "
             "CAP_NET_ADMIN, as a virtual machine or a privileged container has them"
         )
 
@@ -93,7 +98,10 @@ def install(programs: Mapping[str, str] = PROGRAMS) -> None:
         return
     if shutil.which("apt-get") is None:
         raise MachineError(
-            f"missing programs, and no apt-get to install them: please install {', '.join(wanted)} (names of Debian's packages)"
+            (
+                f"missing programs, and no apt-get to install them: please install "
+                f"{', '.join(wanted)} (names of Debian's packages)"
+            )
         )
     with step(f"installing {' '.join(wanted)}"), _no_services():
         _apt("update")

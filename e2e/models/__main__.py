@@ -35,7 +35,8 @@ def train() -> None:
         content = sentiment.train(described=described)
         sentiment.write_head(content, path)
         typer.echo(
-            f"{path.name}: {content['trainAccuracy']:.1%} on {content['trainSentences']} training sentences, "
+            f"{path.name}: {content['trainAccuracy']:.1%} on {content['trainSentences']} training "
+            f"sentences, "
             f"{content['heldoutAccuracy']:.1%} on {content['heldoutSentences']} held-out sentences"
         )
 

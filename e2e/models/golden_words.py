@@ -63,10 +63,22 @@ NER_TEXTS: Final = (
     "Grüße aus 東京: Anna works for the BBC in London 😀 since 2019.",
 )
 REPORTS: Final = {
-    "business": "Shares of the company rose after it reported a record profit, and investors expect more trade and higher prices.",
-    "politics": "The minister lost the vote in parliament, so the government will call an election and the president must sign the law.",
-    "science": "In the laboratory scientists repeated the experiment on living cells, and their research supports the theory.",
-    "sports": "The coach praised the team for a late goal in the last match of the season, a victory that decides the league.",
+    "business": (
+        "Shares of the company rose after it reported a record profit, and investors expect more "
+        "trade and higher prices."
+    ),
+    "politics": (
+        "The minister lost the vote in parliament, so the government will call an election and "
+        "the president must sign the law."
+    ),
+    "science": (
+        "In the laboratory scientists repeated the experiment on living cells, and their research "
+        "supports the theory."
+    ),
+    "sports": (
+        "The coach praised the team for a late goal in the last match of the season, a victory "
+        "that decides the league."
+    ),
 }
 
 
@@ -202,7 +214,10 @@ class PairScorer:
 
 def report(topic: str, other: str, sentences: int) -> str:
     """A long document: mostly about the one topic, with every fifth sentence about the other, and words of no topic between."""
-    between = "Afterwards they drank coffee in the garden and talked about the weather until the evening. "
+    between = (
+        "Afterwards they drank coffee in the garden and talked about the weather until the "
+        "evening. "
+    )
     return " ".join(
         (REPORTS[other] if number % 5 == 4 else REPORTS[topic]) + " " + between * (number % 3)
         for number in range(sentences)

@@ -50,13 +50,18 @@ def choose(environment: Mapping[str, str]) -> Access | None:
         context = str(document["current-context"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise AccessError(
-            f"KUBECONFIG={given}: cannot read a current context from it ({type(error).__name__}); name one file with one"
+            (
+                f"KUBECONFIG={given}: cannot read a current context from it "
+                f"({type(error).__name__}); name one file with one"
+            )
         ) from error
     allowed = contexts(environment)
     if not any(fnmatch.fnmatchcase(context, pattern) for pattern in allowed):
         raise AccessError(
-            f"KUBECONFIG={given}: context {context!r} is not on the suite's allow list ({', '.join(allowed)}). The suite installs and removes"
-            f" the operator, its CRD and namespaces there; if that is meant, set {ENV_CONTEXTS}={context}"
+            f"KUBECONFIG={given}: context {context!r} is not on the suite's allow list "
+            f"({', '.join(allowed)}). The suite installs and removes"
+            f" the operator, its CRD and namespaces there; if that is meant, set "
+            f"{ENV_CONTEXTS}={context}"
         )
     name = context.removeprefix("tritonpipe-")
     local = (

@@ -24,7 +24,10 @@ def collect(test: str, installation: Installation, namespaces: list[str]) -> Pat
         lambda: kube.kubectl("describe", "pods", f"--namespace={NAMESPACE}", check=False),
     )
     _write(folder / "nodes.txt", lambda: kube.kubectl("describe", "nodes", check=False))
-    kinds = f"{names.PLURAL},deployments,replicasets,pods,services,configmaps,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        f"{names.PLURAL},deployments,replicasets,pods,services,configmaps,networkpolicies,"
+        f"poddisruptionbudgets"
+    )
     questions = {
         "pipelines.yaml": ("get", names.PLURAL, "--output=yaml"),
         "objects.txt": ("get", kinds, "--output=wide"),

@@ -133,7 +133,10 @@ class Installation:
         )
         if done.returncode != 0:
             raise AssertionError(
-                f"helm {' '.join(arguments[:2])} ended with {done.returncode}: {done.stderr.strip()}"
+                (
+                    f"helm {' '.join(arguments[:2])} ended with {done.returncode}: "
+                    f"{done.stderr.strip()}"
+                )
             )
         return done.stdout
 

@@ -235,7 +235,10 @@ def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) 
     tiny.change("new")
     wait_surge_pod(tiny, before)
     kube.delete(names.KIND, tiny.namespace, tiny.name)
-    kinds = "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,"
+        "poddisruptionbudgets"
+    )
     arguments = (
         "get",
         kinds,
@@ -256,7 +259,10 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     kube: Kube, installation: Installation, tiny: TinyPipeline
 ) -> None:
     tiny.serve("old", replicas=2, scaling={"windows": {"fastSeconds": 4, "slowSeconds": 10}})
-    kinds = f"{names.PLURAL},deployments,replicasets,pods,configmaps,secrets,services,endpointslices,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        f"{names.PLURAL},deployments,replicasets,pods,configmaps,secrets,services,endpointslices,"
+        f"networkpolicies,poddisruptionbudgets"
+    )
     template = "{range .items[*]}{.kind}/{.metadata.name} {.metadata.resourceVersion}{'\\n'}{end}"
 
     def versions() -> set[str]:

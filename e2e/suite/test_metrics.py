@@ -48,7 +48,10 @@ def prometheus(access: Access, kube: Kube, installation: Installation) -> Iterat
     """The operator asks this one, for as long as the module's tests run."""
     if access.local is None:
         pytest.skip(
-            "left out: a Prometheus of the suite's own reaches neither pods nor the kubelet of a cluster that is not on this machine"
+            (
+                "left out: a Prometheus of the suite's own reaches neither pods nor the "
+                "kubelet of a cluster that is not on this machine"
+            )
         )
     with kubelet_reader(kube) as token, scraper(access.local, SCRAPE_SECONDS, token) as made:
         installation.helm_install(
@@ -137,7 +140,10 @@ def test_cpu_and_throttling_of_the_node_reach_the_decision(
     tiny.serve("old", **wanted)
     prometheus.watch(kube, tiny.namespace)
     (pod,) = tiny.serving_pods()
-    series = f'container="{names.CONTAINER_SERVER}",namespace="{tiny.namespace}",pod="{pod["metadata"]["name"]}"'
+    series = (
+        f'container="{names.CONTAINER_SERVER}",namespace="{tiny.namespace}",'
+        f'pod="{pod["metadata"]["name"]}"'
+    )
     with tiny.load(**{**LOAD, "workers": 1, "interval": 1.0}) as load:
         for metric in (
             "container_cpu_usage_seconds_total",

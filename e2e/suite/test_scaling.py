@@ -93,7 +93,10 @@ class Scaled:
         return [self._instances(pod["metadata"]["name"]) for pod in self._pipeline.serving_pods()]
 
     def _instances(self, pod: str) -> int:
-        path = f"/api/v1/namespaces/{self._pipeline.namespace}/pods/{pod}:{names.PORT_HTTP}/proxy/v2/models/{STEP}/config"
+        path = (
+            f"/api/v1/namespaces/{self._pipeline.namespace}/pods/{pod}:{names.PORT_HTTP}/proxy/v2/"
+            f"models/{STEP}/config"
+        )
         return int(self._pipeline.kube.request("GET", path)["instance_group"][0]["count"])
 
     def told(self) -> Mapping[str, Any]:

@@ -186,7 +186,10 @@ class TinyPipeline(Pipeline):
         """How many rows the ensemble has answered, over all its ready pods."""
         total = 0
         for pod in self.serving_pods():
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
+            path = (
+                f"/api/v1/namespaces/{self.namespace}/pods/"
+                f"{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
+            )
             total += sum(
                 int(item.get("inference_count", 0))
                 for item in self.kube.request("GET", path)["model_stats"]

@@ -99,8 +99,14 @@ def served(
         yield running
     if running.measured:
         workload = {
-            "model": f"BERT encoder {plan.shape}, seeded weights, FP32, PyTorch in Triton's python backend",
-            "load": f"{plan.clients} gRPC clients in one process, closed loop, {plan.rows_per_request} texts of 1 to 120 words a request",
+            "model": (
+                f"BERT encoder {plan.shape}, seeded weights, FP32, PyTorch in Triton's python "
+                f"backend"
+            ),
+            "load": (
+                f"{plan.clients} gRPC clients in one process, closed loop, "
+                f"{plan.rows_per_request} texts of 1 to 120 words a request"
+            ),
         }
         OUT.mkdir(exist_ok=True)
         file = OUT / ("gpu-tier.json" if plan.gpu else "gpu-rehearsal.json")

@@ -154,7 +154,12 @@ FILLER = {
     "optional",
 }
 ADVICE = re.compile(
-    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is for|are for|never)\b",
+    (
+        r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at "
+        r"most|at "
+        r"least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is "
+        r"for|are for|never)\b"
+    ),
     re.IGNORECASE,
 )
 SECRETS = re.compile(r"(password|token|secret|credential|privateKey|accessKey)$", re.IGNORECASE)
@@ -228,12 +233,18 @@ def _types(definition: Definition) -> Iterator[Finding]:
         if unknown := set(node) - STRUCTURAL:
             yield (
                 path,
-                f"has keywords that are not wanted in a structural schema: {', '.join(sorted(unknown))}",
+                (
+                    f"has keywords that are not wanted in a structural schema: "
+                    f"{', '.join(sorted(unknown))}"
+                ),
             )
         if node.get("type") in ("boolean", "number", "null"):
             yield (
                 path,
-                f"is a {node['type']}: use an enum, an integer with its unit, or leave the field out",
+                (
+                    f"is a {node['type']}: use an enum, an integer with its unit, or leave "
+                    f"the field out"
+                ),
             )
         if "type" not in node and not node.get(INT_OR_STRING):
             yield path, "has no type"
@@ -385,7 +396,10 @@ def _tested_defaults(definition: Definition) -> Iterator[Finding]:
         if "default" in found.get(path, {}):
             yield (
                 path,
-                "has a default and is tested by a rule: the API server judges with the default filled in",
+                (
+                    "has a default and is tested by a rule: the API server judges with the "
+                    "default filled in"
+                ),
             )
 
 
@@ -482,7 +496,10 @@ def _messages(definition: Definition) -> Iterator[Finding]:
             if not text or text != text.strip() or text.endswith(".") or "\n" in text:
                 yield (
                     path,
-                    f"a rule's message is empty, or is no single clause without a full stop: {text!r}",
+                    (
+                        f"a rule's message is empty, or is no single clause without a full "
+                        f"stop: {text!r}"
+                    ),
                 )
             told = (
                 "fieldPath" in rule or "size(key)" in rule["rule"]
@@ -494,7 +511,10 @@ def _messages(definition: Definition) -> Iterator[Finding]:
             ):
                 yield (
                     path,
-                    f"a rule's message names none of the fields it reads ({', '.join(sorted(read))}): {text!r}",
+                    (
+                        f"a rule's message names none of the fields it reads "
+                        f"({', '.join(sorted(read))}): {text!r}"
+                    ),
                 )
             if not ADVICE.search(text):
                 yield path, f"a rule's message does not say what to write: {text!r}"

@@ -18,7 +18,10 @@ PLAN = {"platform": "tensorrt_plan"}
 BUCKETED = {"padding": "Bucketed", "buckets": [32, 128]}
 PADDING: dict[str, Any] = {"spec": {"tokenizer": BUCKETED}}
 BOTH: dict[str, Any] = {"spec": {"model": {"maxBatchSize": 16}, "tokenizer": BUCKETED}}
-FIGURES = "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (in force) for 64 rows"
+FIGURES = (
+    "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (in force) "
+    "for 64 rows"
+)
 RENDERED: dict[str, Any] = {}
 KEPT_FIGURE, BROKEN_FIGURE = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
 

@@ -18,7 +18,10 @@ TEXTS: dict[str, Any] = {"type": "array", "items": TEXT}
 NAMED: dict[str, Any] = {"type": "object", "additionalProperties": TEXT}
 DURATION: dict[str, Any] = {
     **TEXT,
-    "pattern": "^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$",
+    "pattern": (
+        "^(0|"
+        "(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$"
+    ),
 }
 
 

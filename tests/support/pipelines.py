@@ -42,7 +42,10 @@ def config(
         f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]",
         "dynamic_batching { }",
         *(
-            f'parameters {{ key: "tritonpipe.{key}" value: {{ string_value: {json.dumps(value)} }} }}'
+            (
+                f'parameters {{ key: "tritonpipe.{key}" value: {{ string_value: '
+                f"{json.dumps(value)} }} }}"
+            )
             for key, value in parameters.items()
         ),
     ]
@@ -60,12 +63,16 @@ def ensemble(
         )
 
     body = " ".join(
-        f'step {{ model_name: "{model}" model_version: -1 {maps("input_map", reads)} {maps("output_map", writes)} }}'
+        (
+            f'step {{ model_name: "{model}" model_version: -1 {maps("input_map", reads)} '
+            f"{maps('output_map', writes)} }}"
+        )
         for model, reads, writes in steps
     )
     return (
         f'name: "{ENSEMBLE}"\nplatform: "ensemble"\nmax_batch_size: 64\n'
-        f"input [ {tensor(text, 'TYPE_STRING', '1')} ]\noutput [ {', '.join(outputs)} ]\nensemble_scheduling {{ {body} }}\n"
+        f"input [ {tensor(text, 'TYPE_STRING', '1')} ]\noutput [ {', '.join(outputs)} ]\n"
+        f"ensemble_scheduling {{ {body} }}\n"
     )
 
 

@@ -228,7 +228,10 @@ class Workbench:
         if "ensemble" not in platform:
             lines.append(f"instance_group [ {{ {instances} }} ]")
             lines += [
-                f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
+                (
+                    f"parameters {{ key: {json.dumps(key)} value: {{ string_value: "
+                    f"{json.dumps(value)} }} }}"
+                )
                 for key, value in strings.items()
             ]
         folder = self.repository / name

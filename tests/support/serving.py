@@ -109,7 +109,8 @@ def served(
         finally:
             deadline.cancel()
         assert LAST_LINE in said, (
-            f"`tritonpipe serve {file.name}` ended or took more than {START_SECONDS:.0f} s:\n{said}{log.read_text()}"
+            f"`tritonpipe serve {file.name}` ended or took more than {START_SECONDS:.0f} "
+            f"s:\n{said}{log.read_text()}"
         )
         running = Served(process, said, log)
         yield running

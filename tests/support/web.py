@@ -127,7 +127,10 @@ class LoopbackServer:
         self._server = Server(address, Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"{'https' if tls else 'http'}://{'127.0.0.1' if address[0] == '0.0.0.0' else address[0]}:{self._server.server_port}"
+        self.url = (
+            f"{'https' if tls else 'http'}://"
+            f"{'127.0.0.1' if address[0] == '0.0.0.0' else address[0]}:{self._server.server_port}"
+        )
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )

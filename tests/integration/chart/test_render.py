@@ -90,8 +90,10 @@ def test_crd_in_the_chart_is_the_generated_one() -> None:
 
 def test_braces_survive_the_template_engine(tmp_path: Path) -> None:
     text = (
-        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: things.example.com\n  annotations:\n"
-        "    example.com/x: '{{ .Values }}'\nspec:\n  description: 'a {{ template }} }} and {{{nested}}}'\n"
+        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: "
+        "things.example.com\n  annotations:\n"
+        "    example.com/x: '{{ .Values }}'\nspec:\n  description: 'a {{ template }} }} and "
+        "{{{nested}}}'\n"
     )
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: braces\nversion: 0.1.0\n")

@@ -200,7 +200,10 @@ def test_pod_waits_for_gpus_and_gets_them_when_the_node_has_more(
 def test_operator_image_runs_without_root_and_without_a_writable_disk(
     connection: httpx.Client,
 ) -> None:
-    program = "import os, triton_pipelines; assert os.getuid() == 65532; open('/dev/termination-log', 'w').write('fine')"
+    program = (
+        "import os, triton_pipelines; assert os.getuid() == 65532; open('/dev/termination-log', "
+        "'w').write('fine')"
+    )
     path = create(
         connection,
         "pods",

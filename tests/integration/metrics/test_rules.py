@@ -93,7 +93,10 @@ def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> Non
     ]
     series = [
         {
-            "series": f'{metric}{{namespace="{namespace}",pod="{pod}"{more.replace("PIPELINE", pipeline)}}}',
+            "series": (
+                f'{metric}{{namespace="{namespace}",'
+                f'pod="{pod}"{more.replace("PIPELINE", pipeline)}}}'
+            ),
             "values": "0+300x20",
         }
         for namespace, pipeline, pod in places

@@ -232,9 +232,9 @@ async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         message = await eventually("refused", said, 60)
         assert (
-            "failed quota: team: must specify limits.cpu for: load; ResourceQuota team counts limits.cpu: write it in resources"
-            in message
-        )
+            "failed quota: team: must specify limits.cpu for: load; ResourceQuota team "
+            "counts limits.cpu: write it in resources"
+        ) in message
         limit = {"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}
         await apply_any(
             admin,

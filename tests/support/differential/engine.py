@@ -128,8 +128,10 @@ class Counts:
 
     def __str__(self) -> str:
         return (
-            f"{self.loads} real loads: accepted and loaded {self.accepted}, refused by both {self.refused}, stated limits {self.limits} "
-            f"(and {self.untried} not tried), refused for a step {self.through_step}, disagreements {self.disagreements}"
+            f"{self.loads} real loads: accepted and loaded {self.accepted}, refused by both "
+            f"{self.refused}, stated limits {self.limits} "
+            f"(and {self.untried} not tried), refused for a step {self.through_step}, "
+            f"disagreements {self.disagreements}"
         )
 
 

@@ -94,7 +94,10 @@ def main(arguments: list[str] | None = None) -> int:
                 target = options.out / f"disagreement-{number + rounds}.txt"
                 target.write_text(f"{error}\n")
                 print(
-                    f"{error}\n\nseed {number + rounds}: the judge and Triton disagree; saved as {target}",
+                    (
+                        f"{error}\n\nseed {number + rounds}: the judge and Triton disagree; "
+                        f"saved as {target}"
+                    ),
                     flush=True,
                 )
                 return 1

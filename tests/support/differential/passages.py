@@ -17,7 +17,10 @@ from .engine import Differential, DisagreementError
 from .resources import Document, documents, through
 
 STRICTER: Final = {
-    r"since only one side batches": "Triton takes equal dims where one side alone batches, and then fails every batch of two or more rows",
+    r"since only one side batches": (
+        "Triton takes equal dims where one side alone batches, and then fails every batch of two "
+        "or more rows"
+    ),
     r"is already answered as": "the renderer maps a tensor once; what is rendered past the check lacks the second output",
     r"runs on GPUs only": "the plan would fail in its backend, which the null backend stands in for",
 }
@@ -48,8 +51,12 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.loads} real loads of {self.loaded + self.refused + self.unrendered + self.own.total()} resources: accepted and loaded {self.loaded}, "
-            f"refused by both {self.refused}, refused by the product's own rules {self.own.total()}, refused and not to be rendered {self.unrendered}, disagreements 0"
+            f"{self.loads} real loads of "
+            f"{self.loaded + self.refused + self.unrendered + self.own.total()} resources: "
+            f"accepted and loaded {self.loaded}, "
+            f"refused by both {self.refused}, refused by the product's own rules "
+            f"{self.own.total()}, refused and not to be rendered {self.unrendered}, disagreements "
+            f"0"
         )
 
 

@@ -37,7 +37,10 @@ _SOURCES: Final = {
     "pytorch_libtorch": "model.pt",
     "tensorrt_plan": "model.plan",
 }
-_CODE: Final = "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+_CODE: Final = (
+    "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n    def "
+    "execute(self, requests):\n        return []\n"
+)
 _VALUES: Final[tuple[Any, ...]] = (
     None,
     0,
