@@ -1,4 +1,4 @@
-"""Sends requests at a bounded rate in a thread of its own while a test does something to what serves them."""
+"""Send requests at a bounded rate in a separate thread while a test changes the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Judge = Callable[[str, Answer], str]
 
 WORKERS = 3
 INTERVAL_SECONDS = 0.15
-"""Between two requests of one worker: with all kinds of clients 60 requests/s, a fraction of a core."""
+"""Seconds between two requests of one worker.
+
+With all kinds of clients this is 60 requests/s, which takes a fraction of a core.
+"""
 STOP_SECONDS = 60.0
 
 
@@ -164,7 +167,11 @@ class Load:
 
 @contextlib.contextmanager
 def under_load(load: Load) -> Iterator[Load]:
-    """Run a load for the time of the context; it begins when every client has got an answer, and all requests have ended after it."""
+    """Run a load for the duration of the context.
+
+    The context begins when every client has received an answer. When it ends, all requests have
+    ended.
+    """
     thread = threading.Thread(target=load.run, name="load", daemon=True)
     thread.start()
     try:

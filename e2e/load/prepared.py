@@ -1,4 +1,6 @@
-"""Load that costs little: requests serialised beforehand, answers not read, in a process of its own.
+"""Generate load cheaply, in a separate process.
+
+Requests are serialized beforehand and answers are not read.
 
 On a machine of two cores the clients share them with the server; what a request costs here is
 gRPC's own work (some 0.3 ms), so that what is measured is the server. Either in an open loop
@@ -62,7 +64,11 @@ class PreparedLoad:
     _failure: str = ""
 
     def rate(self, per_second: float) -> None:
-        """Requests/s from now on, of all clients together; 0 rests, infinity: each client sends at once after an answer (clients only)."""
+        """Set the rate in requests/s of all clients together.
+
+        0 pauses the load. Infinity makes each client send again right after an answer (clients
+        only).
+        """
         assert self._pipe is not None
         if self.clients == 0 and per_second == float("inf"):
             raise ValueError("an open loop needs a finite rate")
@@ -82,7 +88,10 @@ class PreparedLoad:
 def prepared_load(
     address: str, requests: Sequence[bytes], *, clients: int = 0, seed: int = 1
 ) -> Iterator[PreparedLoad]:
-    """Load on a gRPC address (`host:port`), at rest at first; what is under way at the end is waited for."""
+    """Send load to a gRPC address (`host:port`).
+
+    The load is paused at first. At the end, the requests in flight are awaited.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(

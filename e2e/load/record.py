@@ -11,7 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request: who sent it, when (seconds since the load began), how long it took, and what came of it.
+    """One request: who sent it, when, how long it took, and its outcome.
+
+    The time is in seconds since the load began.
 
     Attributes:
         client: the kind of client.

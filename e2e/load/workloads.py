@@ -1,9 +1,16 @@
-"""Workloads that scaling is shown on: *documents*, *cleaner* and *short*, each a sample whose GPU step is a declared stand-in.
+"""Workloads for scaling tests: *documents*, *cleaner* and *short*.
 
-*documents*: 16 texts of some 500 tokens in a request. Tokenizing them is real CPU work, more than the GPU step takes: CPU-bound for real. Its tokenizer is
-byte-level BPE, which cannot be put together from remembered words.
-*cleaner*: own Python of 10 ms per text before the tokenizer; a sleep here, so that it needs no more cores than a small machine has.
-*short*: sentences of some 20 tokens. One tokenizer instance carries far more than is asked for: no count has to grow.
+Each is a sample whose GPU step is a declared stand-in.
+
+*documents*: 16 texts of about 500 tokens per request. Tokenizing them is real CPU work that takes
+longer than the GPU step, so the workload really is CPU-bound. Its tokenizer is byte-level BPE,
+whose output cannot be assembled from cached words.
+
+*cleaner*: custom Python that takes 10 ms per text, before the tokenizer. It sleeps here, so that it
+needs no more cores than a small machine has.
+
+*short*: sentences of about 20 tokens. One tokenizer instance handles far more than the load
+requires, so no count has to grow.
 """
 
 from __future__ import annotations
@@ -106,7 +113,11 @@ class Workload:
         )
 
     def requests(self) -> list[bytes]:
-        """Requests as they go over the wire: real sentences, put together at random with a fixed seed to the length wanted."""
+        """Return the requests as sent over the wire.
+
+        They are real sentences, combined at random with a fixed seed until they have the required
+        length.
+        """
         rng = random.Random(TEXTS_SEED)
         tokenizer = Tokenizer.from_file(str(tree.build() / TOKENIZER))
         tokenizer.no_padding()

@@ -36,7 +36,10 @@ class BinaryError(RuntimeError):
 
 @dataclass(frozen=True)
 class Module:
-    """One folder below `go/` with its own go.mod: a shared one would fight over dependency versions."""
+    """One folder below `go/` with its own go.mod.
+
+    The modules would need conflicting dependency versions in a shared one.
+    """
 
     name: str
     ldflags: tuple[str, ...] = ("-s", "-w")
@@ -54,7 +57,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Binary:
-    """One executable: its module and package, and how to tell that one found on the machine fits."""
+    """One executable: its module, its package, and the check that an installed one fits."""
 
     name: str
     module: Module
@@ -63,12 +66,18 @@ class Binary:
     version_pattern: str = ""
 
     def fits(self, output: str) -> bool:
-        """Whether the output of `version_command` shows a version that can stand in for the pinned one."""
+        """Return whether the output of `version_command` shows a usable version.
+
+        A usable version can replace the pinned one.
+        """
         return bool(self.version_pattern) and re.search(self.version_pattern, output) is not None
 
 
 def _kubernetes_ldflags(version: str) -> tuple[str, ...]:
-    """Link flags that stamp the version: without it the emulation version and skew checks of the components misbehave."""
+    """Return link flags that stamp the version.
+
+    Without them the emulation version and the version skew checks of the components misbehave.
+    """
     major, minor, _ = version.split(".")
     values = {
         "gitVersion": f"v{version}",
@@ -166,7 +175,10 @@ def path_of(name: str) -> Path:
 
 
 def find_installed(binary: Binary, exclude: Path | None = None) -> Path | None:
-    """A binary of a fitting version in `$KUBEBUILDER_ASSETS` or on `PATH`, if there is one outside `exclude`."""
+    """Return a binary of a fitting version in `$KUBEBUILDER_ASSETS` or on `PATH`.
+
+    Folders in `exclude` are ignored. Returns `None` if there is no such binary.
+    """
     if not binary.version_command:
         return None
     places = [
@@ -193,7 +205,10 @@ def find_installed(binary: Binary, exclude: Path | None = None) -> Path | None:
 
 
 def build(binary: Binary) -> Path:
-    """Build one binary into its module's cache folder, unless it is there; parallel builds of one module wait for each other."""
+    """Build one binary into its module's cache folder unless it is already there.
+
+    Parallel builds of one module wait for each other.
+    """
     target = cache.cache_root() / f"go-{binary.module.name}-{binary.module.key()}" / binary.name
     if target.exists():
         return target

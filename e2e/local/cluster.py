@@ -51,7 +51,10 @@ KUBELET_API_ROLE = {
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a cluster. `components` maps a component's name to how often it ended and was started again."""
+    """Known state of a cluster.
+
+    `components` maps a component's name to how often it ended and was restarted.
+    """
 
     name: str
     running: bool
@@ -162,7 +165,9 @@ class Cluster:
         gpu_taint: bool = False,
         images: Sequence[str] = PRODUCT_IMAGES,
     ) -> None:
-        """Bring the cluster up, or bring a running one in line with `gpus` and `images`; builds what the cache lacks.
+        """Start the cluster, or update a running one to match `gpus` and `images`.
+
+        Builds what the cache does not have.
 
         Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start
         is removed. `gpu_taint` counts at the first start only.
@@ -198,7 +203,10 @@ class Cluster:
                 raise
 
     def down(self) -> None:
-        """Remove the cluster: every process, mount, address, route and file of it. Does nothing when there is none."""
+        """Remove the cluster: every process, mount, address, route and file of it.
+
+        Does nothing if the cluster does not exist.
+        """
         packages.require_root()
         with self._locked():
             self._remove()
@@ -249,7 +257,10 @@ class Cluster:
             )
 
     def load_image(self, image: str) -> None:
-        """Load an image into the node: one of this project's by name (built if its inputs changed), or an archive file.
+        """Load an image into the node.
+
+        `image` is an archive file or the name of one of this project's images, which is built if
+        its inputs changed.
 
         Raises:
             ClusterError: the file does not exist, containerd refused it, or the cluster is not
@@ -432,7 +443,10 @@ def _allocatable_gpus(item: dict[str, Any]) -> int:
 
 
 def _offers_gpus(item: dict[str, Any], count: int) -> bool:
-    """Whether the device plugin has reported exactly `count` (a missing entry is not a count of 0)."""
+    """Return whether the device plugin has reported exactly `count` GPUs.
+
+    A missing entry does not count as 0.
+    """
     return bool(item.get("status", {}).get("allocatable", {}).get(node.GPU_RESOURCE) == str(count))
 
 

@@ -1,4 +1,6 @@
-"""Command lines, certificates and files of a Kubernetes control plane, shared by the bare one and the node cluster.
+"""Command lines, certificates and files of a Kubernetes control plane.
+
+The bare control plane and the node cluster share them.
 
 Pure but for `write_files`: where the processes run, and how they are watched, is decided by the
 callers.
@@ -25,7 +27,10 @@ AUDIT_POLICY = {
         {"level": "Metadata"},
     ],
 }
-"""One line per write request, with who, what and the answer, but no bodies: enough to count mutations."""
+"""One line per write request, with user, object and response code but without bodies.
+
+That is enough to count mutations.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,10 @@ def service_address(service_range: str) -> str:
 
 
 def write_files(spec: ControlSpec, now: datetime.datetime) -> None:
-    """Write keys, certificates, kubeconfigs and configuration files below `spec.folder` (all readable by the owner alone)."""
+    """Write keys, certificates, kubeconfigs and configuration files below `spec.folder`.
+
+    All of them are readable by the owner only.
+    """
     for path, data in files(spec, now).items():
         pki.write_private(spec.folder / path, data)
 

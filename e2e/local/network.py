@@ -18,7 +18,10 @@ MAX_CLUSTERS = 16
 """So many /20 Service ranges fit into the customary 10.96.0.0/16."""
 
 BROAD_PREFIX = 13
-"""Routes this broad (a default route, all of 10.0.0.0/8) are no sign that an address is in use: narrower ones win."""
+"""Routes this broad do not show that an address is in use, because narrower ones win.
+
+Examples are a default route and all of 10.0.0.0/8.
+"""
 
 
 class NetworkError(RuntimeError):
@@ -63,7 +66,9 @@ class Subnets:
 
 
 def allocate(routes: Iterable[IPv4Network], taken: Iterable[int]) -> Subnets:
-    """The networks with the lowest index that is not taken and whose addresses no route of the host leads to.
+    """Return the networks with the lowest free index.
+
+    An index is free if it is not taken and no route of the host leads to its addresses.
 
     Raises:
         NetworkError: no index is free.

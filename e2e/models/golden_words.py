@@ -1,4 +1,7 @@
-"""Golden answers of the small models, word by word in plain Python and FP64, without masks or padding: no code of the graphs has a part in them."""
+"""Golden answers of the small models, word by word in plain Python and FP64.
+
+There are no masks and no padding, and no code of the graphs is used.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,9 @@ def tag_logits(tokens: list[str]) -> Matrix:
 
 
 def entities(text: str, tokens: list[str], logits: Matrix) -> list[dict[str, Any]]:
-    """What the sample's own postprocess makes of it: neighbouring tokens of one tag, with characters ``[start, end)`` of the text.
+    """Return what the sample's custom postprocess makes of the logits.
+
+    Neighboring tokens with one tag form an entity with characters ``[start, end)`` of the text.
 
     Tokens are found in the text again by looking for them in order: lower case and without accents,
     as the tokenizer made them.
@@ -213,7 +218,10 @@ class PairScorer:
 
 
 def report(topic: str, other: str, sentences: int) -> str:
-    """A long document: mostly about the one topic, with every fifth sentence about the other, and words of no topic between."""
+    """Return a long document that is mostly about ``topic``.
+
+    Every fifth sentence is about ``other``, with words of no topic in between.
+    """
     between = (
         "Afterwards they drank coffee in the garden and talked about the weather until the "
         "evening. "

@@ -1,4 +1,6 @@
-"""ONNX graph of a BERT encoder (MiniLM), built from its weights with standard operators of opset 17 only.
+"""ONNX graph of a BERT encoder (MiniLM), built from its weights.
+
+It uses standard operators of opset 17 only.
 
 Inputs: ``input_ids`` and ``attention_mask``, INT64 ``[batch, sequence]``; token types are 0 inside
 the graph. Output: ``last_hidden_state`` FP32 ``[batch, sequence, hidden]``, or with a linear head
@@ -29,7 +31,10 @@ LOGITS: Final = "logits"
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A linear classifier on the mean-pooled encoder output: ``weight`` ``[hidden, classes]``, ``bias`` ``[classes]``."""
+    """A linear classifier on the mean-pooled encoder output.
+
+    ``weight`` is ``[hidden, classes]``, ``bias`` is ``[classes]``.
+    """
 
     weight: Array
     bias: Array
@@ -168,9 +173,12 @@ def _mean_pool(graph: Graph, hidden: str, mask: str) -> str:
 
 
 def build_model(weights: Weights, config: EncoderConfig, head: LinearHead | None = None) -> Any:
-    """The checked ``onnx.ModelProto`` of the encoder, with mean pooling and a classifier when ``head`` is given.
+    """Return the checked ``onnx.ModelProto`` of the encoder.
 
-    Raises ``KeyError`` with the tensor's name when the checkpoint lacks one.
+    With ``head``, it includes mean pooling and a classifier.
+
+    Raises:
+        KeyError: the checkpoint has no such tensor; the error names it.
     """
     graph = Graph()
     mask = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)

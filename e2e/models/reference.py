@@ -1,4 +1,6 @@
-"""What the sample models must answer, computed apart from the ONNX graph: NumPy in FP64, one row at a time, without padding.
+"""Compute the expected answers of the sample models, independently of the ONNX graph.
+
+The computation uses NumPy in FP64, one row at a time, without padding.
 
 It shares no code with the graph builder: it reads the safetensors file itself, and works on one
 sequence, so that masks and padding, which are what a server can get wrong, do not exist here.
@@ -56,7 +58,10 @@ def _erf(values: Matrix) -> Matrix:
 
 
 class ReferenceEncoder:
-    """BERT encoder of a checkpoint folder (``model.safetensors``, ``config.json``), in evaluation mode."""
+    """BERT encoder of a checkpoint folder, in evaluation mode.
+
+    The folder holds ``model.safetensors`` and ``config.json``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_safetensors(folder / "model.safetensors")

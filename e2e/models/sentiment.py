@@ -1,8 +1,11 @@
-"""The sentiment classifiers' heads: logistic regression on mean-pooled MiniLM embeddings, or on the mean of its bare word vectors, of sentences
-written by hand.
+"""Train the heads of the sentiment classifiers on sentences written by hand.
 
-Everything that was chosen (the strength of the regularisation) was chosen by cross-validation on ``train.tsv``; ``heldout.tsv``
-is only ever scored. The problem is convex and solved to convergence in FP64, so the weights do not hang on the machine.
+The heads are logistic regressions on mean-pooled MiniLM embeddings, or on the mean of the model's
+bare word vectors.
+
+The only free choice, the strength of the regularization, was made by cross-validation on
+``train.tsv``; ``heldout.tsv`` is only ever scored. The problem is convex and solved to convergence
+in FP64, so the weights do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -50,7 +53,11 @@ class Sentences:
 
 
 def read_sentences(path: Path) -> Sentences:
-    """Read ``label<TAB>sentence`` lines; ``#`` starts a comment line. Raises ``ValueError`` naming file and line."""
+    """Read ``label<TAB>sentence`` lines; ``#`` starts a comment line.
+
+    Raises:
+        ValueError: a line is malformed; the error names file and line.
+    """
     texts, targets = [], []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line or line.startswith("#"):
@@ -66,7 +73,10 @@ def read_sentences(path: Path) -> Sentences:
 
 
 def features(texts: list[str], folder: Path | None = None) -> Matrix:
-    """Mean-pooled embeddings by the reference encoder, ``[texts, hidden]``, FP64, not normalised."""
+    """Return mean-pooled embeddings by the reference encoder.
+
+    The result is ``[texts, hidden]``, FP64, not normalized.
+    """
     where = folder or model_folder()
     tokenizer, encoder = WordPiece(where / TOKENIZER_FILES[3]), ReferenceEncoder(where)
     return np.stack([encoder.pooled(tokenizer.encode(text, MAX_LENGTH)) for text in texts])
@@ -81,9 +91,15 @@ def word_features(texts: list[str], folder: Path | None = None) -> Matrix:
 
 
 def fit_logistic(values: Matrix, targets: Targets, penalty: float) -> Matrix:
-    """Weights and, last, the intercept ``[features + 1]`` of an L2-penalised logistic regression, by Newton's method.
+    """Fit an L2-penalized logistic regression by Newton's method.
 
-    The intercept is not penalised. Raises ``ArithmeticError`` when it does not converge.
+    The intercept is not penalized.
+
+    Returns:
+        The weights and, last, the intercept: ``[features + 1]``.
+
+    Raises:
+        ArithmeticError: the method does not converge.
     """
     design = np.hstack([values, np.ones((len(values), 1))])
     ridge = np.full(design.shape[1], penalty)
@@ -131,7 +147,10 @@ def choose_penalty(values: Matrix, targets: Targets) -> float:
 def train(
     folder: Path | None = None, described: Callable[[list[str], Path | None], Matrix] = features
 ) -> dict[str, Any]:
-    """Train on ``train.tsv`` and score ``heldout.tsv``; returns the content of the head's file. ``described``: texts as rows of numbers."""
+    """Train on ``train.tsv`` and score ``heldout.tsv``.
+
+    Returns the content of the head's file. ``described`` turns texts into rows of numbers.
+    """
     known, unknown = read_sentences(DATA / "train.tsv"), read_sentences(DATA / "heldout.tsv")
     raw = described(known.texts, folder)
     centre, spread = raw.mean(axis=0), raw.std(axis=0)

@@ -54,7 +54,11 @@ def _sha256(path: Path) -> str:
 
 
 def inputs_key(folder: Path) -> str:
-    """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the versions of ``onnx`` and ``tokenizers``."""
+    """Return the key of all inputs of the tree.
+
+    The inputs are the checkpoint, the tokenizer, the head, the code that builds the tree, and the
+    versions of ``onnx`` and ``tokenizers``.
+    """
     files = [
         folder / "model.safetensors",
         *(folder / name for name in weights.TOKENIZER_FILES),
@@ -70,7 +74,10 @@ def inputs_key(folder: Path) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write under a temporary name and rename: readers and a second build at the same time never see half a file."""
+    """Write under a temporary name and rename.
+
+    Readers and a second build at the same time never see a partial file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -84,7 +91,10 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def is_current(out: Path, key: str) -> bool:
-    """Whether ``out`` holds the whole tree for this key: manifest and, by size, every file it lists."""
+    """Return whether ``out`` holds the whole tree for this key.
+
+    Checks the manifest and the size of every file that it lists.
+    """
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         return manifest["key"] == key and all(

@@ -59,7 +59,10 @@ def _compare(path: Path, made: dict[str, Any], tolerance: float, command: str) -
 
 
 def findings() -> list[str]:
-    """What is out of date, with the command that mends it; empty when nothing is. Takes about 20 s."""
+    """Return what is out of date, with the command that fixes it.
+
+    The list is empty if everything is current. Takes about 20 s.
+    """
     found = []
     for path, described in sentiment.HEADS.items():
         found += _compare(path, sentiment.train(described=described), HEAD_TOLERANCE, "train")

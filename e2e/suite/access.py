@@ -1,4 +1,6 @@
-"""Which cluster the suite works on: the one of `KUBECONFIG` if its context is allowed, else a local one of its own.
+"""Choose the cluster that the suite works on.
+
+It is the one of `KUBECONFIG` if its context is allowed, else a local one of the suite.
 
 The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps
 it off clusters that people use.
@@ -73,7 +75,10 @@ def choose(environment: Mapping[str, str]) -> Access | None:
 
 
 def contexts(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Shell-style patterns of the contexts that may be used, from `E2E_CONTEXTS` (separated by commas)."""
+    """Return shell-style patterns of the allowed contexts.
+
+    They come from `E2E_CONTEXTS` (separated by commas).
+    """
     given = tuple(
         item.strip() for item in environment.get(ENV_CONTEXTS, "").split(",") if item.strip()
     )
@@ -95,7 +100,11 @@ class Images:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Images":
-        """From `E2E_OPERATOR_IMAGE`, `E2E_TRITON_IMAGE` and `E2E_SAMPLES_IMAGE`; by default the ones that the local cluster builds."""
+        """Return the images that the environment names.
+
+        The variables are `E2E_OPERATOR_IMAGE`, `E2E_TRITON_IMAGE` and `E2E_SAMPLES_IMAGE`. The
+        defaults are the images that the local cluster builds.
+        """
         return cls(
             environment.get("E2E_OPERATOR_IMAGE") or OPERATOR_IMAGE,
             environment.get("E2E_TRITON_IMAGE") or TRITON_IMAGE,

@@ -1,4 +1,7 @@
-"""What a failed test leaves to be read: `out/e2e/<test>/` with the operator's log, objects, events and Triton's logs."""
+"""Diagnostics of a failed test in `out/e2e/<test>/`.
+
+They contain the operator's log, objects, events and Triton's logs.
+"""
 
 import re
 from collections.abc import Callable

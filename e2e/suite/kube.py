@@ -1,4 +1,7 @@
-"""What tests do with a cluster: apply, look, wait for an observed condition, and kubectl where its own behaviour is the question."""
+"""Access to a cluster for tests: apply, read, and wait for an observed condition.
+
+kubectl is used where its own behavior is under test.
+"""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What users get wrong, and what is missing around them: named exactly, and nothing that serves is touched."""
+"""User errors and missing dependencies are named exactly and do not affect what serves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pods that leave while others serve: fewer replicas, and evictions as a node's drain makes them."""
+"""Pods that terminate while others serve: fewer replicas, and evictions as in a node drain."""
 
 from http import HTTPStatus
 
@@ -13,7 +13,10 @@ REPLACED_SECONDS = 90.0
 
 
 def evict(kube: Kube, namespace: str, pod: str) -> HTTPStatus:
-    """Ask for a pod's eviction once; CREATED, or TOO_MANY_REQUESTS where the disruption budget forbids it now."""
+    """Request a pod's eviction once.
+
+    Returns CREATED, or TOO_MANY_REQUESTS if the disruption budget forbids it now.
+    """
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

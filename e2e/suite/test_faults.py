@@ -1,4 +1,7 @@
-"""What breaks around a pipeline: the operator, the API server, a process in a pod, a user who changes their mind."""
+"""Faults around a pipeline: operator, API server, a pod's process, and user changes.
+
+The user changes their mind while a change is in progress.
+"""
 
 import json
 from collections import Counter
@@ -14,8 +17,11 @@ from triton_pipelines.api import names
 
 BACK_SECONDS = 90.0
 OUTLASTING_SECONDS = 60
-"""Longer than the API server is away, and than the node's proxy then waits before it asks again: as long again and more (client-go's reflector
-doubles its pauses, and stretches each by up to as much)."""
+"""Seconds that outlast the API server's absence and the node proxy's wait before it retries.
+
+The proxy waits as long again and more: client-go's reflector doubles its pauses and stretches each
+by up to as much.
+"""
 HEALTH_SECONDS = 5
 """The tiny pipeline's time between two inferences of the operator."""
 DETECTED_SECONDS = 3.0 * HEALTH_SECONDS

@@ -124,7 +124,10 @@ def test_everything_goes_with_the_pipeline(kube: Kube, pipeline: Pipeline) -> No
 
 @pytest.fixture(scope="module")
 def served(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[Pipeline, Endpoint]]:
-    """A ready pipeline that every test leaves as it found it: that it does is what these tests are about."""
+    """Return a ready pipeline that every test leaves unchanged.
+
+    These tests verify exactly that.
+    """
     pipeline = Pipeline(kube, module_namespace, "sentiment")
     pipeline.apply(small("sentiment"))
     pipeline.wait_ready()

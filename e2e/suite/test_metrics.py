@@ -1,4 +1,7 @@
-"""Live scaling with a real Prometheus that scrapes the pods and the node's cAdvisor; the operator's pod asks it as the chart's values say."""
+"""Live scaling with a real Prometheus that scrapes the pods and the node's cAdvisor.
+
+The operator's pod queries it as the chart's values configure.
+"""
 
 from __future__ import annotations
 
@@ -130,8 +133,11 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
 def test_cpu_and_throttling_of_the_node_reach_the_decision(
     prometheus: Scraper, kube: Kube, tiny: TinyPipeline
 ) -> None:
-    """A step that uses CPU in bursts which its container may not: the kernel throttles it, and no instance is added for that. Its
-    answers are late; whether any is too late is a matter of the limit."""
+    """The kernel throttles a step with CPU bursts, and no instance is added for that.
+
+    The container may not use CPU in such bursts. Its answers are late; whether any is too late
+    depends on the limit.
+    """
     wanted = scaled_by_it()
     wanted["steps"][0]["python"] = {"code": {"inline": BURNING}}
     wanted["server"] = {

@@ -1,4 +1,4 @@
-"""Live scaling on a real node: counts follow the load in the pods that run, and everybody can see why."""
+"""Live scaling on a real node: counts follow the load in running pods, visibly to everyone."""
 
 from __future__ import annotations
 
@@ -275,7 +275,10 @@ def _cpu(pod: Object, part: str = "status") -> str:
 
 
 def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
-    """The step is granted half a core per instance and uses none: what is reserved for it is what limits it."""
+    """The step is granted half a core per instance and uses none.
+
+    Its CPU reservation is therefore the limit.
+    """
     wanted = spec(max=2)
     wanted["steps"][0]["resourcesPerInstance"]["cpu"] = CORES
     wanted["tokenizer"]["resourcesPerInstance"] = {"cpu": "50m"}

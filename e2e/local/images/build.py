@@ -1,4 +1,7 @@
-"""Builds the images from their Dockerfiles and keeps each as an archive whose name ends in the hash of its inputs."""
+"""Build the images from their Dockerfiles.
+
+Each is kept as an archive whose name ends in the hash of its inputs.
+"""
 
 import os
 import shutil
@@ -32,7 +35,10 @@ BASE_FORGETS = "rm -f $1/etc/resolv.conf $1/etc/hostname"
 """mmdebstrap copies these from the machine that it runs on."""
 
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-"""pip's settings that say how packages are reached; only these go (for the time of a step) into a build."""
+"""The pip settings that control how packages are downloaded.
+
+Only these are passed to a build, and only for the duration of a step.
+"""
 
 
 class ImageError(RuntimeError):
@@ -77,7 +83,9 @@ def operator_inputs(root: Path = ROOT) -> list[Path]:
 
 
 def pip_secret(listing: str) -> str:
-    """A pip configuration with what reaches the package index, from the output of `pip config list`.
+    """Return a pip configuration with the settings that are needed to reach the package index.
+
+    `listing` is the output of `pip config list`.
 
     Environment variables win over files, as in pip; certificates travel on their own, local folders
     not at all.
@@ -156,7 +164,10 @@ def _samples() -> Path:
 
 
 def _base() -> str:
-    """Reference (in buildah's store) of the Debian base image, with Python as the Dockerfiles expect it."""
+    """Return the reference (in buildah's store) of the Debian base image.
+
+    The image has Python where the Dockerfiles expect it.
+    """
     options = [
         "--variant=minbase",
         f"--include={','.join(BASE_PACKAGES)}",
