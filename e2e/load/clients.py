@@ -135,6 +135,9 @@ def _array(output: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def _plain(text: str, endpoint: Endpoint) -> str:
-    """Return the text on one line without the Service's address, so that equal failures compare equal."""
+    """Return the text on one line without the Service's address.
+
+    Equal failures then compare equal in every run.
+    """
     host = endpoint.grpc.rpartition(":")[0]
     return " ".join(text.split()).replace(host, "SERVICE")[:200]

@@ -37,7 +37,10 @@ class Supervisor:
     logs: Path
 
     def init_pid(self) -> int | None:
-        """Return the host's process id of the cluster's process 1, or `None` if it is not running."""
+        """Return the host's process id of the cluster's process 1.
+
+        `None` if the cluster is not running.
+        """
         for pid in network.processes(self.namespace):
             with contextlib.suppress(OSError):
                 status = (Path("/proc") / str(pid) / "status").read_text()

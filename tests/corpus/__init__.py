@@ -1,4 +1,4 @@
-"""Good and bad resources, and what each judge says to the bad ones.
+"""Good and bad resources, and the messages that each validator gives for the bad ones.
 
 A bad file starts with comments that hold what is expected:
 

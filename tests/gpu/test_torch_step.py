@@ -1,4 +1,8 @@
-"""A PyTorch step in a real Triton: on the GPU, with right answers for every batch and in company, and with a load that the GPU feels."""
+"""A PyTorch step in a real Triton on the GPU.
+
+Its answers are right for every batch, including batches of several requests, under a load that
+keeps the GPU measurably busy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A BERT encoder with mean pooling and a linear head in PyTorch: own code of a python step, as a user would write it.
+"""A BERT encoder with mean pooling and a linear head in PyTorch.
+
+It is custom code of a python step, as a user would write it.
 
 It is rendered into the model repository as text (``spec.model.python.code.inline``) and never
 imported by a test. It runs in FP32 on the GPU that Triton gave the instance, or on the CPU for an

@@ -1,4 +1,7 @@
-"""The corpus before a real API server: it and the command line judge alike, and what it stores is stable."""
+"""The corpus before a real API server.
+
+The API server and the command line give the same verdicts, and stored objects are stable.
+"""
 
 import calendar
 import copy
@@ -171,7 +174,10 @@ def _write_status(connection: httpx.Client, name: str, status: dict[str, Any]) -
 
 
 def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place of a document but those inside parts of the Kubernetes API that are passed on as written."""
+    """Yield every place of a document.
+
+    Parts of the Kubernetes API that are passed on as written are not descended into.
+    """
     if place:
         yield place
     if place and place[-1] in ("affinity", "tolerations", "topologySpreadConstraints", "valueFrom"):
@@ -210,7 +216,10 @@ def test_a_strange_value_in_any_place_is_judged_alike(
 
 
 def _applied() -> Iterator[Any]:
-    """Every good file in both ways of applying; but nulls, see test_server_side_apply_refuses_nulls."""
+    """Yield every good file in both ways of applying.
+
+    Files with nulls are left out, see test_server_side_apply_refuses_nulls.
+    """
     for file in [*(sample.file for sample in good()), *sorted(SAMPLES.glob("*.yaml"))]:
         yield pytest.param(file, False, id=f"{file.stem}-client-side")
         if file.stem != "nulls":
@@ -276,7 +285,9 @@ def test_applying_twice_with_kubectl_changes_nothing(
 
 
 def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
-    """The server itself judges in two ways: create and client-side apply drop a null field, server-side apply keeps and refuses it.
+    """The server judges nulls in two ways.
+
+    Create and client-side apply drop a null field. Server-side apply keeps it and refuses it.
 
     The command line follows the first, because what is stored never holds a null.
     """

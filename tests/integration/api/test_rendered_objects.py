@@ -1,4 +1,4 @@
-"""What is rendered, before a real API server: it takes every object as it stands, and what one no longer says is gone."""
+"""A real API server accepts every rendered object unchanged, and drops removed fields."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ SEQUENCES = {
 
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "parsed")
 def test_affinity_comes_with_sequences_and_goes_with_them(connection: httpx.Client) -> None:
-    """The API server takes no timeout without an affinity: what was applied has to go as a whole."""
+    """The API server accepts no timeout without an affinity.
+
+    What was applied must therefore be removed as a whole.
+    """
 
     def owned(item: dict[str, Any]) -> dict[str, Any]:
         # Nobody owns it here, so that the garbage collector has no say.

@@ -1,4 +1,8 @@
-"""What the chart renders: lint, schemas, the operator's own reading of its settings, and the same content as the kustomize manifests."""
+"""What the chart renders.
+
+The tests cover lint, schemas, the operator's own reading of its settings, and equality with the
+kustomize manifests.
+"""
 
 import subprocess
 from pathlib import Path
@@ -37,7 +41,10 @@ def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def operator_config(objects: list[dict[str, Any]]) -> OperatorConfig:
-    """The configuration that the operator reads from the rendered environment, as the kubelet would set it."""
+    """Return the configuration that the operator reads from the rendered environment.
+
+    The environment is set as the kubelet would set it.
+    """
     return load_config(
         {}, environment(objects, namespace=chart.NAMESPACE, pod="triton-pipelines-0")
     )

@@ -1,4 +1,7 @@
-"""The local cluster on this machine: real pods, Services, GPUs by count, crashes, and no trace afterwards. Needs root."""
+"""The local cluster on this machine. Needs root.
+
+The tests cover real pods, Services, GPUs by count, crashes, and that no trace remains afterwards.
+"""
 
 import json
 import os
@@ -292,7 +295,10 @@ def test_failed_start_leaves_nothing_behind_and_tells_why(
 
 
 def machine() -> dict[str, str]:
-    """Settings of the whole machine that a node likes to change: kernel parameters and packet filter rules."""
+    """Return machine-wide settings that a node tends to change.
+
+    They are kernel parameters and packet filter rules.
+    """
     names = (
         "vm/overcommit_memory",
         "vm/panic_on_oom",

@@ -1,4 +1,7 @@
-"""The judge against a real Triton: generated repositories, and every rule broken once on a good one."""
+"""Compare the validator with a real Triton.
+
+The inputs are generated repositories, and a good one with every rule broken once.
+"""
 
 from __future__ import annotations
 

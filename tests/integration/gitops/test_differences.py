@@ -1,4 +1,7 @@
-"""Manifests in Git against the live object on a real API server: no tool may see a difference that no one made, and all see one that someone did."""
+"""Manifests in Git against the live object on a real API server.
+
+No tool reports a difference that no one made, and all tools report one that someone made.
+"""
 
 import json
 import subprocess
@@ -61,7 +64,10 @@ def kubectl_apply(server: ControlPlane, item: dict[str, Any], *flags: str) -> No
 
 
 def as_operator(connection: httpx.Client, item: dict[str, Any]) -> None:
-    """Writes a full status as the operator does: server-side apply of the status subresource by its own manager."""
+    """Write a full status as the operator does.
+
+    It uses server-side apply of the status subresource with its own field manager.
+    """
     path = INFERENCE_PIPELINES.path(NAMESPACE, item["metadata"]["name"], "status")
     status = statuses.ready()["status"]
     body = {

@@ -1,4 +1,7 @@
-"""An hour of live scaling, told to a real API server: whoever compares Git with the cluster sees nothing, whenever he looks (goal P1)."""
+"""An hour of live scaling, replayed on a real API server (goal P1).
+
+A comparison of Git with the cluster finds no difference at any time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ Deployed = dict[str, Any]
 
 
 async def hour(loop: Loop) -> list[list[Plan]]:
-    """Load that swings four times; the writes of each third of the hour. Real decisions, real plans; pods and samples are stand-ins."""
+    """Apply a load that swings four times, and return the writes of each third of the hour.
+
+    Decisions and plans are real. Pods and samples are simulated.
+    """
     parts = []
     ticks = int(HOUR_SECONDS / TICK_SECONDS)
     for part in range(LOOKS):

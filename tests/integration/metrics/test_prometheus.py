@@ -1,4 +1,7 @@
-"""The collector on a real Prometheus that scrapes a real Triton and pages in Triton's form, with faults in front of it."""
+"""The collector on a real Prometheus, with injected faults.
+
+Prometheus scrapes a real Triton and pages in Triton's format.
+"""
 
 import asyncio
 import datetime
@@ -66,7 +69,11 @@ def pages() -> Iterator[Pages]:
 
 @pytest.fixture(scope="module")
 def prometheus(triton: LocalTriton, pages: Pages) -> Iterator[PrometheusServer]:
-    """Scrapes Triton as pod triton-0 of namespace real, and pages as pods of namespace default; some in more than one way."""
+    """Run a Prometheus that scrapes Triton and the pages.
+
+    Triton is pod triton-0 of namespace real. Pages are pods of namespace default, some of them
+    scraped in more than one way.
+    """
     pages.text = {
         name: page(100) for name in ("a", "b", "twice", "clusters", "reset", "nan", "restarted")
     }

@@ -1,4 +1,7 @@
-"""Recording rules, alerts and dashboard: promtool judges them on given series, and nothing in them names a metric that is nowhere made."""
+"""Recording rules, alerts and dashboard.
+
+promtool evaluates them on given series. They name no metric that nothing produces.
+"""
 
 import json
 import re
@@ -83,7 +86,11 @@ def test_rules_give_what_was_worked_out_by_hand() -> None:
 
 
 def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> None:
-    """Two pipelines of one namespace whose names begin alike, and one of the same name elsewhere."""
+    """Rules of one pipeline ignore the series of similar pipelines.
+
+    There are two pipelines in one namespace whose names share a prefix, and one with the same name
+    in another namespace.
+    """
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups(Scope("n", "p"))))
     promtool("check", "rules", tmp_path / "rules.yaml")
     places = [

@@ -1,4 +1,7 @@
-"""Client and comparison against a real API server, directly and through a proxy that injects faults."""
+"""Client and comparison against a real API server.
+
+They run directly and through a proxy that injects faults.
+"""
 
 from __future__ import annotations
 
@@ -354,7 +357,11 @@ async def test_apply_without_force_meets_the_other_owner(client: Client) -> None
 
 
 async def test_of_a_secret_nothing_but_metadata_comes_back(client: Client) -> None:
-    """Neither from a write nor from the look at whose it is, which needs no right to read and changes nothing."""
+    """Only a Secret's metadata is returned.
+
+    This holds for writes and for the ownership check, which needs no read permission and changes
+    nothing.
+    """
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -1,4 +1,7 @@
-"""The operator's start-up on a real API server: Kopf's real watches, store, queue, probes and metrics, with faults in between."""
+"""The operator's start-up on a real API server, with faults in between.
+
+Kopf's watches, store, queue, probes and metrics are real.
+"""
 
 from __future__ import annotations
 

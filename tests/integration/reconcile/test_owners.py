@@ -1,5 +1,8 @@
-"""Who says how many pods there are, and how much CPU each has, on a real API server with real controllers: autoscalers are served or left alone,
-never fought; pods are resized through their own subresource. The kubelet is a stand-in."""
+"""Who sets the number of pods and the CPU of each, on a real API server.
+
+The controllers are real. Autoscalers are supported or left alone, and never fought. Pods are
+resized through their own subresource. The kubelet is simulated.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ async def write(
 
 
 async def next_second() -> None:
-    """Times of managed fields are whole seconds: what is written from now on is later than what was written before."""
+    """Wait for the next second, because times in managed fields are whole seconds.
+
+    What is written from then on is later than what was written before.
+    """
     second = int(time.time())
     await eventually("the second has gone by", lambda: time.time() >= second + 1)
 
@@ -132,7 +138,10 @@ async def scale(admin: Client, resource: Resource, namespace: str, number: int) 
 
 
 def autoscaler(namespace: str, target: Resource, least: int) -> Object:
-    """One that knows of no metrics, as in a cluster without a metrics server: it holds its least."""
+    """Return an autoscaler without metrics.
+
+    As in a cluster without a metrics server, it holds its minimum.
+    """
     reference = {"apiVersion": target.api_version, "kind": target.kind, "name": "p"}
     spec = {"scaleTargetRef": reference, "minReplicas": least, "maxReplicas": 9}
     return {
@@ -200,7 +209,10 @@ async def test_an_autoscaler_of_the_pipeline_is_served(
 async def test_an_autoscaler_of_the_deployment_is_not_fought(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
-    """The real HPA controller first; then one that changes its mind all the time; then the number is given back."""
+    """The real HPA controller scales first, then one that keeps changing its mind.
+
+    Finally the number is given back.
+    """
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
         await ready(admin, namespace, 1)
@@ -262,7 +274,10 @@ async def test_whoever_insists_on_the_deployments_number_gets_it(
 async def test_who_take_turns_are_named_and_not_fought(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
-    """At the pipeline's own number, an autoscaler and a GitOps tool: it is followed. At the Deployment's, two tools: each is mended once."""
+    """The operator follows an autoscaler and a GitOps tool that set the pipeline's own number.
+
+    If two tools set the Deployment's number, each is reverted once.
+    """
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
         await ready(admin, namespace, 1)

@@ -1,5 +1,8 @@
-"""The operator under exactly the rights that the chart gives its account, cluster-wide and namespaced: nothing it does is refused, and no Secret
-is ever read."""
+"""The operator with exactly the rights that the chart gives its account.
+
+The tests run cluster-wide and namespaced. Nothing that the operator does is refused, and no Secret
+is ever read.
+"""
 
 from __future__ import annotations
 

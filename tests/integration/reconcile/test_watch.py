@@ -1,4 +1,6 @@
-"""The watch after a rollout on a real API server with its controllers, over a restart of the operator.
+"""The SLO guard after a rollout, over a restart of the operator.
+
+It runs on a real API server with its controllers.
 
 Stand-ins: the kubelet, and the reader of the pods' metrics pages; its clock runs faster, since a
 figure takes more than a minute.
@@ -34,7 +36,10 @@ FASTER = 200.0
 
 
 class Reader:
-    """Says a p99 for pods of each revision (by the order in which they came), at 50 requests/s; knows a pod by what the operator's cache has."""
+    """Return a p99 for pods of each revision, in order of appearance, at 50 requests/s.
+
+    A pod is identified through the operator's cache.
+    """
 
     def __init__(self, running: Running, *p99: float) -> None:
         self.running, self.p99 = running, p99
@@ -103,7 +108,10 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first operator measures the predecessor and rolls out; the second finds that the new revision breaks the promise."""
+    """The first operator measures the predecessor and rolls out.
+
+    The second one finds that the new revision violates the SLO.
+    """
     # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures
     # as often as they can change.
     monkeypatch.setattr(

@@ -1,9 +1,11 @@
-"""Samples for GPUs, on a Triton whose core, python backend and loader are real, and whose TensorRT, vLLM and ONNX Runtime are stand-ins.
+"""GPU samples on a Triton with a real core, python backend and loader.
 
-The stand-in backend answers with zeros: what is shown is that Triton's own validation takes the
-whole repository, that files lie where configs say, and that requests pass through all steps. What
-the backends make of their files is not. Instances run as KIND_CPU: a Triton without CUDA refuses
-KIND_GPU.
+TensorRT, vLLM and ONNX Runtime are replaced by a stub backend.
+
+The stub backend answers with zeros. The tests show that Triton's own validation accepts the whole
+repository, that files are where the configs say, and that requests pass through all steps. They do
+not show what the real backends make of their files. Instances run as KIND_CPU, because a Triton
+without CUDA refuses KIND_GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> SourceMap:
-    """The samples' own sources, and in the place of a plan and of somebody's weights files that nobody reads."""
+    """Return the samples' own sources.
+
+    Files that nobody reads replace a plan and third-party weights.
+    """
     folder, built = tmp_path_factory.mktemp("sources"), tree.build()
     for name in ("model.plan", "qwen/config.json", "qwen/model.safetensors", "qwen/tokenizer.json"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -132,7 +137,10 @@ def test_onnx_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path:
 
 @pytest.mark.proves_files("manifests/samples/vllm.yaml", "loaded")
 def test_vllm(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
-    """The reason for the entry point: a request names the text alone, and leaves out whatever else the engine can take."""
+    """A request names the text only and omits the engine's other inputs.
+
+    This is the reason for the entry point.
+    """
     with loaded("vllm", distribution, sources, tmp_path) as (server, client):
         engine = json.loads((tmp_path / "models" / "assistant" / "1" / "model.json").read_text())
         assert engine["max_model_len"] == 4096

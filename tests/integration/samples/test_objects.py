@@ -1,4 +1,4 @@
-"""What the operator makes of every sample, before a real API server: each object is taken as it is."""
+"""A real API server accepts every object that the operator makes of a sample, unchanged."""
 
 from __future__ import annotations
 

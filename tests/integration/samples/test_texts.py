@@ -1,4 +1,7 @@
-"""Samples that read texts: names and shapes as clients know them, other steps before, beside and in the place of the usual ones."""
+"""Samples that read texts, with names and shapes that clients know.
+
+Other steps come before, next to or in place of the usual ones.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def close(found: Array, expected: Array) -> None:
 @pytest.mark.proves("spec.model.modelName", "behaviour")
 @pytest.mark.proves("spec.tokenizer.modelName", "behaviour")
 def test_the_client_of_the_article_works_unchanged(sample: Client) -> None:
-    """The program beside the sample, as a process of its own: nothing of this project is imported there."""
+    """The program next to the sample runs as a separate process.
+
+    It imports nothing of this project.
+    """
     rows = [case["text"] for case in WORDS]
     command = [sys.executable, str(SAMPLES / "article_client.py"), sample.address, *rows]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -80,7 +86,11 @@ def test_the_steps_answer_by_the_names_of_the_article(sample: Client) -> None:
 
 
 def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
-    """Said in the sample and in the documentation; when a release of tritonclient takes it, both are to be changed."""
+    """tritonclient refuses the spelling found in tutorials.
+
+    The sample and the documentation mention it. When a release of tritonclient accepts it, both
+    must be changed.
+    """
     with pytest.raises(TypeError, match="binary_format"):
         tritonclient.http.InferInput("TEXT", [1, 1], "BYTES").set_data_from_numpy(
             column("x"), binary_format=True
@@ -238,7 +248,10 @@ TOPICS = ["business", "politics", "science", "sports"]
 @pytest.mark.proves_files("manifests/samples/documents.yaml", "loaded")
 @on("documents")
 def test_topics_of_long_documents(sample: Client) -> None:
-    """More rows than golden cases, long and short ones in one request; rows of one request stay in order."""
+    """Long and short texts share one request, with more rows than there are golden cases.
+
+    Rows of one request stay in order.
+    """
     known = cases("documents") * 6
     answer = sample.ask({"TEXT": column(*(case["text"] for case in known))})
     expected = np.array([case["probabilities"] for case in known])
