@@ -61,7 +61,10 @@ def document(*, name: str = "sentiment", namespace: str = "nlp", **spec: Any) ->
 
 
 def options(**changes: Any) -> Options:
-    """What the operator was started with; images are fixed, so that a new default changes no expected value."""
+    """Return the operator's start options.
+
+    Images are fixed, so that a new default changes no expected value.
+    """
     return Options(**{"server_image": SERVER_IMAGE, "loader_image": LOADER_IMAGE, **changes})
 
 

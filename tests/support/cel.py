@@ -1,4 +1,7 @@
-"""Just enough reading of CEL to ask a rule which fields it tests; judging is the API server's business."""
+"""Find the fields that a CEL rule tests.
+
+This module reads just enough CEL for that; the API server evaluates rules.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ def without_texts(rule: str) -> str:
 
 
 def tested(rule: str, node: Mapping[str, Any], path: str) -> set[str]:
-    """Paths of the fields that a rule at ``path`` reads, as deep as the schema below ``node`` follows them.
+    """Return paths of the fields that a rule at ``path`` reads.
+
+    Paths go as deep as the schema below ``node`` follows them.
 
     Variables of macros (``self.buckets.all(b, …)``) stand for the items they run over, or for a
     mapping's keys.

@@ -10,7 +10,10 @@ from tests.support.listener import Listener
 
 
 class ConnectProxy(Listener):
-    """Tunnels to any address; with ``authorization`` only for clients that present it (the header's value)."""
+    """A proxy that tunnels to any address.
+
+    With ``authorization``, only clients that present this header value may use it.
+    """
 
     def __init__(self, authorization: str | None = None) -> None:
         super().__init__()

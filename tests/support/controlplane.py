@@ -1,4 +1,7 @@
-"""A real Kubernetes control plane on loopback, without nodes: etcd, API server and, if wanted, controllers and scheduler."""
+"""A real Kubernetes control plane on loopback, without nodes.
+
+It consists of etcd, API server and, on request, controllers and scheduler.
+"""
 
 import datetime
 import json
@@ -107,7 +110,9 @@ class ControlPlane:
         return self.spec.binaries / "kubectl"
 
     def start(self) -> None:
-        """Start everything and return when the API server says it is ready and the default namespace is there.
+        """Start everything.
+
+        Returns when the API server reports ready and the default namespace exists.
 
         Raises:
             NotReadyError: not ready within `READY_SECONDS`.
@@ -146,7 +151,10 @@ class ControlPlane:
             self._spec, self._folder = None, None
 
     def start_component(self, name: str) -> None:
-        """Start one component (`etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`) that is not running."""
+        """Start one component that is not running.
+
+        The components are `etcd`, `kube-apiserver`, `kube-controller-manager` and `kube-scheduler`.
+        """
         commands = {
             "etcd": control.etcd_command,
             "kube-apiserver": control.api_server_command,
@@ -158,15 +166,23 @@ class ControlPlane:
         )
 
     def kill_component(self, name: str) -> None:
-        """Kill one component at once (SIGKILL), as a crash would; bring it back with `start_component`."""
+        """Kill one component at once (SIGKILL), as a crash would.
+
+        `start_component` starts it again.
+        """
         self._processes.pop(name).kill()
 
     def wait_ready(self) -> None:
-        """Wait until the API server is ready, for example after `start_component("kube-apiserver")`."""
+        """Wait until the API server is ready.
+
+        For example, call it after `start_component("kube-apiserver")`.
+        """
         self._wait_ready()
 
     def audit_events(self) -> list[dict[str, Any]]:
-        """The write requests so far (audit events, oldest first): `verb`, `user.username`, `objectRef`, `responseStatus.code`, ….
+        """Return the write requests so far (audit events, oldest first).
+
+        Their fields include `verb`, `user.username`, `objectRef` and `responseStatus.code`.
 
         Raises:
             RuntimeError: the control plane was made without `audit_log`.
@@ -240,7 +256,10 @@ class ControlPlane:
 
 
 def _discovered(connection: httpx.Client, group: str, version: str, plural: str) -> bool:
-    """Whether a kind is served, and clients that look for kinds find it: that comes a moment later."""
+    """Return whether a kind is served and listed by discovery.
+
+    Discovery lists it a moment after it is served.
+    """
     groups = connection.get("/apis").raise_for_status().json()["groups"]
     if group not in {item["name"] for item in groups} or not api.ready(
         connection, f"/apis/{group}/{version}/{plural}"

@@ -1,8 +1,10 @@
-"""Conventions of a CustomResourceDefinition, after Kube-API-Linter and the API server's own demands, one function per rule.
+"""Conventions of a CustomResourceDefinition, one function per rule.
 
-A rule takes the definition and yields what breaks it, as (path, what is wrong). Exceptions are a
-table of the caller: rule → path pattern → reason (``*`` stands for any part of a path); one that
-nothing needs any more is itself wrong.
+The rules follow Kube-API-Linter and the API server's own requirements.
+
+A rule takes the definition and yields violations, as (path, what is wrong). Exceptions are a table
+of the caller: rule → path pattern → reason (``*`` matches any part of a path). An exception that
+nothing needs anymore is a violation itself.
 """
 
 from __future__ import annotations
@@ -521,7 +523,10 @@ def _messages(definition: Definition) -> Iterator[Finding]:
 
 
 def stored_size(definition: Definition) -> int:
-    """Bytes that client-side apply writes into its annotation: compact JSON as Go writes it (``<``, ``>`` and ``&`` escaped), and a line end."""
+    """Return the bytes that client-side apply writes into its annotation.
+
+    These are compact JSON as Go writes it (``<``, ``>`` and ``&`` escaped), and a line end.
+    """
     text = json.dumps(definition, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -561,7 +566,10 @@ CHECKS: Mapping[str, Check] = {
 
 
 def findings(definition: Definition, exceptions: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """What breaks a convention and is no exception, and each exception that nothing needs; sorted, one line each."""
+    """Return violations that are no exceptions, and exceptions that nothing needs.
+
+    They are sorted, one per line.
+    """
     lines = []
     for rule, check in CHECKS.items():
         allowed = exceptions.get(rule, {})

@@ -1,9 +1,11 @@
-"""Does a manifest in Git differ from the object in the cluster? Asked as people and GitOps controllers ask it.
+"""Find differences between a manifest in Git and the object in the cluster.
 
-An operator that writes to the spec, or a schema that fills in defaults where a tool cannot expect
-them, makes Argo CD show OutOfSync for ever. `differences` asks kubectl (client-side and
-server-side) and the comparison code of Argo CD's own engine (three-way merge, structured merge,
-server-side dry run), all without changing anything.
+The comparison works as people and GitOps controllers do it.
+
+An operator that writes to the spec, or a schema that fills in defaults that a tool cannot expect,
+makes Argo CD show OutOfSync forever. `differences` asks kubectl (client-side and server-side) and
+the comparison code of Argo CD's own engine (three-way merge, structured merge, server-side dry
+run). All of this changes nothing.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""A reverse proxy in front of a real API server (or any other HTTP server) that injects faults and counts requests.
+"""A reverse proxy that injects faults and counts requests.
+
+It runs in front of a real API server or any other HTTP server.
 
 Everything that no fault names passes through unchanged, watches included, so what a test sees is
 the real server's behaviour plus the one fault.
@@ -82,7 +84,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request that reached the proxy; ``agent`` tells the operator's client from Kopf and kubectl."""
+    """One request that reached the proxy.
+
+    ``agent`` distinguishes the operator's client from Kopf and kubectl.
+    """
 
     method: str
     target: str
@@ -90,7 +95,10 @@ class Seen:
 
 
 def plain_upstream(url: str, path: Path) -> Path:
-    """Writes a kubeconfig that leads to any HTTP server, for what is no API server; returns its path."""
+    """Write a kubeconfig that points to any HTTP server, and return its path.
+
+    It is for servers that are not API servers.
+    """
     path.write_text(_kubeconfig("plain", url))
     return path
 

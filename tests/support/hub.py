@@ -1,7 +1,9 @@
-"""A stand-in for a model hub: the part of its HTTP API that huggingface_hub's model_info and file download use.
+"""A simulated model hub.
 
-No package holds a real hub. Stood in for: ``/api/models/<repo>[/revision/<rev>]`` (commit and list
-of files), ``/<repo>/resolve/<rev>/<path>`` with ``ETag``, ``X-Repo-Commit`` and ranges, the
+It has the part of the HTTP API that huggingface_hub's model_info and file download use.
+
+No package contains a real hub. Simulated are ``/api/models/<repo>[/revision/<rev>]`` (commit and
+list of files), ``/<repo>/resolve/<rev>/<path>`` with ``ETag``, ``X-Repo-Commit`` and ranges, the
 ``X-Error-Code`` header of refusals, tokens, and, with ``cdn``, the redirect of file content to
 another origin.
 
@@ -66,7 +68,10 @@ class HubServer:
         return self._server.requests
 
     def publish(self, repo: str, files: Path | Mapping[str, bytes], branch: str = "main") -> str:
-        """Commit ``files`` to a branch, replacing its content; the commit's 40 hexadecimal digits."""
+        """Commit ``files`` to a branch and replace its content.
+
+        Returns the commit's 40 hexadecimal digits.
+        """
         if isinstance(files, Path):
             files = {
                 str(path.relative_to(files)): path.read_bytes()

@@ -1,5 +1,8 @@
-"""CustomResourceDefinitions of PodMonitor and PrometheusRule: their names as the Prometheus operator has them, and of their schemas the fields
-that are written here, typed as there; any other would be dropped by the API server, as there."""
+"""CustomResourceDefinitions of PodMonitor and PrometheusRule.
+
+They have the Prometheus operator's names. Their schemas contain only the fields that are written
+here, with the original types. The API server drops any other field, as with the originals.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,10 @@ def definition(resource: Resource, spec: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def served(client: Client) -> AsyncIterator[None]:
-    """Both kinds are served; afterwards they and all their objects are gone, since other tests share the server."""
+    """Serve both kinds for the duration of the context.
+
+    Afterwards they and all their objects are removed, because other tests share the server.
+    """
     for resource, spec in ((POD_MONITORS, POD_MONITOR), (PROMETHEUS_RULES, PROMETHEUS_RULE)):
         await apply_any(client, CRDS, definition(resource, spec))
     try:

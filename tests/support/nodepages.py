@@ -26,7 +26,10 @@ _PERIODS = 10  # CFS periods per second
 
 
 class NodePages(Pages):
-    """Pages of the exporters; a context manager. ``gpu``: utilisation (0–1) of every pod's GPU, ``None``: no such exporter."""
+    """Pages of the exporters, as a context manager.
+
+    ``gpu`` is the utilization (0–1) of every pod's GPU; with ``None`` there is no such exporter.
+    """
 
     def __init__(self, *worlds: World) -> None:
         super().__init__()
@@ -44,7 +47,10 @@ class NodePages(Pages):
 
     @property
     def discovery(self) -> dict[str, Any]:
-        """A scrape configuration that finds the world's pods, with the labels that a PodMonitor's series have."""
+        """Return a scrape configuration that finds the world's pods.
+
+        Their series have the same labels as those of a PodMonitor.
+        """
         return {
             "job_name": "pods",
             "http_sd_configs": [{"url": f"http://{self.address}/{PODS}", "refresh_interval": "1s"}],

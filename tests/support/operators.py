@@ -1,5 +1,8 @@
-"""The operator in this process, on a real API server, and stand-ins for what a cluster without nodes lacks: a kubelet, and where no controllers
-run, a Deployment controller."""
+"""The operator in this process, on a real API server.
+
+The module simulates what a cluster without nodes does not have: a kubelet and, where no controllers
+run, a Deployment controller.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,11 @@ async def eventually(
     *,
     every: float = 0.05,
 ) -> Any:
-    """Waits until a condition (a function, awaited if need be) says something true, and returns that. ``every``: looked at, seconds."""
+    """Wait until a condition returns something true, and return that.
+
+    The condition is a function, awaited if necessary. ``every`` is the interval between checks in
+    seconds.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline
     while True:
@@ -317,7 +324,10 @@ def is_ready(pod: Object) -> bool:
 
 
 async def control_deployments(client: Client, namespace: str) -> None:
-    """The Deployment controller's part, once, without its finesse: as many pods of the present template as wanted, and no others."""
+    """Act once as a simplified Deployment controller.
+
+    It keeps as many pods of the current template as desired, and no others.
+    """
     deployments = (
         await client.list(DEPLOYMENTS, namespace, label_selector=names.MANAGED_SELECTOR)
     ).items
@@ -361,7 +371,10 @@ async def _control(client: Client, deployment: Object, pods: list[Object]) -> No
 async def repeated(
     *steps: Callable[[], Awaitable[object]], every: float = 0.1
 ) -> AsyncIterator[None]:
-    """Runs steps over and over beside the body, with pauses of ``every`` seconds; what goes wrong in them fails it."""
+    """Run steps repeatedly next to the body, with pauses of ``every`` seconds.
+
+    An error in a step fails the body.
+    """
 
     async def loop() -> None:
         while True:
@@ -383,7 +396,9 @@ async def repeated(
 
 
 def essence(items: list[Object], **replaced: str) -> dict[tuple[str, str], Object]:
-    """Objects by kind and name, without what the API server and the clock put into them; ``replaced`` words stand for others.
+    """Return objects by kind and name, without server and clock fields.
+
+    Placeholders replace the texts in ``replaced``.
 
     Args:
         items: raw objects.

@@ -1,4 +1,7 @@
-"""A small text pipeline as a Triton model repository with configs written by hand: tokenizer, ONNX runner, postprocess, ensemble."""
+"""A small text pipeline as a Triton model repository with handwritten configs.
+
+Its models are tokenizer, ONNX runner, postprocess and ensemble.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def config(
     max_batch_size: int = 64,
     ragged: bool = False,
 ) -> str:
-    """config.pbtxt of a python model; ``ragged`` lets requests of different length share a batch."""
+    """Return config.pbtxt of a python model.
+
+    ``ragged`` lets requests of different length share a batch.
+    """
     inputs = (
         [text.replace(" }", " allow_ragged_batch: true }") for text in inputs] if ragged else inputs
     )
@@ -95,7 +101,10 @@ def write_pipeline(
     count: int = 1,
     delay_us: int = 0,
 ) -> None:
-    """A classifier (PROBABILITIES, LABEL, SCORE; top 2), or with ``pooling`` an embedding (normalized mean), with ``count`` tokenizers.
+    """Write a classifier, or with ``pooling`` an embedding, with ``count`` tokenizers.
+
+    The classifier returns PROBABILITIES, LABEL and SCORE (top 2). The embedding is the normalized
+    mean. ``delay_us`` is how long the tokenizer waits to batch requests.
 
     ``delay_us`` makes the tokenizer wait so long for company.
     """

@@ -1,4 +1,6 @@
-"""A stand-in for what Triton's ONNX Runtime backend does with a ragged batch. No package carries the backend itself.
+"""A simulation of how Triton's ONNX Runtime backend handles a ragged batch.
+
+No package contains the backend itself.
 
 It follows a ``ModelConfig`` as the backend does (measured with Triton 2.51.0 and the backend built
 from its sources): the requests' data of a ragged input is laid end to end in one tensor without
@@ -115,7 +117,10 @@ class StandInBackend:
 
 
 def config_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int = 64) -> Any:
-    """The ``ModelConfig`` of an adapted step with these declared tensors, as ``ragged_config`` says."""
+    """Return the ``ModelConfig`` of an adapted step with these declared tensors.
+
+    It follows ``ragged_config``.
+    """
     ragged = ragged_config(inputs, outputs)
     made = model_config_pb2.ModelConfig(
         name="model", backend="onnxruntime", max_batch_size=max_batch_size

@@ -95,7 +95,10 @@ class TritonPythonModel:
 
 @dataclass
 class Pod:
-    """A pod of the world: its Triton, and the folder with its repository and the costs of its stand-ins."""
+    """A pod of the world.
+
+    It has its Triton, and the folder with its repository and the costs of its stubs.
+    """
 
     name: str
     triton: LocalTriton
@@ -103,13 +106,20 @@ class Pod:
     key: str
 
     def set_costs(self, **costs: dict[str, float | str]) -> None:
-        """Model → what it costs from now on: seconds per ``request``, ``execution`` and ``initialize``, seconds of ``cpu`` per request; ``most`` instances start, others say ``why``."""
+        """Set what models cost from now on.
+
+        The costs are seconds per ``request``, ``execution`` and ``initialize``, and seconds of
+        ``cpu`` per request. At most ``most`` instances start; others fail with ``why``.
+        """
         made = self.costs.with_suffix(".new")
         made.write_text(json.dumps(costs))
         made.replace(self.costs)
 
     def stubs(self, model: str) -> set[int]:
-        """Process ids of a model's python processes: those of instances that were not touched stay the same."""
+        """Return the process ids of a model's python processes.
+
+        Those of untouched instances stay the same.
+        """
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -243,7 +253,10 @@ class World:
 
     @contextlib.asynccontextmanager
     async def operator(self, *beside: World, **changes: Any) -> AsyncIterator[Running]:
-        """The operator, with real probes and short pauses; for the worlds beside this one, too: Kopf is one in a process."""
+        """Run the operator with real probes and short pauses.
+
+        It also handles the worlds in ``beside``, because there is one Kopf per process.
+        """
         namespaces = [one.namespace for one in (self, *beside)]
         async with operator(
             self.proxy,
@@ -288,7 +301,10 @@ SPEC: dict[str, Any] = {
         "scaleDown": {"stabilizationSeconds": 4, "maxStepPercent": 100},
     },
 }
-"""The sentiment pipeline, with a loop that is quick enough for a test. Its model is meant for a GPU, which the stand-in takes the place of."""
+"""The sentiment pipeline, with a loop that is fast enough for a test.
+
+Its model is meant for a GPU; a stub replaces it.
+"""
 
 
 async def ready(place: World) -> None:
@@ -336,7 +352,11 @@ async def until_condition(
 
 
 def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int]) -> None:
-    """The loader's part: files as the revision has them, counts as the live ConfigMap has them, stand-ins for what costs."""
+    """Act as the loader.
+
+    Files come from the revision and counts from the live ConfigMap. Stubs replace what is
+    expensive.
+    """
     plan = LoadPlan.model_validate_json(data[names.KEY_PLAN])
     for item in plan.files:
         path = folder / item.path

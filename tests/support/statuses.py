@@ -1,4 +1,6 @@
-"""Stories of a pipeline as the operator's own planner tells them in its status: what GitOps tools are shown.
+"""Histories of a pipeline's status, as GitOps tools see them.
+
+The operator's own planner writes the status.
 
 The planner is the real one; pods and the Deployment's verdict are what this module says they are.
 """
@@ -120,7 +122,10 @@ def ready() -> dict[str, Any]:
 
 
 def changed() -> dict[str, Any]:
-    """Served, and the spec changed a moment ago: the status still speaks of the generation before."""
+    """Return a pipeline that serves and whose spec changed a moment ago.
+
+    The status still describes the previous generation.
+    """
     return Story().serving().change(tokenizer={"maxLength": 64}).object
 
 

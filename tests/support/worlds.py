@@ -1,8 +1,11 @@
-"""A pure model of the world around the planner: an API server that keeps what is applied, a Deployment controller, a scheduler, a kubelet.
+"""A pure model of the world around the planner.
 
-A stand-in for a cluster where thousands of histories are wanted: rules as in Kubernetes' own
-controllers (rolling update with maxSurge and maxUnavailable, Recreate, progress deadline, graceful
-termination), time as a number. The planner is the real one.
+It consists of an API server that keeps what is applied, a Deployment controller, a scheduler and a
+kubelet.
+
+It replaces a cluster where thousands of histories are needed. The rules are those of Kubernetes'
+own controllers (rolling update with maxSurge and maxUnavailable, Recreate, progress deadline,
+graceful termination), and time is a number. The planner is the real one.
 """
 
 from __future__ import annotations
@@ -51,8 +54,12 @@ def rfc3339(now: dt.datetime) -> str:
 
 @dataclass
 class ModelPod:
-    """A pod of the model. ``created``: when; ``away``: being terminated; ``loaded``: what its unpinned source resolved to; ``asked``, ``given``:
-    limits and requests of its server after a resize."""
+    """A pod of the model.
+
+    ``created`` is its creation time, ``away`` whether it is being terminated. ``loaded`` is what
+    its unpinned source resolved to. ``asked`` and ``given`` are limits and requests of its server
+    after a resize.
+    """
 
     name: str
     revision: str
@@ -339,7 +346,10 @@ class World:
         return self.rendered[key]
 
     def step(self, writes: int | None = None) -> Plan:
-        """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
+        """Run one reconcile of the operator, killed after ``writes`` writes if given.
+
+        Everything written is checked against its schema.
+        """
         decided = self._planned(observed := self.observed())
         self._looks = dict(observed.probes)
         self._accepted = last_good_after(observed, decided.apply)  # as the operator's process does
@@ -472,7 +482,10 @@ class World:
             )
 
     def _scale_down_old(self, least: int, new: list[ModelPod], old: list[ModelPod]) -> None:
-        """As in reconcileOldReplicaSets: unhealthy pods of old ReplicaSets first, then available ones above the least."""
+        """Scale down as in reconcileOldReplicaSets.
+
+        Unhealthy pods of old ReplicaSets go first, then available ones above the minimum.
+        """
         unavailable_new = sum(not pod.serving for pod in new)
         most = len(new) + len(old) - least - unavailable_new
         for pod in [pod for pod in old if not pod.serving][: max(most, 0)]:
@@ -482,7 +495,10 @@ class World:
             pod.away = True
 
     def _tell(self, wanted: int, template: str, seen: Counted) -> None:
-        """Of the pods as they were ``seen``, before this sync made or took any: what ReplicaSets tell comes later."""
+        """Report the pods as they were ``seen``, before this sync created or removed any.
+
+        ReplicaSets report later.
+        """
         status = self.deployment.get("status") or {}
         deadline = self.now - self._progress > dt.timedelta(
             seconds=self.deployment["spec"]["progressDeadlineSeconds"]
@@ -522,7 +538,11 @@ class World:
         return self
 
     def _fetch(self, pod: ModelPod) -> str:
-        """The loader: what is recorded for the revision, else what the source is at this moment: something else for each pod."""
+        """Act as the loader.
+
+        It loads what is recorded for the revision, else the current content of the source, which
+        differs for each pod.
+        """
         live = self.children.get(("ConfigMap", names.live_name(self.name)), {}).get("data", {})
         recorded = (
             json.loads(live.get(names.KEY_RESOLVED, "{}")).get(pod.revision, {}).get("model", {})
@@ -535,7 +555,10 @@ class World:
         return self
 
     def settle(self, rounds: int = 100, seconds: float = 5.0) -> Self:
-        """Everybody works until nobody has done anything for longer than the operator waits on its clock before it gives an old pod up."""
+        """Run all parts until nothing has happened for longer than the operator's timeout.
+
+        The timeout is how long the operator waits on its clock before it gives an old pod up.
+        """
         quiet = 0
         for _ in range(rounds):
             before = self._essence()

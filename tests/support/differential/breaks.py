@@ -1,4 +1,7 @@
-"""Mutations of the good repository: each breaks one rule once and nothing else, so that both sides must refuse the one model for it."""
+"""Mutations of the good repository.
+
+Each breaks exactly one rule once, so that both sides must refuse the one model for it.
+"""
 
 from __future__ import annotations
 

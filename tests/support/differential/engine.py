@@ -1,7 +1,9 @@
-"""Compares the judge of ``render.judge`` with a real Triton: both get the same model repositories, every difference is shown.
+"""Compare the validator ``render.judge`` with a real Triton.
 
-One server runs for many repositories; models are loaded over gRPC, many at a time, and removed
-afterwards. Its backends are the null backend, so that a load takes milliseconds; its core, which
+Both get the same model repositories, and every difference is shown.
+
+One server runs for many repositories. Models are loaded over gRPC, many at a time, and removed
+afterwards. Its backends are the null backend, so that a load takes milliseconds. Its core, which
 validates, is real.
 """
 
@@ -75,7 +77,10 @@ class Repository:
         return self.files.get(name, {"1/": b""})
 
     def renamed(self, prefix: str, root: Path) -> Repository:
-        """The same with ``prefix`` before every name, so that many can lie in one repository, and with the folder's place filled in."""
+        """Return the same repository with ``prefix`` before every name.
+
+        Many can then share one model repository. The folder's path is filled in.
+        """
         result = self.copy()
         result.configs = {f"{prefix}{name}": config for name, config in result.configs.items()}
         result.files = {f"{prefix}{name}": dict(self.beside(name)) for name in self.configs}
@@ -179,7 +184,10 @@ class Differential:
         asyncio.run(self._compare(repositories))
 
     def alone(self, repository: Repository, model: str) -> str | None:
-        """Why the server does not serve one model of a repository, which may end it: None where it loads."""
+        """Return why the server does not serve one model of a repository.
+
+        The model may end the server. None if it loads.
+        """
         placed, prefix = self._place(
             Repository({model: repository.configs[model]}, {model: repository.beside(model)})
         )
@@ -197,7 +205,10 @@ class Differential:
         }
 
     def outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
-        """Both sides' answers for one repository: the judge's violations, and model → the server's reason (None: loaded). Names as given."""
+        """Return both sides' results for one repository, with names as given.
+
+        The results are the validator's violations, and model → the server's reason (None: loaded).
+        """
         return asyncio.run(self._outcome(repository))
 
     async def _outcome(
@@ -272,7 +283,10 @@ class Differential:
 
     # --- the server -------------------------------------------------------------------------------
     async def _ask(self, repositories: Sequence[Repository]) -> dict[str, str | None]:
-        """Model → why the server refused it, None where it loaded; afterwards nothing of it is left."""
+        """Return why the server refused each model, None if it loaded.
+
+        Afterwards, the server holds nothing of the repositories.
+        """
         configs = {
             name: config
             for repository in repositories
@@ -392,7 +406,10 @@ def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
 def running(
     folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False, python: bool = True
 ) -> Iterator[Differential]:
-    """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with; ``python`` as of the null backend."""
+    """Start a server with the null backend and an empty repository below ``folder`` (new).
+
+    The server is ready to compare with. ``python`` is the option of the null backend.
+    """
     repository, backends = folder / "repository", folder / "backends"
     repository.mkdir(parents=True)
     distribution = nullbackend.distribution(backends, python=python)

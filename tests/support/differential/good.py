@@ -1,4 +1,7 @@
-"""A good repository that has nearly every field, and the small changes that ``breaks`` is made of."""
+"""A good repository that has nearly every field.
+
+The module also has the small changes that ``breaks`` consists of.
+"""
 
 from __future__ import annotations
 

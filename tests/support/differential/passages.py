@@ -1,4 +1,7 @@
-"""Compares what the product says of whole resources with what a real Triton says of the configs rendered of them."""
+"""Compare the product's verdicts on whole resources with those of a real Triton.
+
+Triton gets the configs that are rendered from the resources.
+"""
 
 from __future__ import annotations
 
