@@ -76,6 +76,8 @@ class Load:
         """Wait until every client has finished `count` more requests that began after this call.
 
         Args:
+            count: further requests per client.
+            deadline: seconds from now.
             answered: count only those with a right answer.
 
         Raises:
@@ -100,10 +102,8 @@ class Load:
         with self._changed:
             if not self._changed.wait_for(done, deadline):
                 raise AssertionError(
-                    (
-                        f"clients did not finish {count} requests each within {deadline:.0f} "
-                        f"s: {[str(s) for s in self.summary().values()]}"
-                    )
+                    f"clients did not finish {count} requests each within {deadline:.0f} "
+                    f"s: {[str(s) for s in self.summary().values()]}"
                 )
 
     def run(self) -> None:

@@ -88,10 +88,8 @@ class Cluster:
     def __init__(self, name: str = DEFAULT_NAME) -> None:
         if not NAME_PATTERN.fullmatch(name):
             raise ClusterError(
-                (
-                    f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and "
-                    f"dashes, a letter first"
-                )
+                f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and "
+                f"dashes, a letter first"
             )
         self.name = name
         self.state = state_root() / name
@@ -137,10 +135,8 @@ class Cluster:
             return network.Subnets(json.loads((self.state / "cluster.json").read_text())["index"])
         except FileNotFoundError:
             raise ClusterError(
-                (
-                    f"no cluster {self.name}: bring it up with `python -m e2e.local up --name "
-                    f"{self.name}`"
-                )
+                f"no cluster {self.name}: bring it up with `python -m e2e.local up --name "
+                f"{self.name}`"
             ) from None
 
     @property

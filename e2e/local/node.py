@@ -77,7 +77,7 @@ def files(spec: NodeSpec) -> Mapping[str, str]:
 
 
 def containerd_config(spec: NodeSpec) -> str:
-    """containerd's configuration, version 2."""
+    """Return the configuration of containerd, version 2."""
     cri = '[plugins."io.containerd.grpc.v1.cri"'
     runtime = f"{cri}.containerd.runtimes.runc"
     return f"""version = 2

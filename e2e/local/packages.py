@@ -68,10 +68,8 @@ def require_root() -> None:
     """
     if os.uname().sysname != "Linux" or os.uname().machine != "x86_64":
         raise MachineError(
-            (
-                "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e "
-                "KUBECONFIG=FILE (see e2e/kind for kind)"
-            )
+            "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e "
+            "KUBECONFIG=FILE (see e2e/kind for kind)"
         )
     if os.geteuid() != 0:
         raise MachineError(
@@ -104,10 +102,8 @@ def install(programs: Mapping[str, str] = PROGRAMS) -> None:
         return
     if shutil.which("apt-get") is None:
         raise MachineError(
-            (
-                f"missing programs, and no apt-get to install them: please install "
-                f"{', '.join(wanted)} (names of Debian's packages)"
-            )
+            f"missing programs, and no apt-get to install them: please install "
+            f"{', '.join(wanted)} (names of Debian's packages)"
         )
     with step(f"installing {' '.join(wanted)}"), _no_services():
         _apt("update")

@@ -56,10 +56,8 @@ class Supervisor:
         pid = self.init_pid()
         if pid is None:
             raise ClusterError(
-                (
-                    f"cluster {self.name} is not running: bring it up with `python -m "
-                    f"e2e.local up --name {self.name}`"
-                )
+                f"cluster {self.name} is not running: bring it up with `python -m "
+                f"e2e.local up --name {self.name}`"
             )
         return pid
 
@@ -99,10 +97,8 @@ class Supervisor:
         def alive() -> None:
             if child.poll() is not None:
                 raise ClusterError(
-                    (
-                        f"the supervisor of cluster {self.name} ended:\n"
-                        f"{processes.tail(self.logs / 'supervisor.log')}"
-                    )
+                    f"the supervisor of cluster {self.name} ended:\n"
+                    f"{processes.tail(self.logs / 'supervisor.log')}"
                 )
 
         api.wait_for("supervisor", lambda: (self.state / "run.json").exists(), END_SECONDS, alive)
@@ -136,10 +132,8 @@ class Supervisor:
         definition = self.state / "components" / f"{name}.json"
         if not definition.exists():
             raise ClusterError(
-                (
-                    f"no running component {name}; components are "
-                    f"{', '.join(sorted(self.components()))}"
-                )
+                f"no running component {name}; components are "
+                f"{', '.join(sorted(self.components()))}"
             )
         definition.rename(definition.with_suffix(".stopped"))
         self.rescan()
@@ -154,10 +148,8 @@ class Supervisor:
         stopped = self.state / "components" / f"{name}.stopped"
         if not stopped.exists():
             raise ClusterError(
-                (
-                    f"component {name} is not stopped; running are "
-                    f"{', '.join(sorted(self.components()))}"
-                )
+                f"component {name} is not stopped; running are "
+                f"{', '.join(sorted(self.components()))}"
             )
         stopped.rename(stopped.with_suffix(".json"))
         self.rescan()
@@ -170,10 +162,8 @@ class Supervisor:
         pid = self.components().get(name, {}).get("pid", 0)
         if not pid:
             raise ClusterError(
-                (
-                    f"component {name} is not running; components are "
-                    f"{', '.join(sorted(self.components()))}"
-                )
+                f"component {name} is not running; components are "
+                f"{', '.join(sorted(self.components()))}"
             )
         self.run(["kill", "-KILL", str(pid)])
 

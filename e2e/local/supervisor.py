@@ -99,7 +99,7 @@ def prepare_mounts(state: Path) -> None:
 
 
 def mount(*arguments: str) -> None:
-    """Run mount(8)."""
+    """Run the mount command (section 8 of the manual)."""
     subprocess.run(["mount", *arguments], check=True)
 
 

@@ -1,16 +1,30 @@
-"""The folder that sample sources are served from: object storage keys and model hub repositories as files.
+"""Build the folder that sample sources are served from.
 
-DIR/s3/models/sentiment/model.onnx                                  s3://models/sentiment/model.onnx
-DIR/s3/models/minilm/model.onnx                                     s3://models/minilm/model.onnx
-DIR/s3/models/words/model.onnx                                      s3://models/words/model.onnx: sentiment by words alone, 240 kB
-DIR/s3/models/article/model.onnx                                    the same with tensors named INPUT_IDS, ATTENTION_MASK, LOGITS
-DIR/s3/models/documents/model.onnx                                  s3://models/documents/model.onnx: topics of long texts
-DIR/s3/models/ner/model.onnx                                        s3://models/ner/model.onnx: a tag per token
-DIR/s3/models/reranker/model.onnx                                   s3://models/reranker/model.onnx: pairs of texts
-DIR/s3/models/image/model.onnx                                      s3://models/image/model.onnx: the prevailing colour
-DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
-DIR/hub/tritonpipelines/byte-pairs/tokenizer.json                   hf://tritonpipelines/byte-pairs: byte-level BPE, for loads of tokenizing
-DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
+It holds object storage keys and model hub repositories as files. Each path below ``DIR`` is
+followed by its source and its content.
+
+DIR/s3/models/sentiment/model.onnx
+    s3://models/sentiment/model.onnx
+DIR/s3/models/minilm/model.onnx
+    s3://models/minilm/model.onnx
+DIR/s3/models/words/model.onnx
+    s3://models/words/model.onnx: sentiment by words alone, 240 kB
+DIR/s3/models/article/model.onnx
+    the same with tensors named INPUT_IDS, ATTENTION_MASK, LOGITS
+DIR/s3/models/documents/model.onnx
+    s3://models/documents/model.onnx: topics of long texts
+DIR/s3/models/ner/model.onnx
+    s3://models/ner/model.onnx: a tag per token
+DIR/s3/models/reranker/model.onnx
+    s3://models/reranker/model.onnx: pairs of texts
+DIR/s3/models/image/model.onnx
+    s3://models/image/model.onnx: the prevailing color
+DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …
+    hf://sentence-transformers/all-MiniLM-L6-v2
+DIR/hub/tritonpipelines/byte-pairs/tokenizer.json
+    hf://tritonpipelines/byte-pairs: byte-level BPE, for tokenizing load
+DIR/manifest.json
+    key of the inputs; SHA-256 and size of every file
 """
 
 from __future__ import annotations

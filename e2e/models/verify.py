@@ -17,8 +17,11 @@ RELATIVE_TOLERANCE: Final = 1e-9
 
 
 def differences(stored: Any, made: Any, tolerance: float, where: str = "") -> list[str]:
-    """Paths at which two JSON values differ: numbers by more than ``tolerance`` and
-    :data:`RELATIVE_TOLERANCE`, everything else at all."""
+    """Return the paths at which two JSON values differ.
+
+    Numbers may differ by ``tolerance`` and :data:`RELATIVE_TOLERANCE`. Everything else must be
+    equal.
+    """
     if isinstance(stored, dict) and isinstance(made, dict):
         if stored.keys() != made.keys():
             return [f"{where}: keys {sorted(stored)} instead of {sorted(made)}"]

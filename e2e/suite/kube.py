@@ -256,10 +256,8 @@ class Kube:
         )
         if check and done.returncode != 0:
             raise AssertionError(
-                (
-                    f"kubectl {' '.join(arguments)} ended with {done.returncode}: "
-                    f"{done.stderr.strip() or done.stdout.strip()}"
-                )
+                f"kubectl {' '.join(arguments)} ended with {done.returncode}: "
+                f"{done.stderr.strip() or done.stdout.strip()}"
             )
         return done.stdout if check else done.stdout + done.stderr
 

@@ -51,10 +51,8 @@ def prometheus(access: Access, kube: Kube, installation: Installation) -> Iterat
     """The operator asks this one, for as long as the module's tests run."""
     if access.local is None:
         pytest.skip(
-            (
-                "left out: a Prometheus of the suite's own reaches neither pods nor the "
-                "kubelet of a cluster that is not on this machine"
-            )
+            "left out: a Prometheus of the suite's own reaches neither pods nor the "
+            "kubelet of a cluster that is not on this machine"
         )
     with kubelet_reader(kube) as token, scraper(access.local, SCRAPE_SECONDS, token) as made:
         installation.helm_install(

@@ -121,7 +121,7 @@ class Scaled:
 
 
 def starts(pipeline: TinyPipeline) -> dict[str, int]:
-    """uid of each pod → restarts of all its containers."""
+    """Return the restarts of all containers of each pod, by UID."""
     return {
         pod["metadata"]["uid"]: sum(
             one["restartCount"] for one in pod["status"].get("containerStatuses") or ()

@@ -57,7 +57,10 @@ def _follow(
 
 
 def alternatives(rule: str) -> list[str]:
-    """The parts that ``||`` joins at the rule's top level; the whole rule where its top level is a condition (``a ? b : c``)."""
+    """Return the parts that ``||`` joins at the rule's top level.
+
+    The whole rule is returned if its top level is a condition (``a ? b : c``).
+    """
     plain, depth, parts, start = without_texts(rule), 0, [], 0
     for index, sign in enumerate(plain):
         depth += (sign in "([{") - (sign in ")]}")

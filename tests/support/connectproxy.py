@@ -38,10 +38,8 @@ class ConnectProxy(Listener):
             self._authorization is not None and presented != self._authorization
         ):
             client.sendall(
-                (
-                    b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic "
-                    b"realm=p\r\nContent-Length: 0\r\n\r\n"
-                )
+                b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic "
+                b"realm=p\r\nContent-Length: 0\r\n\r\n"
             )
             client.close()
             return

@@ -123,9 +123,7 @@ def _argo(
         for strategy, patch in patches.items():
             if patch:
                 shown[strategy].append(
-                    (
-                        f"{item['kind']}/{item['metadata']['name']}: "
-                        f"{json.dumps(patch, sort_keys=True)}"
-                    )
+                    f"{item['kind']}/{item['metadata']['name']}: "
+                    f"{json.dumps(patch, sort_keys=True)}"
                 )
     return {strategy: "\n".join(lines) for strategy, lines in shown.items()}

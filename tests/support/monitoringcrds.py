@@ -62,7 +62,8 @@ POD_MONITOR = _fields(
         )
     ),
 )
-RULE = _fields(("expr",), record=TEXT, alert=TEXT, expr={"anyOf": [{"type": "integer"}, TEXT], "x-kubernetes-int-or-string": True},
+RULE = _fields(("expr",), record=TEXT, alert=TEXT,
+               expr={"anyOf": [{"type": "integer"}, TEXT], "x-kubernetes-int-or-string": True},
                **{"for": DURATION, "labels": NAMED, "annotations": NAMED})  # fmt: skip
 PROMETHEUS_RULE = _fields(
     groups=_list(_fields(("name",), name={**TEXT, "minLength": 1}, rules=_list(RULE)), "name")

@@ -281,7 +281,7 @@ def _known(tag: str) -> bool:
 
 
 def _buildah_command() -> list[str]:
-    """buildah with a store of its own inside the cache."""
+    """Return the command line of buildah with its own store inside the cache."""
     store = cache.cache_root() / "buildah"
     return [
         "nice",

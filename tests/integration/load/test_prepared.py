@@ -1,5 +1,6 @@
-"""Prepared load against a gRPC server on loopback that answers late, refuses, and counts what it
-has at once.
+"""Prepared load against a gRPC server on loopback.
+
+The server answers late, refuses, and counts the requests in flight.
 """
 
 from __future__ import annotations

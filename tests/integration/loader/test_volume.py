@@ -154,8 +154,9 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
 
 
 def _interpreter(version: str) -> str:
-    """A Python of ``version`` that starts (a version manager may have a stub without one behind
-    it).
+    """Return a Python of ``version`` that starts.
+
+    A version manager may have a stub without an interpreter behind it.
     """
     found = shutil.which(f"python{version}")
     if (

@@ -48,7 +48,8 @@ input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_ty
 instance_group { kind: KIND_CPU count: 1 }
 """
 USER, PASSWORD = "operator", "c0rrect horse"
-HASH = "$2b$04$abcdefghijklmnopqrstuuLw4a6zzhmP3yhLbN7O6IGz7nfuX0j2G"  # bcrypt of the password, with the cheapest cost
+# bcrypt of the password, with the cheapest cost.
+HASH = "$2b$04$abcdefghijklmnopqrstuuLw4a6zzhmP3yhLbN7O6IGz7nfuX0j2G"
 COUNTERS = r"query\?query=%7B__name__"  # the query for counters, as it stands in a URL
 Key = tuple[str, str]
 

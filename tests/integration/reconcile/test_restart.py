@@ -104,10 +104,8 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     assert await versions(bare, bare_namespace) == before
     assert seconds < SETTLED_SECONDS
     print(
-        (
-            f"\n{PIPELINES} pipelines: built in {built:.1f} s; after a restart settled in "
-            f"{seconds:.1f} s, {len(bare_proxy.requests)} requests, 0 writes"
-        )
+        f"\n{PIPELINES} pipelines: built in {built:.1f} s; after a restart settled in "
+        f"{seconds:.1f} s, {len(bare_proxy.requests)} requests, 0 writes"
     )
     # The count is of the one thing that writes: a change is seen by it.
     changed = documents[0]

@@ -86,7 +86,7 @@ def test_the_steps_answer_by_the_names_of_the_article(sample: Client) -> None:
 
 
 def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
-    """tritonclient refuses the spelling found in tutorials.
+    """The spelling found in tutorials is refused by tritonclient.
 
     The sample and the documentation mention it. When a release of tritonclient accepts it, both
     must be changed.

@@ -1,5 +1,6 @@
-"""Pipelines of several shapes on `tritonpipe serve`: asked as the operator asks pods, and by
-`tritonpipe infer`.
+"""Pipelines of several shapes on `tritonpipe serve`.
+
+They are queried as the operator queries pods, and by `tritonpipe infer`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Many clients at once, and wrong requests among good ones: every row right, every fault with its
-own client alone.
+"""Many clients at once, with wrong requests among good ones.
+
+Every row is right, and every error affects only its own client.
 """
 
 from __future__ import annotations

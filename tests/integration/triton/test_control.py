@@ -1,5 +1,6 @@
-"""Repository control, health and failures of one real Triton, through the client, the probe and
-the local server.
+"""Repository control, health and failures of one real Triton.
+
+Access is through the client, the probe and the local server.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Served:
-    """A server, and whether one request without tokens fails all of its batch (a limit of Triton's
-    ONNX Runtime backend: never a wrong answer).
+    """A server, and whether one request without tokens fails its whole batch.
+
+    That is a limit of Triton's ONNX Runtime backend. It never causes a wrong answer.
     """
 
     triton: LocalTriton

@@ -89,7 +89,7 @@ def write_postprocess(
 
 
 def optional_graph() -> onnx.ModelProto:
-    """y = x * scale in FP16, scale 10 where it is not given; odd = not flag."""
+    """Return y = x * scale in FP16, with scale 10 if it is not given; odd = not flag."""
     nodes = [
         helper.make_node("Mul", ["x", "scale"], ["y"]),
         helper.make_node("Not", ["flag"], ["odd"]),

@@ -256,8 +256,8 @@ def _instances(draw: Draw, config: Any) -> None:
 def _warmup(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
     """Draw samples of all required inputs.
 
-    In Triton's warm-up, shape tensors have their own batch dimension, so a model with warm-up has
-    none.
+    In Triton's warm-up, shape tensors have their own batch dimension, so a model with shape tensors
+    gets no samples.
     """
     if any(tensor.is_shape_tensor for tensor in config.input):
         return

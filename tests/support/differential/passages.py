@@ -24,8 +24,12 @@ STRICTER: Final = {
         "Triton takes equal dims where one side alone batches, and then fails every batch of two "
         "or more rows"
     ),
-    r"is already answered as": "the renderer maps a tensor once; what is rendered past the check lacks the second output",
-    r"runs on GPUs only": "the plan would fail in its backend, which the null backend stands in for",
+    r"is already answered as": (
+        "the renderer maps a tensor once; what is rendered past the check lacks the second output"
+    ),
+    r"runs on GPUs only": (
+        "the plan would fail in its backend, which the null backend stands in for"
+    ),
 }
 """Findings that speak of Triton's rules and go further on purpose: what they say → why."""
 

@@ -315,7 +315,7 @@ def _past_the_checks(graph: Graph) -> dict[str, str]:
 def _repository(graph: Graph, texts: dict[str, str]) -> Repository:
     """Return the configs with the version folders that the loader creates.
 
-    KIND_GPU becomes KIND_CPU, because the machine has no GPUs.
+    A machine without GPUs replaces one with GPUs, so KIND_GPU becomes KIND_CPU.
     """
     configs = {name: text_format.Parse(text, pb.ModelConfig()) for name, text in texts.items()}
     files = {name: {"1/": b""} for name in configs}

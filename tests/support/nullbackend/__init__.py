@@ -75,10 +75,8 @@ def _compiler() -> str:
     found = next((path for name in wanted if (path := shutil.which(name))), None)
     if found is None:
         raise CompilerError(
-            (
-                f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc "
-                f"(Debian: apt-get install gcc libc6-dev), or set CC"
-            )
+            f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc "
+            f"(Debian: apt-get install gcc libc6-dev), or set CC"
         )
     return found
 

@@ -178,8 +178,9 @@ async def test_timeouts(
     refused: bool,
     order: list[int],
 ) -> None:
-    """1 and 2 carry the client's time, 3 comes after their time is up and carries none (unless its
-    own default is short as well).
+    """Requests 1 and 2 have the client's timeout; 3 comes after it and has none.
+
+    Request 3 has a timeout only if its own default is short as well.
     """
     # The one that keeps the instance busy has a level of its own, without a time.
     scheduling = (

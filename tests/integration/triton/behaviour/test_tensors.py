@@ -125,8 +125,9 @@ NAMES = (
 @pytest.mark.proves("spec.model.outputs[].name", "behaviour")
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 async def test_tensor_names_of_every_kind(triton: Workbench, client: Asker, number: int) -> None:
-    """As a model's input and output at once, alone and through an ensemble that calls it by the
-    same name.
+    """Use a name as a model's input and output at once.
+
+    The model is called alone and through an ensemble that uses the same name.
     """
     name = NAMES[number]
     text = tensor(name)
