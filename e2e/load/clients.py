@@ -43,8 +43,8 @@ async def grpc(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
     The channel reconnects as gRPC does: when the server asks it to move, or when its connection
     breaks.
     """
-    # Channels of one process share connections otherwise; these stand for clients in processes of
-    # their own.
+    # Channels of one process normally share connections. These simulate clients in separate
+    # processes.
     channel = [("grpc.use_local_subchannel_pool", 1)]
     client = tritonclient.grpc.aio.InferenceServerClient(endpoint.grpc, channel_args=channel)
 

@@ -34,7 +34,7 @@ TEXTS_SEED = 7
 REQUESTS = 16
 """Different requests that are sent in turn."""
 
-# Waits as long as a GPU would compute, for every token of every row, padding included, and answers
+# Waits as long as a GPU would compute, for every token of every row including padding, and answers
 # with zeros.
 GPU_CODE = """
 import time

@@ -167,8 +167,8 @@ def api_server_command(spec: ControlSpec) -> list[str]:
         f"--service-account-key-file={folder / 'sa.pub'}",
         f"--service-account-signing-key-file={folder / 'sa.key'}",
         f"--cert-dir={folder / 'apiserver'}",
-        # At once: a test that restarts the API server should not wait for a drain that nobody asked
-        # for.
+        # No delay: a test that restarts the API server should not wait for a drain that it did not
+        # request.
         "--shutdown-delay-duration=0s",
     ]
     if not spec.controllers:

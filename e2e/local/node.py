@@ -165,8 +165,8 @@ def kubelet_config(spec: NodeSpec) -> dict[str, Any]:
         "localStorageCapacityIsolation": False,
         "serializeImagePulls": False,
         "podLogsDir": "/var/log/pods",
-        # A change of the number of GPUs shows within seconds; the status is still only sent when it
-        # has changed.
+        # A change of the number of GPUs is visible within seconds. The status is still sent only
+        # when it has changed.
         "nodeStatusUpdateFrequency": "2s",
     }
     if spec.gpu_taint:

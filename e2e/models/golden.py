@@ -21,8 +21,8 @@ from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "tests" / "golden" / "models"
-# Digits after the point in the files: two more than the 1e-5 that answers are compared to, and
-# below what machines differ by.
+# Decimal places in the files: two more than the 1e-5 tolerance of the comparison, and fewer than
+# machines differ by.
 DECIMALS: Final = 8
 # `maxLength` of manifests/samples/embedding.yaml: what the model was trained with (its
 # sentence_bert_config.json).

@@ -16,8 +16,8 @@ from e2e.models.minilm import LOGITS
 PIXELS: Final = "pixel_values"
 COLOURS: Final = ("red", "green", "blue")
 SIZE: Final = 224
-# How much a colour must exceed the mean of the others to count: a kernel per colour over the three
-# channels.
+# How far a color must exceed the mean of the others to count. There is one kernel per color over
+# the three channels.
 OPPONENTS: Final = np.array([[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]], np.float32)
 SCALE: Final = 2.0
 # Windows of 3 x 3 pixels, so far apart.

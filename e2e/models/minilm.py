@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from e2e.models.graph import Graph
 from e2e.models.weights import Array, EncoderConfig, Weights
 
-# Added to the attention score of a masked position: exp() of it is exactly 0 in FP32, whatever the
+# Added to the attention score of a masked position. Its exp() is exactly 0 in FP32, whatever the
 # score.
 MASKED: Final = -1e9
 INPUT_IDS: Final = "input_ids"

@@ -35,8 +35,8 @@ SEED: Final = 20240914
 FOLDS: Final = 6
 # Candidates for the L2 penalty on standardised features.
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# Digits kept of the trained weights: far below what changes an answer, far above the noise between
-# machines.
+# Digits kept of the trained weights. The rounding is far too small to change an answer, and far
+# larger than the noise between machines.
 DECIMALS: Final = 6
 NEWTON_STEPS: Final = 50
 NEWTON_TOLERANCE: Final = 1e-12
@@ -157,7 +157,7 @@ def train(
     values = (raw - centre) / spread
     penalty = choose_penalty(values, known.targets)
     solution = fit_logistic(values, known.targets, penalty)
-    # The standardisation is folded in, so that the head works on the pooled output as it is; half
+    # The standardization is folded in, so that the head works directly on the pooled output, half
     # for each class.
     weight = solution[:-1] / spread
     bias = float(solution[-1] - centre @ weight)

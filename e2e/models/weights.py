@@ -126,8 +126,8 @@ def random_weights(config: EncoderConfig, seed: int) -> dict[str, Array]:
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
             shapes[f"{prefix}.{name}.weight"] = (hidden,)
             shapes[f"{prefix}.{name}.bias"] = (hidden,)
-    # A deviation of 0.2 keeps the attention of such a small model soft: a saturated one would hide
-    # wrong scores.
+    # A deviation of 0.2 keeps the attention of such a small model soft. Saturated attention would
+    # hide wrong scores.
     return {
         name: (generator.normal(0.0, 0.2, shape) + name.endswith("LayerNorm.weight")).astype(
             np.float32

@@ -24,7 +24,7 @@ from e2e.models.weights import Array
 TOKEN_TYPE_IDS: Final = "token_type_ids"
 SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Classes of the topics classifier, and words that speak for each; every one is a single token of
+# Classes of the topics classifier, and words that indicate each. Every word is a single token of
 # the vocabulary.
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "business": (
@@ -119,18 +119,18 @@ TAGGED: Mapping[str, tuple[str, ...]] = {
     ),
 }
 # Scores of the tagger: of class O for a whole word and for the rest of one (##), of a listed word
-# for its class, and the share of that which its neighbours get. "new" half belongs to a place:
-# beside "york" it is one.
+# for its class, and the share of it that its neighbors get. "new" is half part of a place: next to
+# "york" it is one.
 ORDINARY, CONTINUED, LISTED, NEIGHBOUR = 3.0, 0.5, 6.0, 0.2
 HALF: Mapping[str, tuple[str, float]] = {"new": ("PLACE", 2.5)}
 
-# The scorer of pairs: its vectors are the word vectors, centred and projected onto so many random
-# directions.
+# The scorer of pairs. Its vectors are the word vectors, centered and projected onto this number of
+# random directions.
 PAIR_WIDTH: Final = 64
 PAIR_SEED: Final = 7
 # logit = PAIR_SCALE * (mean similarity - PAIR_MIDDLE)
 PAIR_SCALE, PAIR_MIDDLE = 12.0, 0.6
-# Ids below this are special tokens, letters and punctuation; the vocabulary's whole words follow,
+# Ids below this are special tokens, letters and punctuation. The vocabulary's whole words follow,
 # the most frequent first.
 FIRST_WORD: Final = 1996
 

@@ -108,7 +108,7 @@ class Installation:
             f"s3://{name}/={self.samples_url}/{name}/{'10/' if name == 'slow' else ''}"
             for name in BAD_SERVERS
         ]
-        # The same name may stand for another build than in an earlier run whose installation was
+        # The same name may denote a different build than in an earlier run whose installation was
         # kept.
         built = {f"{LABEL}-build": self.build} if self.build else {}
         return {

@@ -98,8 +98,8 @@ def test_a_source_that_appears_later_is_fetched(
 ) -> None:
     from e2e.models import tree
 
-    # The tokenizer from a ConfigMap that is not there yet: nothing but the cluster itself decides
-    # when it comes.
+    # The tokenizer comes from a ConfigMap that does not exist yet. Only the cluster decides when it
+    # appears.
     pipeline.apply(
         small("sentiment", tokenizer={"source": {"uri": "configmap://words/tokenizer.json"}})
     )

@@ -67,8 +67,8 @@ def test_a_drain_takes_pod_after_pod_and_costs_no_request(
         assert evict(kube, tiny.namespace, before[1]) is HTTPStatus.TOO_MANY_REQUESTS, (
             "both pods at once"
         )
-        # As `kubectl drain` does it: ask again until the budget has room, which it has when the
-        # first pod's replacement is ready.
+        # Like `kubectl drain`: retry until the budget allows it, which it does when the first pod's
+        # replacement is ready.
         wait_for(
             "second eviction",
             lambda: evict(kube, tiny.namespace, before[1]),

@@ -141,13 +141,13 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
 def test_an_api_server_that_is_away_disturbs_nobody(access: Access, tiny: TinyPipeline) -> None:
     if access.local is None:
         pytest.skip("only a local cluster's API server may be stopped")
-    # A pod that was told to go before the API server went keeps to its drain, and until that is
-    # over somebody has to be there who takes its address out of the Service: the drain has to
-    # outlast the absence.
+    # A pod that was terminated before the API server went away continues its drain. Until the drain
+    # is over, the API server must be back to take the pod's address out of the Service, so the
+    # drain has to outlast the absence.
     tiny.serve("old", rollout={"drainSeconds": OUTLASTING_SECONDS})
     before = tiny.pod_names()
-    # A client that keeps its connection would hold the old pod for another drain, and is none that
-    # a rollout spares.
+    # A client that keeps its connection would hold the old pod for another drain, and a rollout
+    # does not spare it.
     with tiny.load(clients=SAFE_CLIENTS) as load:
         tiny.change("new")
         wait_surge_pod(tiny, before)
@@ -285,8 +285,8 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     def quiet() -> tuple[Counter[tuple[str, str]], set[str]]:
         return writes(installation, tiny.namespace), versions()
 
-    # Ready comes with the first answers; what the next look at both pods tells (states of the
-    # models) may still be written.
+    # Ready comes with the first answers. The result of the next probe of both pods (states of the
+    # models) may not be written yet.
     asked = tiny.inferences()
     wait_for(
         "a second look at both pods",

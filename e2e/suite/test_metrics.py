@@ -107,8 +107,8 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
         assert "Look: 1. does it run" in message
         load.wait_requests()
         assert scaled.recorded() >= grown
-    # The load has ended: with metrics the count would fall after the stabilization. It is dark for
-    # longer than metrics may be stale.
+    # The load has ended. With metrics, the count would fall after the stabilization window. The
+    # outage lasts longer than metrics may be stale.
     pause = tiny.kube.kubectl(
         "wait",
         "ipl",

@@ -19,8 +19,8 @@ from triton_pipelines.api import names
 
 STEP = "slow"
 SERVICE_SECONDS = 0.1
-# Six clients, two requests/s each: 1.2 instances' worth of work. One falls behind slowly enough for
-# all to be answered in time.
+# Six clients with two requests/s each are 1.2 instances' worth of work. One instance falls behind
+# slowly enough that all requests are answered in time.
 LOAD: Mapping[str, Any] = {
     "clients": SAFE_CLIENTS,
     "workers": 3,
@@ -32,8 +32,8 @@ GROWN_SECONDS = 120.0
 STABLE_SECONDS = 10
 SHRUNK_SECONDS = 120.0
 RECORDED_SECONDS = 60.0
-# A step whose work is declared, not done: it keeps an instance as busy as a slow tokenizer and the
-# node's two cores free.
+# A step whose work is declared, not done. It keeps an instance as busy as a slow tokenizer would,
+# and leaves the node's two cores free.
 CODE = f"""
 import time
 
@@ -194,8 +194,7 @@ def test_counts_follow_the_load_in_place(
     } == {("Active", 1)}, "nobody wrote the spec"
     assert {status for status, _, _ in story.conditions("Ready")} == {"True"}
 
-    # A new bound binds at once: what it is recorded for does not wait for the rollout of pods that
-    # are sized for it.
+    # A new bound applies at once. It does not wait for the rollout of pods that are sized for it.
     tiny.patch({"spec": {"steps": [slow_step(min=2, max=3)]}})
     wait_for(
         "the new minimum recorded", scaled.recorded, lambda count: count == 2, RECORDED_SECONDS

@@ -160,8 +160,8 @@ class TinyPipeline(Pipeline):
     def load(self, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
         with self._reach.service(self.namespace, self.name) as endpoint:
-            # Ready speaks of pods; the node's rules for a Service that had none follow within a
-            # second, and a connection begun between two of their parts (reject gone, address
+            # Ready describes pods. The node's rules for a Service that had none follow within a
+            # second. A connection that starts between two of their parts (reject removed, address
             # translation not there yet) hangs until its client gives up.
             wait_for("the Service answers", lambda: _answers(endpoint), bool, SERVICE_SECONDS)
             with under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:

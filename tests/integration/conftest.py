@@ -8,8 +8,8 @@ import pytest
 from tests.support.controlplane import ControlPlane
 from tests.support.operators import CRD_FILE
 
-# Files that wait long for real servers are begun first, so that no worker is left alone with one at
-# the end; between two that put load on the machine stand others. A name is a file's or a folder's.
+# Files that wait long for real servers start first, so that no worker is left alone with one at the
+# end. Files that load the machine are separated by others. A name is that of a file or a folder.
 LONG = (
     "test_loop.py",
     "reconcile",

@@ -30,8 +30,8 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 RULES = "x-kubernetes-validations"
-# What apiextensions v1 takes in a structural schema, as far as a good CRD needs it; `nullable` and
-# `uniqueItems` are left out on purpose.
+# Keywords that apiextensions v1 accepts in a structural schema, as far as a good CRD needs them.
+# `nullable` and `uniqueItems` are left out on purpose.
 STRUCTURAL = {
     *(
         "type",
@@ -156,12 +156,9 @@ FILLER = {
     "optional",
 }
 ADVICE = re.compile(
-    (
-        r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at "
-        r"most|at "
-        r"least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is "
-        r"for|are for|never)\b"
-    ),
+    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|"
+    r"at least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is for|"
+    r"are for|never)\b",
     re.IGNORECASE,
 )
 SECRETS = re.compile(r"(password|token|secret|credential|privateKey|accessKey)$", re.IGNORECASE)

@@ -105,7 +105,7 @@ class StandInBackend:
         if name not in self._ragged:
             return np.concatenate([request[name] for request in requests])
         parts = [request[name].reshape(-1) for request in requests]
-        # What is behind the first empty input is whatever the memory held: here a value that no
+        # After the first empty input, memory has undefined content. Here it is a value that no
         # table has.
         empty = next((number for number, part in enumerate(parts) if part.size == 0), len(parts))
         return np.concatenate(

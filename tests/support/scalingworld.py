@@ -59,8 +59,8 @@ NAME = "sentiment"
 TICK_SECONDS = 1.0
 _addresses = itertools.count(1)
 
-# Sleeps (or spins) instead of computing; what it costs stands in a file beside the repository, so
-# that a change of it is no change of the model.
+# Sleeps (or spins) instead of computing. Its costs are in a file next to the repository, so that
+# changing them does not change the model.
 STAND_IN = """
 import json, os, time
 import numpy as np

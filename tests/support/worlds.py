@@ -330,7 +330,7 @@ class World:
             if state.revision.generation == observed.generation
             else None
         )
-        # What a measured padding comes to hangs on what is remembered of it, and of what was taken
+        # The effect of a measured padding depends on its stored measurement, and on what was rolled
         # back.
         known = [
             padding_choices.data(padding_choices.recorded(observed)),

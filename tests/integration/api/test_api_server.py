@@ -30,8 +30,8 @@ SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
-# What the API server adds to the list of causes when it stopped before the rules, and when it
-# looked at an integer's or text's type twice.
+# Causes that the API server adds when it stopped before the rules, and when it checked the type of
+# an integer or text twice.
 ECHOES = (
     "some validation rules were not checked",
     "Checked value must be",
@@ -254,7 +254,7 @@ def test_applying_twice_with_kubectl_changes_nothing(
         first = kubectl("apply", *options)
         assert first.returncode == 0, first.stderr
         assert "Warning" not in first.stderr
-        # The operator's first act. Until then the default of status is not stored yet, and the next
+        # The operator's first write. Until then, the default of status is not stored, and the next
         # apply stores it.
         seen = {
             "apiVersion": names.API_VERSION,
@@ -262,12 +262,12 @@ def test_applying_twice_with_kubectl_changes_nothing(
             "status": {"observedGeneration": 1},
         }
         api.apply(connection, f"{PIPELINES}/{name}/status", seen)
-        # As the operator does at once. Without it the default of status, so far only shown, is
-        # stored by the next write, whoever writes.
+        # The operator does this at once. Otherwise the default of status, which so far is only
+        # shown, is stored by the next write, whoever writes.
         _write_status(connection, name, {"observedGeneration": 1, "replicas": 0})
         before = _stored(connection, name)
-        # managedFields carry times with a resolution of one second: a second write in a later one
-        # would show.
+        # Times in managedFields have a resolution of one second. A second write in a later second
+        # would be visible.
         api.wait_for("the next second", lambda: time.time() // 1 > _second(before), 5.0)
         second = kubectl("apply", *options)
         assert second.returncode == 0, second.stderr

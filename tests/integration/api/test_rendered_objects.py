@@ -85,8 +85,8 @@ def test_a_pod_with_everything_from_the_template_is_taken(connection: httpx.Clie
         assert applied(connection, item).status_code in (200, 201)
 
 
-# A value of another shape in place of a label or number is refused by the decoder, with status 400
-# or 500.
+# The decoder refuses a value of another shape in place of a label or number, with status 400 or
+# 500.
 @pytest.mark.parametrize(("template", "path", "words"), WRONG, ids=[path for _, path, _ in WRONG])
 def test_what_is_refused_as_no_pod_is_refused_by_the_api_server(
     connection: httpx.Client, template: Any, path: str, words: str

@@ -73,8 +73,7 @@ def test_every_object_is_labelled_and_in_its_namespace() -> None:
     for item in render("full"):
         labels = item["metadata"]["labels"]
         assert labels[names.LABEL_NAME] == names.APP, item["metadata"]["name"]
-        # Children of pipelines are found by this label: the operator's own objects must not be
-        # taken for them.
+        # This label identifies children of pipelines. The operator's own objects must not match it.
         assert labels[names.LABEL_MANAGED_BY] != names.MANAGED_BY
         assert ("namespace" in item["metadata"]) == (item["kind"] not in cluster_scoped), item[
             "kind"

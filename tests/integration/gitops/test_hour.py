@@ -126,8 +126,8 @@ def test_an_hour_of_scaling_shows_no_tool_a_difference(
     writes = [decided for part in parts for decided in part if decided.status is not None]
     assert len({count for _, count in loop.tritons.loads}) >= 4, "the count was to move"
     assert len(loop.tritons.loads) >= 8
-    # A change is told, live figures are not: at most one status a minute beside the changes (two
-    # passes each: intent, then what came of it).
+    # Changes are reported, live figures are not. At most one status a minute comes in addition to
+    # the changes (two reconciles each: the intent, then the result).
     assert len(writes) <= HOUR_SECONDS / 60 + 3 * len(loop.tritons.loads)
     assert {item["kind"] for part in parts for decided in part for item in decided.apply} == {
         "ConfigMap"

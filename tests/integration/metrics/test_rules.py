@@ -22,8 +22,8 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 pytestmark = pytest.mark.integration
 
 RUNBOOK = monitoring.ROOT / monitoring.RUNBOOKS
-# Of Triton, cAdvisor and the DCGM exporter; what is asked of the first two is tried on real ones
-# elsewhere.
+# Series of Triton, cAdvisor and the DCGM exporter. Other tests verify those of the first two on
+# real ones.
 FOREIGN = re.compile(r"nv_\w+|container_\w+|DCGM_\w+")
 
 

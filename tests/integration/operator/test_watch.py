@@ -225,8 +225,8 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     await client.apply(child("doomed", "a", namespace))
-    # A watch is cut, and its successor is kept waiting until the object is gone and then told that
-    # its version is too old.
+    # A watch is cut. Its successor has to wait until the object is gone, and then learns that its
+    # version is too old.
     async with running(proxy, tmp_path, namespace, relist_seconds=1.0) as operator:
         await eventually("first pass", lambda: operator.passes == [key])
         await watched(proxy)

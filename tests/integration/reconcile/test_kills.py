@@ -142,8 +142,8 @@ async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str],
         assert base64.b64decode(secret["data"][names.KEY_CONTROL]).decode() == derive(uid, revision)
         items.append({"kind": "Secret", "metadata": secret["metadata"]})
     for item in items:
-        # Which of several revisions made within one second is the older one, nobody can tell: of
-        # those that are history, their number counts.
+        # The order of several revisions made within one second is unknown. Of the revisions in the
+        # history, only the number counts.
         if item["metadata"]["labels"].get(names.LABEL_REVISION, wanted) != wanted:
             item["data"] = {}
     found = essence(

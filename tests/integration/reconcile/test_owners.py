@@ -372,8 +372,8 @@ async def test_pods_are_resized_in_place_one_after_the_other(
             live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
             assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 1350}
         uids = {item["metadata"]["uid"] for item in await pods(admin, namespace)}
-        # What a decision would have recorded before its operator was killed: the next one carries
-        # it out.
+        # What a decision would have recorded before its operator was killed. The next operator
+        # carries it out.
         await patch(
             admin,
             CONFIG_MAPS,
@@ -485,8 +485,8 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
             assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 3350}, (
                 "no node is too small"
             )
-            # Raised, as the message says: of a deleted one the API server's admission may know for
-            # half a minute more.
+            # Raised, as the message says. The API server's admission may know a deleted one for
+            # another 30 s.
             await patch(admin, QUOTAS, namespace, "q", {"spec": {"hard": {"requests.cpu": "30"}}})
 
             async def resized() -> bool:

@@ -158,8 +158,8 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     await resize_by_hand(admin, pod, "3", "somebody")
     await eventually("the pod has its CPU again", lambda: evenly(admin, namespace, start))
     del document["spec"]["scaling"], document["spec"]["tokenizer"]["instances"]
-    # A hand-made change that apply alone cannot mend: its own port would come beside the edited
-    # one, with the same name.
+    # A manual change that apply alone cannot revert: its own port would be added next to the edited
+    # one with the same name.
     service = await admin.get(SERVICES, namespace, "p")
     service["spec"]["ports"][0]["port"] = 9000
     await patch(admin, SERVICES, namespace, "p", {"spec": {"ports": service["spec"]["ports"]}})

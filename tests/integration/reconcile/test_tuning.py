@@ -191,8 +191,8 @@ async def test_a_run_ends_with_its_result_and_leaves_nothing(
         )
         assert {key: told[key] for key in RESULT} == RESULT
         assert (told["request"], told["revision"]) == ("monday", status["revision"])
-        # The garbage collector's and the kubelet's part take their time; pods of a kubelet that is
-        # none go when they are told to.
+        # The garbage collector and the kubelet take their time. With the simulated kubelet, pods go
+        # when they are deleted.
         await eventually(
             "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
         )

@@ -55,7 +55,7 @@ class Reader:
     async def __aexit__(self, *_: Any) -> None: ...
 
     async def read(self, address: str, model: str) -> ModelLatency | str:
-        # All pods have one address here: while both revisions are there, both tell the newer one's
+        # All pods have one address here. While both revisions exist, both report the newer one's
         # figure.
         present = {
             item["metadata"]["labels"][names.LABEL_REVISION]
@@ -112,8 +112,8 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
 
     The second one finds that the new revision violates the SLO.
     """
-    # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures
-    # as often as they can change.
+    # Pods are probed as often as the faster clock requires, and the planner reads the figures as
+    # often as they can change.
     monkeypatch.setattr(
         composition, "SloLatencyMonitor", partial(SloLatencyMonitor, tick_seconds=0.075)
     )

@@ -100,7 +100,7 @@ def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path
 def test_mig(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
     with loaded("mig", distribution, sources, tmp_path) as (_, client):
         tokens = infer(client, "tokenizer")
-        # Ragged: the longest row of the request and no more; the loader has adapted the file to
+        # Ragged: the longest row of the request and no more. The loader has adapted the file to
         # such batches.
         longest = int(tokens.as_numpy("attention_mask").sum(axis=1).max())
         assert tokens.as_numpy("input_ids").shape == (3, longest)

@@ -312,7 +312,7 @@ class Differential:
 
                 async def unload(name: str) -> None:
                     async with limit:
-                        # A refused model stays in the server's graph of models until it is
+                        # A refused model remains in the server's graph of models until it is
                         # unloaded.
                         with contextlib.suppress(InferenceServerException):
                             await client.unload_model(name, client_timeout=_LOAD_S)
@@ -414,8 +414,8 @@ def running(
     repository.mkdir(parents=True)
     distribution = nullbackend.distribution(backends, python=python)
     log = folder / "tritonserver.log"
-    # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here;
-    # errors stay.
+    # TRITONSERVER logs a line per request at this verbosity, which nothing here reads. Errors
+    # remain.
     with triton_server(
         repository,
         [],

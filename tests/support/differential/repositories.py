@@ -34,8 +34,8 @@ _TEXTS: Final = (
     "zz",
 )
 _NUMBERS: Final = (-2, -1, 0, 1, 2, 3, 7)
-# Fields whose random values would end or fill up the machine's memory, or ask for things beyond
-# Triton's core.
+# Fields whose random values would exhaust the machine's memory, or request features beyond Triton's
+# core.
 _SPARED: Final = frozenset({"name", "profile", "parameters"})
 
 
