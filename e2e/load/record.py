@@ -1,4 +1,4 @@
-"""What became of requests, and what that comes to per kind of client. Pure."""
+"""Outcomes of requests, and their summary per kind of client. Pure."""
 
 from __future__ import annotations
 

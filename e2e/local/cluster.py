@@ -350,7 +350,7 @@ class Cluster:
         )
 
     def _allocate(self, settings: dict[str, Any]) -> None:
-        """Choose addresses that nobody uses and write them down, as one step for all clusters."""
+        """Choose free addresses and write them down, as one step for all clusters."""
         with cache.locked(cache.cache_root() / "locks" / "addresses"):
             taken = []
             for name in names():

@@ -117,6 +117,6 @@ class ReferenceEncoder:
         return values
 
     def pooled(self, token_ids: list[int]) -> Matrix:
-        """Mean over all tokens, special ones included, ``[hidden]``, not normalised."""
+        """Return the mean over all tokens, special ones included, ``[hidden]``, not normalized."""
         result: Matrix = self.hidden_state(token_ids).mean(axis=0)
         return result

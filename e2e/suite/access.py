@@ -19,7 +19,7 @@ from e2e.local.images import OPERATOR_IMAGE, SAMPLES_IMAGE, TRITON_IMAGE
 
 ENV_CONTEXTS = "E2E_CONTEXTS"
 DEFAULT_CONTEXTS = ("tritonpipe-*", "kind-*")
-"""Local clusters of this project and kind clusters: nobody's work lives there."""
+"""Local clusters of this project and kind clusters, which hold nobody's work."""
 ENV_KEEP = "KEEP"
 OWN_CLUSTER = "e2e"
 

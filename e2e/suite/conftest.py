@@ -169,7 +169,7 @@ def new_namespace(
 def module_namespace(
     kube: Kube, installation: Installation, request: pytest.FixtureRequest
 ) -> Iterator[str]:
-    """A namespace that a module's tests share, for pipelines that they only look at."""
+    """Provide a namespace that a module's tests share, for pipelines that they only read."""
     for new in _spaces(kube, request, request.node.path.stem):
         yield new()
 

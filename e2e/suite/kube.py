@@ -184,7 +184,7 @@ class Kube:
         change: Mapping[str, Any],
         subresource: str | None = None,
     ) -> Object:
-        """JSON merge patch, as somebody editing by hand."""
+        """Apply a JSON merge patch, like a manual edit."""
         path = KINDS[kind].path(namespace, name, subresource)
         result: Object = self.request(
             "PATCH",
@@ -272,7 +272,7 @@ def _plain_environment() -> dict[str, str]:
 
 
 def _summary(item: Object | None) -> str:
-    """What of an object a failed wait shows: its status, without fields that nobody reads."""
+    """Return the part of an object that a failed wait shows: its status without noise."""
     if item is None:
         return "nothing"
     shown = {"generation": item["metadata"].get("generation"), "status": item.get("status") or {}}

@@ -35,7 +35,7 @@ SMALL: Mapping[str, Any] = {
 
 
 def sample(name: str) -> Object:
-    """A manifest of manifests/samples as it stands."""
+    """Return an unchanged manifest of manifests/samples."""
     document: Object = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
     return document
 
@@ -122,7 +122,7 @@ class Pipeline:
         return self.kube.get(names.KIND, self.namespace, self.name)
 
     def status(self) -> dict[str, Any]:
-        """The status as it stands; empty before the first."""
+        """Return the current status; empty before the first one."""
         status: dict[str, Any] = self.get().get("status") or {}
         return status
 

@@ -29,7 +29,7 @@ TOKEN_SECONDS = 3600
 
 
 class Scraper:
-    """Prometheus, and the pods that it is told of."""
+    """Prometheus, and the pods that it scrapes."""
 
     def __init__(self, server: PrometheusServer, file: Path) -> None:
         self._server, self._file = server, file

@@ -16,14 +16,14 @@ END_SECONDS = 60.0
 
 
 class Story:
-    """States of objects, as a watch told them; make one with `watched`."""
+    """States of objects, as reported by a watch; create one with `watched`."""
 
     def __init__(self, output: IO[str]) -> None:
         self._output = output
         self._text: str | None = None
 
     def end(self) -> None:
-        """Keep what was told; from now on nothing is added."""
+        """Keep the states reported so far; from now on nothing is added."""
         self._text = self._read()
 
     def _read(self) -> str:

@@ -129,7 +129,7 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
     finally:
         kube.kubectl("scale", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", "--replicas=1")
         wait_operator(installation)
-    # It has looked at the pipeline, for it has asked the pod and nobody else does.
+    # It has probed the pod, and nothing else sends requests to it.
     wait_for(
         "an inference of the operator", tiny.inferences, lambda count: count > asked, BACK_SECONDS
     )
@@ -294,7 +294,7 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
         lambda count: count >= asked + 4,
         12.0 * HEALTH_SECONDS,
     )
-    # Of a whole window scaling knows that nobody but the operator asks.
+    # For a whole window, scaling sees only the operator's own requests.
     tiny.wait(
         "Idle", lambda item: (item["status"].get("scaling") or {}).get("bottleneck") == "Idle"
     )

@@ -76,7 +76,7 @@ def spec(mode: str = "Active", **instances: int) -> dict[str, Any]:
 
 
 class Scaled:
-    """What is recorded, told and there of a pipeline's slow step."""
+    """What is recorded, reported and running for a pipeline's slow step."""
 
     def __init__(self, pipeline: TinyPipeline) -> None:
         self._pipeline = pipeline
@@ -143,7 +143,7 @@ def test_counts_follow_the_load_in_place(
     pods = starts(tiny)
     operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
     with tiny.load(**LOAD) as load, watched(kube, tiny.namespace, names.PLURAL) as story:
-        # Killed right after its intent is recorded: whoever comes next goes on from that.
+        # Killed right after its intent is recorded: the next operator continues from there.
         wanted = wait_for(
             "a higher count recorded", scaled.recorded, lambda count: count > 1, GROWN_SECONDS
         )
@@ -209,7 +209,7 @@ def _told(item: Object) -> Mapping[str, Any]:
 
 @pytest.fixture
 def bystanders(kube: Kube, test_namespace: str, reach: Reach) -> tuple[TinyPipeline, TinyPipeline]:
-    """One pipeline that scaling advises on, and one that it does not look at."""
+    """One pipeline that scaling advises on, and one that it ignores."""
     if not reach.routed:
         pytest.skip(
             "the cluster's service range is not routed here: a forwarded port ends at one pod"
@@ -309,7 +309,7 @@ def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
         for note in events(tiny, "Scaled")
     )
 
-    # The next revision starts with what the first started with, fits beside it, and gets as much.
+    # The next revision starts like the first, fits next to it, and gets as much.
     tiny.patch({"spec": {"tokenizer": {"maxLength": 16}}})
     tiny.wait_ready()
     fresh = wait_for(

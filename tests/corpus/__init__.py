@@ -77,7 +77,7 @@ def refused() -> list[Sample]:
 
 
 def messages() -> str:
-    """The golden list: what a user is told about each bad resource."""
+    """Return the golden list of the messages that a user gets for each bad resource."""
     lines = []
     for sample in bad():
         _, findings = parse(sample.document)

@@ -30,7 +30,7 @@ def _is_way(node: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _whole() -> Mapping[str, Any]:
-    """The schema of the resource; nobody here changes it."""
+    """Return the schema of the resource; callers must not change it."""
     return crd.root_schema()
 
 

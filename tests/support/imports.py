@@ -35,7 +35,7 @@ NAMED = {"configs": "a100"}
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import made: the YAML, its document, and what it said."""
+    """Result of an import: the YAML, its document, and its messages."""
 
     text: str
     document: dict[str, Any]
@@ -113,7 +113,7 @@ def golden_of(name: str) -> Path:
 
 
 def golden_text(name: str) -> str:
-    """What an import of it gives now: what is said, and the resource."""
+    """Return the result of importing it now: messages and resource."""
     made = corpus_import(name)
     return "\n".join([*map(str, made.notes), "-----", made.text])
 

@@ -142,7 +142,7 @@ class Loop:
         self.resolver = Resolver(self.world.options)
 
     def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
-        """A pass's look at the spec, by which the scaling loop goes from then on."""
+        """Pass the spec to the scaling loop as a reconcile does; the loop uses it from then on."""
         wanted = self.resolver.resolve(observed)
         self.resolver.effective_spec(observed, wanted)
         if (effective := self.resolver.effective(observed.pipeline)) is not None:

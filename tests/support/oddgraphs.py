@@ -251,7 +251,7 @@ def hidden_names(model: Any) -> None:
 
 
 def initializer_as_output(model: Any) -> None:
-    """An output that hangs on nothing."""
+    """Add an output that depends on nothing."""
     model.graph.initializer.append(
         numpy_helper.from_array(np.ones((1, 2), np.float32), "given_away")
     )
@@ -330,7 +330,7 @@ def names_like_the_adapters(model: Any) -> None:
 
 
 def wrong_order(model: Any) -> None:
-    """The lookup stands behind what reads it: ONNX forbids that, and ONNX Runtime sorts it."""
+    """Place the lookup after its reader: ONNX forbids that, and ONNX Runtime sorts it."""
     place = _embedded(model) - 1
     lookup = type(model.graph.node[0]).FromString(model.graph.node[place].SerializeToString())
     del model.graph.node[place]

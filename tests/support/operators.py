@@ -75,7 +75,7 @@ async def eventually(
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on right now."""
+    """Return a TCP port of loopback on which no process is listening."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -127,7 +127,7 @@ async def make_namespace(client: Client, name: str) -> str:
 
 
 async def healthy(target: ProbeTarget, now: Any) -> Probe:
-    """Stands in for the prober: every pod that is asked answers well."""
+    """A simulated prober for which every pod answers well."""
     states = tuple(ModelState(step.model_name, "READY") for step in target.graph.steps)
     return Probe(now, True, states, inference_error=None if target.example is None else "")
 
@@ -307,7 +307,7 @@ async def grant_cpu(client: Client, namespace: str) -> None:
 
 
 async def resize_by_hand(client: Client, pod: Object, cpu: str, manager: str) -> None:
-    """Somebody else's resize in place, as a Vertical Pod Autoscaler does it."""
+    """Resize a pod in place as another controller, such as a Vertical Pod Autoscaler, does."""
     resources = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
     body = {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
     await client.resize_pod(

@@ -82,7 +82,7 @@ class Recording(Client):
 
 
 async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
-    """One pass of the operator over the world; what it told the API server."""
+    """Run one reconcile of the operator over the world; return what it wrote to the API server."""
     reconciler = Reconciler(
         client,
         cached(world),

@@ -279,7 +279,7 @@ class World:
 async def world(
     client: Client, proxy: FaultProxy, namespace: str, folder: Path, **costs: dict[str, float | str]
 ) -> AsyncIterator[World]:
-    """A namespace in which pods come to life; every Triton is ended with it."""
+    """Provide a namespace whose pods are started; every Triton ends with it."""
     folder.mkdir(parents=True, exist_ok=True)
     made = World(client, proxy, namespace, folder, costs)
     try:

@@ -130,7 +130,7 @@ def changed() -> dict[str, Any]:
 
 
 def rolling() -> dict[str, Any]:
-    """The new revision's pod loads beside the old one, which serves."""
+    """The new revision's pod loads next to the old one, which serves."""
     story = Story().serving()
     old = story.revision
     story.change(tokenizer={"maxLength": 64}).step([pod(old)])
@@ -146,7 +146,7 @@ def failed_rollout() -> dict[str, Any]:
 
 
 def rolled_back() -> dict[str, Any]:
-    """The new revision never came up where only one pod fits; the old one was taken back."""
+    """Only one pod fits and the new revision never came up; it was rolled back to the old one."""
     story = Story(rollout={"strategy": "NoSurge"}).serving()
     old = story.revision
     story.change(tokenizer={"maxLength": 64}).step([pod(old)]).deadline()

@@ -298,7 +298,7 @@ class World:
         return self
 
     def edit(self, kind: str, path: Sequence[str | int], value: Any) -> Object:
-        """Somebody edits the child that bears the pipeline's name; what it was before."""
+        """Edit the child that has the pipeline's name; return its previous content."""
         key = (kind, self.name)
         before = self.children[key]
         edited: Any = copy.deepcopy(before)
@@ -398,7 +398,7 @@ class World:
         return decided
 
     def forget(self) -> None:
-        """The operator's process starts anew."""
+        """Restart the operator's process."""
         self._accepted, self._looks = "", {}
 
     def resize(self, decided: Plan) -> None:
@@ -431,7 +431,7 @@ class World:
             )
             kept = {"uid", "generation", "creationTimestamp"}
             stored["metadata"] |= {field: before["metadata"][field] for field in kept}
-            # What others put beside our fields stays.
+            # Fields that others added next to ours remain.
             stored["metadata"]["annotations"] = {
                 **before["metadata"].get("annotations", {}),
                 **stored["metadata"].get("annotations", {}),

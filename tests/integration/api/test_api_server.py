@@ -143,7 +143,7 @@ def test_what_only_the_operator_can_judge_is_stored(
 
 
 def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Client) -> None:
-    """One place of each type is enough: a source stands at many."""
+    """Return one place of each type, since a source occurs in many places."""
     owner = owners()
     filled: dict[str, Any] = {}
     for sample in good():

@@ -118,7 +118,7 @@ def test_affinity_comes_with_sequences_and_goes_with_them(connection: httpx.Clie
     """
 
     def owned(item: dict[str, Any]) -> dict[str, Any]:
-        # Nobody owns it here, so that the garbage collector has no say.
+        # It has no owner here, so that the garbage collector does not interfere.
         return {
             **item,
             "metadata": {

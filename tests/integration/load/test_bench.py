@@ -284,5 +284,5 @@ def test_an_interrupt_ends_the_load_and_the_server_that_it_started(
         assert process.wait(30) == 128 + number, said
     assert said[-1] == "stopped\n"
     assert "Traceback" not in "".join(said)
-    # It was told to end, and did.
+    # It received the signal to end, and did.
     assert "Waiting for in-flight requests to complete" in log.read_text()

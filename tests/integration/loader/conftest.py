@@ -39,7 +39,7 @@ SECRETS = (
 
 @dataclass
 class Pod:
-    """The mounts of an init container, and what it said."""
+    """The mounts of an init container, and its output."""
 
     root: Path
     options: LoadOptions

@@ -66,7 +66,7 @@ def running(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
+    """Return a port of loopback that is free now."""
     with reserved_ports(1) as (port,):
         return port
 

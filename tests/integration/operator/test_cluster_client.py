@@ -268,7 +268,7 @@ async def test_what_apply_alone_cannot_mend_is_replaced_on_what_was_seen(client:
     assert mended["metadata"]["annotations"] == {"hand": "made"}
     assert mended["spec"]["clusterIP"] == live["spec"]["clusterIP"]
     assert needs_apply(mended, desired, MANAGER) == []
-    # Nobody but the one manager owns the ports: dropping one from the applied set drops it.
+    # Only one manager owns the ports: dropping one from the applied set removes it.
     del desired["spec"]["ports"][1]
     shrunk = await client.apply(copy.deepcopy(desired))
     assert [port["port"] for port in shrunk["spec"]["ports"]] == [8000]

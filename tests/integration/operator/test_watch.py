@@ -183,7 +183,7 @@ async def test_events_make_the_owner_due_and_nothing_is_written(
         )
         await client.apply(pipeline("b", namespace))
         await eventually("pass on a new pipeline", lambda: (namespace, "b") in operator.passes)
-        # What is not ours is not even told: the watch is selected by the server.
+        # Foreign objects are not even reported: the server filters the watch.
         foreign = child("foreign", "a", namespace)
         foreign["metadata"]["labels"][names.LABEL_MANAGED_BY] = "someone"
         await client.apply(foreign)

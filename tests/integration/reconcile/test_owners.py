@@ -109,7 +109,7 @@ async def write(
     subresource: str | None = None,
     manager: str = "keda",
 ) -> None:
-    """Somebody else writes the number of pods."""
+    """Write the number of pods as another manager."""
     path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
     await admin._call(
         "patch",
@@ -316,7 +316,7 @@ async def _has(admin: Client, namespace: str, number: int) -> bool:
 
 
 async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, before: int) -> bool:
-    """Whether the number was mended, or is told as the other's."""
+    """Return whether the number was reverted, or is reported as the other manager's."""
     told = await condition(admin, namespace, "ScalingLimited")
     return f" {number} where this pipeline says 1" in told.get("message", "") or (
         writes(proxy) - before == 1 and await replicas(admin, namespace) == 1 and number == 3

@@ -152,7 +152,7 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     document["spec"]["scaling"] = {"cpuResize": "InPlace"}
     await apply_any(admin, INFERENCE_PIPELINES, document)
     await served(admin, namespace, 1)
-    # Somebody else's resize of a pod is mended through the same subresource.
+    # Another controller's resize of a pod is reverted through the same subresource.
     pod = (await running_pods(admin, namespace))[0]
     start = cpu_of(pod)
     await resize_by_hand(admin, pod, "3", "somebody")

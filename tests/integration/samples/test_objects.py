@@ -52,7 +52,7 @@ def test_objects_are_accepted(api_server: ControlPlane, name: str) -> None:
 
 
 def container(name: str) -> dict[str, Any]:
-    """The Triton container of a sample's Deployment, beside its pod's spec."""
+    """Return the Triton container of a sample's Deployment and its pod's spec."""
     (deployment,) = [item for item in objects(name) if item["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     return {"pod": pod, **pod["containers"][0]}

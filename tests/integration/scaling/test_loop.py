@@ -78,7 +78,7 @@ async def test_counts_follow_the_load_in_place(
                 assert load.errors == []
                 load.rate = LOW
                 await eventually("fewer answers", lambda: load.p99(2.0) < GOOD_P99)
-        # Nobody is there: what runs goes on, and who comes next takes it over.
+        # No operator runs: running instances continue, and the next operator takes over.
         count = await place.pod.count()
         assert count >= 3
         with place.load(HIGH) as load:
@@ -285,7 +285,7 @@ def proven(running: Running) -> bool:
 
 
 async def drift(place: World, count: int) -> None:
-    """Somebody changes a pod's count past the operator."""
+    """Change a pod's count without the operator."""
     async with TritonClient(place.pod.triton.grpc_address, place.pod.key) as client:
         config = await client.model_config("tokenizer")
         await client.load_model(

@@ -177,7 +177,7 @@ async def dark_for(place: World) -> int:
 
 
 async def told_of_faults(here: Scene) -> None:
-    """503, no answer, an answer that lacks a model: each is told, and over."""
+    """503, no answer, an answer without one model: each is reported and then resolved."""
     here.proxy.inject(Fault(path="query", times=None, status=503))
     await here.until_no_metrics("PrometheusError", "HTTP 503")
     here.proxy.clear()

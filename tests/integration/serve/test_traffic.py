@@ -91,7 +91,7 @@ async def test_64_clients_with_mixed_lengths_and_batch_sizes(sentiment: Served) 
         rows = sum(await asyncio.gather(*(client(number) for number in range(CLIENTS))))
         (statistics,) = await clients.grpc.statistics("model")
         assert rows > CLIENTS * REQUESTS
-        # Otherwise nothing was shown about answers in company.
+        # Otherwise the test would show nothing about batched answers.
         assert statistics.inference_count > statistics.execution_count
 
 

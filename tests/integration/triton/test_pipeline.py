@@ -89,7 +89,7 @@ async def test_64_clients_with_mixed_lengths_and_batches(server: LocalTriton) ->
     await asyncio.gather(*(client(number) for number in range(64)))
     async with TritonClient(server.grpc_address) as connection:
         (statistics,) = await connection.statistics(pipelines.MODEL)
-        # Otherwise nothing was shown about answers in company.
+        # Otherwise the test would show nothing about batched answers.
         assert statistics.inference_count > statistics.execution_count
 
 

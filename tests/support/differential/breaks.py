@@ -685,7 +685,7 @@ LIMITED: Final = (
         "stream",
         merge("stream", _STRATEGY % "/usr/lib/x86_64-linux-gnu/libc.so.6"),
     ),
-    # A file that is there: the server's log, beside the repository.
+    # A file that exists: the server's log, next to the repository.
     Break(
         RuleId.LABELS_FOLDER,
         "stream",

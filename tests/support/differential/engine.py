@@ -38,7 +38,7 @@ from triton_pipelines.triton.local_server import LocalTriton
 RELEASE: Final = (24, 10)
 """Release of the local Triton (2.51.0)."""
 FOLDER: Final = "{folder}"
-"""In a parameter: stands for the model's folder as the server sees it."""
+"""Placeholder in a parameter for the model's folder as the server sees it."""
 
 _LOAD_S: Final = 60.0
 _POLL_FAILED: Final = re.compile(
@@ -73,7 +73,7 @@ class Repository:
         return Repository(configs, {name: dict(files) for name, files in self.files.items()})
 
     def beside(self, name: str) -> dict[str, bytes]:
-        """The files of one model beside its config."""
+        """The files of one model next to its config."""
         return self.files.get(name, {"1/": b""})
 
     def renamed(self, prefix: str, root: Path) -> Repository:
@@ -323,7 +323,7 @@ class Differential:
                 for level in reversed(levels):
                     await asyncio.gather(*(unload(name) for name in level))
                 async with asyncio.timeout(_LOAD_S):
-                    # The server tells nobody when it is done.
+                    # The server does not report when it is done.
                     while any(  # noqa: ASYNC110
                         state.state in _BUSY
                         for state in (await client.get_model_repository_index()).models

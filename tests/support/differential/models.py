@@ -86,7 +86,7 @@ def tensor(
 
 
 def _reshape(draw: Draw, target: Any, shape: list[int], batching: bool) -> None:
-    """Another shape of as many elements: sizes of 1 put in or left out, neighbours joined."""
+    """Return another shape with as many elements: sizes of 1 added or removed, neighbors joined."""
     target.reshape.SetInParent()
     if batching and all(dim == 1 for dim in shape) and chance(draw, 50):
         return

@@ -41,7 +41,7 @@ _SPARED: Final = frozenset({"name", "profile", "parameters"})
 
 @dataclass
 class _Tensor:
-    """A tensor of an ensemble: its name, element type, dims and whether somebody reads it."""
+    """A tensor of an ensemble: its name, element type, dims and whether a step reads it."""
 
     name: str
     data_type: int

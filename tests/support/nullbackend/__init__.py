@@ -23,7 +23,7 @@ from triton_pipelines.triton.distribution import Distribution, cache_folder, obt
 SOURCE: Final = Path(__file__).with_name("null.c")
 NAME: Final = "null"
 STAND_INS: Final = ("onnxruntime", "tensorrt", "pytorch", "vllm", "tensorrtllm", "dali", "fil")
-"""Backends that the local Triton lacks and that the null backend stands in for."""
+"""Backends that the local Triton does not have and that the null backend replaces."""
 
 FLAGS: Final = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 _COMPILERS: Final = ("cc", "gcc", "clang")

@@ -10,7 +10,7 @@ import pytest
 from tests.support.recorder import Asker, Workbench, until
 
 pytestmark = pytest.mark.integration
-# Longer than any test: who waits for it waits for ever.
+# Longer than any test: a request that waits for it waits forever.
 NEVER_US = 3_600_000_000
 
 

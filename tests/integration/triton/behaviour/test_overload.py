@@ -54,7 +54,7 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(
     await second.until_executing(1)
     tasks = [client.ask("shedding", value) for value in range(10, 10 + FACTOR * LIMIT)]
     refused: set[asyncio.Task[object]] = set()
-    # Nothing is executed meanwhile: who is refused is refused at once, not when his time is up.
+    # Nothing is executed meanwhile: requests are refused at once, not when they time out.
     while len(refused) < (FACTOR - 1) * LIMIT:
         done, _ = await asyncio.wait(
             set(tasks) - refused, timeout=20, return_when=asyncio.FIRST_COMPLETED

@@ -291,7 +291,7 @@ async def test_a_state_lasts_as_long_as_its_sequence(
     ):
         sums.append((await ask(client, model, value, sequence, start=start, end=end))["Y"][0][0])
     assert sums == [101, 110, 103, 130, 106]
-    # A sequence that begins anew begins with the initial value.
+    # A restarted sequence begins with the initial value.
     assert (await ask(client, model, 5, 7, start=True, end=True))["Y"] == [[105]]
 
 
