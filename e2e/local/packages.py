@@ -36,7 +36,10 @@ SBIN = ("/usr/sbin", "/sbin")
 
 
 class MachineError(RuntimeError):
-    """This machine cannot run the local cluster; the message says what it lacks and what to do."""
+    """This machine cannot run the local cluster.
+
+    The message says what is missing and what to do.
+    """
 
 
 def search_path() -> str:

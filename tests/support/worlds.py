@@ -321,7 +321,10 @@ class World:
         return plan(observed, context, self.now, self.wanted(observed))
 
     def wanted(self, observed: Snapshot) -> CompiledPipeline | list[SpecFinding] | None:
-        """What the spec comes to, from the cache; ``None`` without one: the planner finds it."""
+        """Return the compiled spec from the cache.
+
+        ``None`` if it is not there; the planner then compiles it.
+        """
         if self.rendered is None:
             return None
         state = observed.state()

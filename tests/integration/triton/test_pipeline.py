@@ -1,6 +1,6 @@
 """The runtime files in a real Triton.
 
-Every row of every client right, whatever the company and the padding.
+Every row of every client is right, whatever else is in the batch and however it is padded.
 """
 
 from __future__ import annotations

@@ -133,9 +133,9 @@ OWN: Mapping[str, Callable[[np.random.Generator], Arrays]] = {
         "attention_mask": random.integers(-(2**40), 2**40, made["input_ids"].shape),
     },
 }
-"""What a stock graph answers somehow.
+"""Requests that a stock graph answers somehow.
 
-That is the sender's business, as long as it is the sender's alone.
+The answers may be wrong, as long as only their sender is affected.
 """
 TEXTS = [texts("fox", b"\xff\xfe"), texts("fox " * 60), texts(b"\xc3")]
 LIES = [

@@ -1,6 +1,6 @@
-"""The runtime files in a real Triton.
+"""The runtime files in a real Triton, with other shapes and types.
 
-Pairs, no batch axis, token-level answers, number types and optional inputs.
+They are pairs, no batch axis, token-level answers, number types and optional inputs.
 """
 
 from __future__ import annotations

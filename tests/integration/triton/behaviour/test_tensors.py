@@ -49,7 +49,7 @@ async def test_a_step_of_an_ensemble_may_go_without_its_optional_input(
 async def test_the_model_sees_reshaped_tensors(triton: Workbench, client: Asker) -> None:
     """The client's [rows, 1] and [rows, 4] are the model's [rows] and [rows, 2, 2].
 
-    Its answers go back the other way.
+    Answers are reshaped in the opposite direction.
     """
     inputs = (
         f"{tensor('X', more='reshape { shape: [ ] }')}, "
