@@ -43,7 +43,7 @@ class TritonPythonModel:
         while time.thread_time() < end:
             pass
         return pb_utils.InferenceResponse([pb_utils.Tensor("SAME", pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())])
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class TritonPythonModel:
     def respond(self, request):
         time.sleep({SERVICE_SECONDS})
         return pb_utils.InferenceResponse([pb_utils.Tensor("SAME", pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())])
-"""
+"""  # noqa: E501
 
 
 def slow_step(**instances: int) -> dict[str, Any]:

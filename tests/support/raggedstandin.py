@@ -52,7 +52,7 @@ class TritonPythonModel:
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor(name, np.ascontiguousarray(value)) for name, value in answer.items()]) for answer in answers
         ]
-"""
+"""  # noqa: E501
 
 
 def write_ragged_pipeline(repository: Path, delay_us: int) -> None:

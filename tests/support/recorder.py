@@ -92,7 +92,7 @@ class TritonPythonModel:
             kind = pb_utils.triton_string_to_numpy(output["data_type"])
             tensors.append(pb_utils.Tensor(output["name"], array if array.dtype == np.object_ else (array + 1).astype(kind)))
         return pb_utils.InferenceResponse(tensors)
-"""
+"""  # noqa: E501
 
 
 async def until(

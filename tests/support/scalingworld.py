@@ -90,7 +90,7 @@ class TritonPythonModel:
         rows = request.inputs()[0].shape()[0]
         shape = [rows, *(8 if int(size) < 0 else int(size) for size in output["dims"])]
         return pb.Tensor(output["name"], np.ones(shape, dtype=pb.triton_string_to_numpy(output["data_type"])))
-"""
+"""  # noqa: E501
 
 
 @dataclass

@@ -23,7 +23,7 @@ case "$1" in
   ps|version|-v) ;;
   *) echo "refused by the stand-in" >&2; exit 1;;
 esac
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

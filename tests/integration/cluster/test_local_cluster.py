@@ -30,7 +30,7 @@ class TritonPythonModel:
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(request, "A").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", 2 * values)]) for values in inputs]
-"""
+"""  # noqa: E501
 CONFIG = """
 name: "double" backend: "python"
 input [{ name: "A" data_type: TYPE_FP32 dims: [2] }]

@@ -41,12 +41,12 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy())]) for r in requests]
-"""
+"""  # noqa: E501
 ECHO_CONFIG = """
 name: "echo" backend: "python" max_batch_size: 4
 input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
-"""
+"""  # noqa: E501
 USER, PASSWORD = "operator", "c0rrect horse"
 # bcrypt of the password, with the cheapest cost.
 HASH = "$2b$04$abcdefghijklmnopqrstuuLw4a6zzhmP3yhLbN7O6IGz7nfuX0j2G"
@@ -235,7 +235,7 @@ container_cpu_cfs_throttled_periods_total{{container="triton",namespace="default
 container_memory_working_set_bytes{{container="triton",namespace="default",pod="boxed"}} 123456789
 DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="0"}} 40
 DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="1"}} 75
-"""
+"""  # noqa: E501
 
 
 async def test_figures_of_containers_and_of_a_gpu_exporter(

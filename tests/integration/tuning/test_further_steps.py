@@ -28,7 +28,7 @@ class TritonPythonModel:
     def execute(self, requests):
         texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("SAME", text)]) for text in texts]
-"""
+"""  # noqa: E501
 
 
 async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path: Path) -> None:
