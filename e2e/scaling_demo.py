@@ -50,8 +50,10 @@ MOST = 3
 
 @dataclass(frozen=True)
 class Shown:
-    """What the part showed: figures with the fixed count and managed, seconds until the count had
-    grown, counts, and requests in all.
+    """What the part showed.
+
+    It has figures with the fixed count and with the managed one, seconds until the count had grown,
+    counts, and requests in total.
     """
 
     fixed: Figures
@@ -158,8 +160,9 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
 
 
 def _changes(most: int) -> dict[str, Any]:
-    """One instance at first, as many as there are cores at most; requests so small that the pod
-    fits next to others, its CPU limit as the product sets it.
+    """Return a spec with one instance at first and at most as many as there are cores.
+
+    Requests are so small that the pod fits next to others. The product sets its CPU limit.
     """
     return {
         "spec": {

@@ -1,1 +1,1 @@
-"""Load on a pipeline from ordinary clients of every kind, with every request's outcome on record."""
+"""Send load from ordinary clients of every kind and record the outcome of every request."""

@@ -1,7 +1,9 @@
-"""What a pipeline did in each second, from two looks at a pod's metrics and the answers that its clients got. Pure.
+"""Compute what a pipeline did in each second. Pure.
 
-Starved GPU time is the share of seconds in which the GPU step idles while requests wait before it: work is there, and the CPU step in front does not
-hand it over.
+The input is two samples of a pod's metrics and the answers that its clients got.
+
+Starved GPU time is the share of seconds in which the GPU step idles while requests wait before it:
+work is there, and the CPU step in front does not hand it over.
 """
 
 from __future__ import annotations
@@ -14,13 +16,20 @@ from triton_pipelines.autoscaling.metrics.rates import rates
 from triton_pipelines.autoscaling.metrics.samples import PodHistory, Scrape
 
 GPU_IDLE = 0.05
-"""Idle share of a second from which the GPU step counts as idling in it. Counters move when an execution ends, so a second that is full to its last
-millisecond may seem idle for as long as one execution takes, some 6 ms to 20 ms here."""
+"""Idle share of a second above which the GPU step counts as idle in that second.
+
+Counters move when an execution ends. A second that is fully busy may therefore seem idle for the
+duration of one execution, about 6 ms to 20 ms here.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request: when it was due (open loop) or sent, and when it was answered, in seconds of `time.monotonic`; `error` is empty for a right one."""
+    """One request; times are in seconds of `time.monotonic`.
+
+    It records when the request was due (open loop) or sent, and when it was answered. `error` is
+    empty for a correct answer.
+    """
 
     due: float
     end: float
@@ -44,7 +53,8 @@ class Second:
         wait: mean seconds that requests waited before the scaled step, of those that it completed.
         service: busy seconds of one instance of the scaled step per request; 0 without completions.
         count: instances of the scaled step.
-        starved: whether the GPU step idled while the wait before the scaled step exceeded one service time.
+        starved: whether the GPU step idled while the wait before the scaled step exceeded one
+            service time.
         verdict: what limited the pipeline, as the operator saw it.
     """
 
@@ -63,7 +73,9 @@ class Second:
 def second(
     before: Scrape, after: Scrape, *, step: str, gpu: str, count: int, gpu_instances: int = 1
 ) -> Second:
-    """What lies between two looks at a pod. `step`: model name of the scaled step; `gpu`: that of the GPU step.
+    """Return what happened between two samples of a pod.
+
+    `step` is the model name of the scaled step, `gpu` that of the GPU step.
 
     Raises:
         ValueError: the looks are not in order, or a model is missing.
@@ -96,8 +108,11 @@ def with_answers(one: Second, answers: Iterable[Answer]) -> Second:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What seconds come to: answered requests/s, p99 in seconds (infinity where nothing was answered), share of starved seconds (0 to 1), mean
-    instances, failed requests."""
+    """Summary of several seconds.
+
+    It holds answered requests/s, p99 in seconds (infinity if nothing was answered), the share of
+    starved seconds (0 to 1), mean instances and failed requests.
+    """
 
     rate: float
     p99: float
@@ -128,6 +143,9 @@ def figures(seconds: Sequence[Second]) -> Figures:
 
 
 def percentile(values: Sequence[float], share: float = 0.99) -> float:
-    """The smallest value that at least `share` of all do not exceed (nearest rank); infinity of nothing."""
+    """Return the smallest value that at least `share` of all do not exceed (nearest rank).
+
+    The result is infinity if there are no values.
+    """
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.inf

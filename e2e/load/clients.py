@@ -1,4 +1,6 @@
-"""Ordinary clients, one object per client with connections of its own: gRPC, HTTP with a new connection per request, HTTP with kept ones.
+"""Ordinary clients; each client is one object with its own connections.
+
+The kinds are gRPC, HTTP with a new connection per request, and HTTP with kept connections.
 
 None of them tries a request again: a request that the server lost shows as an error.
 """
@@ -28,13 +30,21 @@ _TYPES = {"FP32": np.float32, "BYTES": np.object_}
 
 
 class RequestError(Exception):
-    """A request got no answer; the text says what the client saw, without what differs from request to request."""
+    """A request got no answer.
+
+    The text is what the client saw, without the parts that differ from request to request.
+    """
 
 
 @contextlib.asynccontextmanager
 async def grpc(endpoint: Endpoint, model: str) -> AsyncIterator[Ask]:
-    """Over one gRPC channel, which reconnects as gRPC does: told to move by the server, or when its connection breaks."""
-    # Channels of one process share connections otherwise; these stand for clients in processes of their own.
+    """Send requests over one gRPC channel.
+
+    The channel reconnects as gRPC does: when the server asks it to move, or when its connection
+    breaks.
+    """
+    # Channels of one process normally share connections. These simulate clients in separate
+    # processes.
     channel = [("grpc.use_local_subchannel_pool", 1)]
     client = tritonclient.grpc.aio.InferenceServerClient(endpoint.grpc, channel_args=channel)
 
@@ -125,6 +135,9 @@ def _array(output: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def _plain(text: str, endpoint: Endpoint) -> str:
-    """The text on one line and without the Service's address, so that equal failures are equal in every run."""
+    """Return the text on one line without the Service's address.
+
+    Equal failures then compare equal in every run.
+    """
     host = endpoint.grpc.rpartition(":")[0]
     return " ".join(text.split()).replace(host, "SERVICE")[:200]

@@ -1,4 +1,4 @@
-"""Sends requests at a bounded rate in a thread of its own while a test does something to what serves them."""
+"""Send requests at a bounded rate in a separate thread while a test changes the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Judge = Callable[[str, Answer], str]
 
 WORKERS = 3
 INTERVAL_SECONDS = 0.15
-"""Between two requests of one worker: with all kinds of clients 60 requests/s, a fraction of a core."""
+"""Seconds between two requests of one worker.
+
+With all kinds of clients this is 60 requests/s, which takes a fraction of a core.
+"""
 STOP_SECONDS = 60.0
 
 
@@ -33,9 +36,11 @@ class Load:
         judge: names answers.
         clients: kinds of clients, of `CLIENTS`.
         workers: clients per kind.
-        interval: seconds between two requests of one client; a late answer delays the next request, none is skipped.
-        open_loop: requests go out at their times whether or not those before have been answered: what is asked for does not fall when
-            answers are late. For kinds of clients that may have several requests under way: not `http-keep-alive`.
+        interval: seconds between two requests of one client; a late answer delays the next request,
+            none is skipped.
+        open_loop: requests go out at their times whether or not those before have been answered:
+            what is asked for does not fall when answers are late. For kinds of clients that may
+            have several requests under way: not `http-keep-alive`.
     """
 
     endpoint: Endpoint
@@ -71,6 +76,8 @@ class Load:
         """Wait until every client has finished `count` more requests that began after this call.
 
         Args:
+            count: further requests per client.
+            deadline: seconds from now.
             answered: count only those with a right answer.
 
         Raises:
@@ -95,7 +102,8 @@ class Load:
         with self._changed:
             if not self._changed.wait_for(done, deadline):
                 raise AssertionError(
-                    f"clients did not finish {count} requests each within {deadline:.0f} s: {[str(s) for s in self.summary().values()]}"
+                    f"clients did not finish {count} requests each within {deadline:.0f} "
+                    f"s: {[str(s) for s in self.summary().values()]}"
                 )
 
     def run(self) -> None:
@@ -159,7 +167,11 @@ class Load:
 
 @contextlib.contextmanager
 def under_load(load: Load) -> Iterator[Load]:
-    """Run a load for the time of the context; it begins when every client has got an answer, and all requests have ended after it."""
+    """Run a load for the duration of the context.
+
+    The context begins when every client has received an answer. When it ends, all requests have
+    ended.
+    """
     thread = threading.Thread(target=load.run, name="load", daemon=True)
     thread.start()
     try:

@@ -1,8 +1,12 @@
-"""Load that costs little: requests serialised beforehand, answers not read, in a process of its own.
+"""Generate load cheaply, in a separate process.
 
-On a machine of two cores the clients share them with the server; what a request costs here is gRPC's own work (some 0.3 ms), so that what is measured
-is the server. Either in an open loop (requests leave at random times at a rate, however late the answers are, as those of many users do) or from a
-number of clients, each of which sends when its time has come and its last request has been answered.
+Requests are serialized beforehand and answers are not read.
+
+On a machine of two cores the clients share them with the server; what a request costs here is
+gRPC's own work (some 0.3 ms), so that what is measured is the server. Either in an open loop
+(requests leave at random times at a rate, however late the answers are, as those of many users do)
+or from a number of clients, each of which sends when its time has come and its last request has
+been answered.
 """
 
 from __future__ import annotations
@@ -60,7 +64,11 @@ class PreparedLoad:
     _failure: str = ""
 
     def rate(self, per_second: float) -> None:
-        """Requests/s from now on, of all clients together; 0 rests, infinity: each client sends at once after an answer (clients only)."""
+        """Set the rate in requests/s of all clients together.
+
+        0 pauses the load. Infinity makes each client send again right after an answer (clients
+        only).
+        """
         assert self._pipe is not None
         if self.clients == 0 and per_second == float("inf"):
             raise ValueError("an open loop needs a finite rate")
@@ -80,7 +88,10 @@ class PreparedLoad:
 def prepared_load(
     address: str, requests: Sequence[bytes], *, clients: int = 0, seed: int = 1
 ) -> Iterator[PreparedLoad]:
-    """Load on a gRPC address (`host:port`), at rest at first; what is under way at the end is waited for."""
+    """Send load to a gRPC address (`host:port`).
+
+    The load is paused at first. At the end, the requests in flight are awaited.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
@@ -118,7 +129,7 @@ def _read(pipe: Connection, load: PreparedLoad) -> None:
                 load.answers += [Answer(*one) for one in told]
 
 
-# --- in the process -----------------------------------------------------------------------------------------------------------
+# --- in the process -------------------------------------------------------------------------------
 
 
 def _main(pipe: Connection, address: str, requests: list[bytes], clients: int, seed: int) -> None:

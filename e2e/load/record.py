@@ -1,4 +1,4 @@
-"""What became of requests, and what that comes to per kind of client. Pure."""
+"""Outcomes of requests, and their summary per kind of client. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request: who sent it, when (seconds since the load began), how long it took, and what came of it.
+    """One request: who sent it, when, how long it took, and its outcome.
+
+    The time is in seconds since the load began.
 
     Attributes:
         client: the kind of client.
@@ -42,7 +44,8 @@ class Summary:
         answers: how often which answer came.
         longest_seconds: of an answered request.
         median_seconds, p99_seconds: of answered requests (nearest rank).
-        gap_seconds: the longest time in which no request of this kind was answered, the ends of the record included.
+        gap_seconds: the longest time in which no request of this kind was answered, the ends of the
+            record included.
     """
 
     client: str
@@ -73,7 +76,10 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        what = f"{self.client}: {self.requests} requests, {self.failed} failed, answers {self.answers}, p99 {self.p99_seconds * 1000:.0f} ms"
+        what = (
+            f"{self.client}: {self.requests} requests, {self.failed} failed, answers "
+            f"{self.answers}, p99 {self.p99_seconds * 1000:.0f} ms"
+        )
         return what + (f", errors {self.errors}" if self.errors else "")
 
 

@@ -1,9 +1,16 @@
-"""Workloads that scaling is shown on: *documents*, *cleaner* and *short*, each a sample whose GPU step is a declared stand-in.
+"""Workloads for scaling tests: *documents*, *cleaner* and *short*.
 
-*documents*: 16 texts of some 500 tokens in a request. Tokenizing them is real CPU work, more than the GPU step takes: CPU-bound for real. Its tokenizer is
-byte-level BPE, which cannot be put together from remembered words.
-*cleaner*: own Python of 10 ms per text before the tokenizer; a sleep here, so that it needs no more cores than a small machine has.
-*short*: sentences of some 20 tokens. One tokenizer instance carries far more than is asked for: no count has to grow.
+Each is a sample whose GPU step is a declared stand-in.
+
+*documents*: 16 texts of about 500 tokens per request. Tokenizing them is real CPU work that takes
+longer than the GPU step, so the workload really is CPU-bound. Its tokenizer is byte-level BPE,
+whose output cannot be assembled from cached words.
+
+*cleaner*: custom Python that takes 10 ms per text, before the tokenizer. It sleeps here, so that it
+needs no more cores than a small machine has.
+
+*short*: sentences of about 20 tokens. One tokenizer instance handles far more than the load
+requires, so no count has to grow.
 """
 
 from __future__ import annotations
@@ -27,7 +34,8 @@ TEXTS_SEED = 7
 REQUESTS = 16
 """Different requests that are sent in turn."""
 
-# Waits as long as a GPU would compute, for every token of every row, padding included, and answers with zeros.
+# Waits as long as a GPU would compute, for every token of every row including padding, and answers
+# with zeros.
 GPU_CODE = """
 import time
 
@@ -40,7 +48,7 @@ class TritonPythonModel:
         shapes = [pb_utils.get_input_tensor_by_name(request, "input_ids").shape() for request in requests]
         time.sleep(0.002 + {per_token} * sum(rows * length for rows, length in shapes))
         return [pb_utils.InferenceResponse([pb_utils.Tensor("logits", np.zeros((rows, {classes}), np.float32))]) for rows, _ in shapes]
-"""
+"""  # noqa: E501
 # Own Python that takes 10 ms per text, without needing a core for it.
 CLEAN_CODE = """
 import time
@@ -68,10 +76,12 @@ class Workload:
         document: the resource, to be merged with what a test or benchmark wants of it.
         step: the scaled step; its model has the same name.
         rows, tokens: texts per request, and about how many tokens each has.
-        low, high: requests/s before and after a step up of the load; `high` is at most 70 % of what the count that it needs carries on two cores.
+        low, high: requests/s before and after a step up of the load; `high` is at most 70 % of what
+            the count that it needs carries on two cores.
         alone: requests/s, at most 70 % of what one instance carries.
         slo: seconds within which 99 of 100 requests are to be answered.
-        service: busy seconds of one instance per request on a core of its own, as found on two cores of 2024; for the best possible counts only.
+        service: busy seconds of one instance per request on a core of its own, as found on two
+            cores of 2024; for the best possible counts only.
         stand_ins: what is not real, in words.
         tokenizer: its make.
     """
@@ -97,10 +107,17 @@ class Workload:
     @property
     def text(self) -> str:
         """What it is, in one line, for results and plots."""
-        return f"{self.name}: {self.rows} x ~{self.tokens} tokens ({self.tokenizer}) per request, {self.low:g} to {self.high:g} requests/s"
+        return (
+            f"{self.name}: {self.rows} x ~{self.tokens} tokens ({self.tokenizer}) per request, "
+            f"{self.low:g} to {self.high:g} requests/s"
+        )
 
     def requests(self) -> list[bytes]:
-        """Requests as they go over the wire: real sentences, put together at random with a fixed seed to the length wanted."""
+        """Return the requests as sent over the wire.
+
+        They are real sentences, combined at random with a fixed seed until they have the required
+        length.
+        """
         rng = random.Random(TEXTS_SEED)
         tokenizer = Tokenizer.from_file(str(tree.build() / TOKENIZER))
         tokenizer.no_padding()
@@ -138,7 +155,10 @@ def _gpu_step(per_token: float, classes: int) -> dict[str, Any]:
 
 
 def _stand_in(microseconds: float) -> str:
-    return f"simulated GPU step: a Python step that waits 2 ms plus {microseconds:g} µs per token, padding included"
+    return (
+        f"simulated GPU step: a Python step that waits 2 ms plus {microseconds:g} µs per token, "
+        f"padding included"
+    )
 
 
 def documents() -> Workload:

@@ -18,7 +18,9 @@ class NotReadyError(RuntimeError):
 
 
 def client(kubeconfig: Path, timeout: float = 10.0) -> httpx.Client:
-    """An HTTP client that is authenticated by the client certificate of a kubeconfig with one context.
+    """Return an HTTP client that authenticates with a kubeconfig's client certificate.
+
+    The kubeconfig has one context.
 
     `timeout` in seconds, for each request.
     """
@@ -64,7 +66,9 @@ def wait_for(
     deadline: float,
     alive: Callable[[], object] = lambda: None,
 ) -> None:
-    """Ask `check` until it says yes. `deadline` in seconds from now; `alive` raises when waiting has become pointless.
+    """Call `check` until it returns true.
+
+    `deadline` is in seconds from now. `alive` raises when waiting has become pointless.
 
     A refused connection or a 5xx answer counts as "not yet".
 

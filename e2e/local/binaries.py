@@ -1,8 +1,9 @@
 """Kubernetes, etcd and helper binaries, built from the Go module proxy once and kept in the cache.
 
-`python -m e2e.local.binaries [NAME…]` makes the named binaries (default: those of an API server) and prints the
-folder that holds them, ready for `KUBEBUILDER_ASSETS` or `PATH`. Binaries of a fitting version that are already in
-`$KUBEBUILDER_ASSETS` or on `PATH` are used as they are. Versions and checksums are pinned by `go/<module>/go.mod` and `go.sum`.
+`python -m e2e.local.binaries [NAME…]` makes the named binaries (default: those of an API server)
+and prints the folder that holds them, ready for `KUBEBUILDER_ASSETS` or `PATH`. Binaries of a
+fitting version that are already in `$KUBEBUILDER_ASSETS` or on `PATH` are used as they are.
+Versions and checksums are pinned by `go/<module>/go.mod` and `go.sum`.
 """
 
 import os
@@ -35,7 +36,10 @@ class BinaryError(RuntimeError):
 
 @dataclass(frozen=True)
 class Module:
-    """One folder below `go/` with its own go.mod: a shared one would fight over dependency versions."""
+    """One folder below `go/` with its own go.mod.
+
+    The modules would need conflicting dependency versions in a shared one.
+    """
 
     name: str
     ldflags: tuple[str, ...] = ("-s", "-w")
@@ -53,7 +57,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Binary:
-    """One executable: its module and package, and how to tell that one found on the machine fits."""
+    """One executable: its module, its package, and the check that an installed one fits."""
 
     name: str
     module: Module
@@ -62,12 +66,18 @@ class Binary:
     version_pattern: str = ""
 
     def fits(self, output: str) -> bool:
-        """Whether the output of `version_command` shows a version that can stand in for the pinned one."""
+        """Return whether the output of `version_command` shows a usable version.
+
+        A usable version can replace the pinned one.
+        """
         return bool(self.version_pattern) and re.search(self.version_pattern, output) is not None
 
 
 def _kubernetes_ldflags(version: str) -> tuple[str, ...]:
-    """Link flags that stamp the version: without it the emulation version and skew checks of the components misbehave."""
+    """Return link flags that stamp the version.
+
+    Without them the emulation version and the version skew checks of the components misbehave.
+    """
     major, minor, _ = version.split(".")
     values = {
         "gitVersion": f"v{version}",
@@ -128,7 +138,8 @@ BINARIES: dict[str, Binary] = {
         Binary(
             "registry", Module("registry"), "github.com/distribution/distribution/v3/cmd/registry"
         ),
-        # The rules by which GitOps tools judge and compare objects, from their own code (tests of the resource's status and defaults).
+        # The rules by which GitOps tools judge and compare objects, from their own code (tests of
+        # the resource's status and defaults).
         Binary("kstatus", Module("kstatus"), "."),
         Binary("argodiff", Module("argodiff"), "."),
     )
@@ -164,7 +175,10 @@ def path_of(name: str) -> Path:
 
 
 def find_installed(binary: Binary, exclude: Path | None = None) -> Path | None:
-    """A binary of a fitting version in `$KUBEBUILDER_ASSETS` or on `PATH`, if there is one outside `exclude`."""
+    """Return a binary of a fitting version in `$KUBEBUILDER_ASSETS` or on `PATH`.
+
+    Folders in `exclude` are ignored. Returns `None` if there is no such binary.
+    """
     if not binary.version_command:
         return None
     places = [
@@ -191,7 +205,10 @@ def find_installed(binary: Binary, exclude: Path | None = None) -> Path | None:
 
 
 def build(binary: Binary) -> Path:
-    """Build one binary into its module's cache folder, unless it is there; parallel builds of one module wait for each other."""
+    """Build one binary into its module's cache folder unless it is already there.
+
+    Parallel builds of one module wait for each other.
+    """
     target = cache.cache_root() / f"go-{binary.module.name}-{binary.module.key()}" / binary.name
     if target.exists():
         return target
@@ -241,7 +258,10 @@ def find_go() -> str:
         BinaryError: there is none; says what is needed instead.
     """
     wanted = ".".join(map(str, MINIMUM_GO))
-    advice = f"install Go >= {wanted}, or point KUBEBUILDER_ASSETS at a folder with ready binaries of Kubernetes {KUBERNETES_VERSION}"
+    advice = (
+        f"install Go >= {wanted}, or point KUBEBUILDER_ASSETS at a folder with ready binaries of "
+        f"Kubernetes {KUBERNETES_VERSION}"
+    )
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         raise BinaryError(f"no Go toolchain found: {advice}")

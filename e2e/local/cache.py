@@ -1,7 +1,8 @@
 """The cache folder for slow builds: content-addressed, atomic, safe for parallel use.
 
-Everything that is expensive to make (binaries, image archives) lives outside the checkout, in a folder whose name
-ends in the hash of what it was made from. A changed input makes a new folder; an unchanged one is never rebuilt.
+Everything that is expensive to make (binaries, image archives) lives outside the checkout, in a
+folder whose name ends in the hash of what it was made from. A changed input makes a new folder; an
+unchanged one is never rebuilt.
 """
 
 import fcntl
@@ -16,7 +17,10 @@ DIGEST_LENGTH = 16
 
 
 def cache_root() -> Path:
-    """The product's cache folder: `$TRITONPIPE_CACHE`, else `triton-pipelines` below the XDG cache folder."""
+    """Return the product's cache folder.
+
+    It is `$TRITONPIPE_CACHE`, else `triton-pipelines` below the XDG cache folder.
+    """
     if explicit := os.environ.get("TRITONPIPE_CACHE"):
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -34,7 +38,10 @@ def digest(parts: Iterable[str | bytes]) -> str:
 
 
 def digest_tree(root: Path, files: Iterable[Path]) -> str:
-    """Hash of files below `root`: their relative names, executable bits and contents, in any order given."""
+    """Return a hash of files below `root`.
+
+    It covers relative names, executable bits and contents, independent of the order of `files`.
+    """
     parts: list[str | bytes] = []
     for path in sorted(set(files)):
         mode = "x" if path.stat().st_mode & 0o111 else "-"
@@ -44,7 +51,10 @@ def digest_tree(root: Path, files: Iterable[Path]) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock named after `path` (in `path` + `.lock`); waits for other processes and threads."""
+    """Hold an exclusive lock named after `path` (in `path` + `.lock`).
+
+    Waits for other processes and threads.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -29,7 +29,8 @@ def create(name: str, root: Path = ROOT) -> None:
         if unified:
             for level in (hierarchy, group):
                 for controller in (level / "cgroup.controllers").read_text().split():
-                    # A controller that the machine keeps for itself stays off: pods then lack that limit alone.
+                    # A controller that the machine reserves for itself stays off. Pods then miss
+                    # only that limit.
                     with contextlib.suppress(OSError):
                         (level / "cgroup.subtree_control").write_text(f"+{controller}")
         for inherited in ("cpuset.cpus", "cpuset.mems"):
@@ -41,7 +42,8 @@ def create(name: str, root: Path = ROOT) -> None:
 def remove(name: str, root: Path = ROOT) -> None:
     """Remove the group and all below it; waits for the last processes in it to be gone.
 
-    Looks into every hierarchy there is: on a machine with both versions the container runtime also makes groups in v2.
+    Looks into every hierarchy there is: on a machine with both versions the container runtime also
+    makes groups in v2.
 
     Raises:
         OSError: a group is still busy after `REMOVE_SECONDS`.

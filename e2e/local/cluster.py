@@ -51,7 +51,10 @@ KUBELET_API_ROLE = {
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a cluster. `components` maps a component's name to how often it ended and was started again."""
+    """Known state of a cluster.
+
+    `components` maps a component's name to how often it ended and was restarted.
+    """
 
     name: str
     running: bool
@@ -85,7 +88,8 @@ class Cluster:
     def __init__(self, name: str = DEFAULT_NAME) -> None:
         if not NAME_PATTERN.fullmatch(name):
             raise ClusterError(
-                f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and dashes, a letter first"
+                f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and "
+                f"dashes, a letter first"
             )
         self.name = name
         self.state = state_root() / name
@@ -131,7 +135,8 @@ class Cluster:
             return network.Subnets(json.loads((self.state / "cluster.json").read_text())["index"])
         except FileNotFoundError:
             raise ClusterError(
-                f"no cluster {self.name}: bring it up with `python -m e2e.local up --name {self.name}`"
+                f"no cluster {self.name}: bring it up with `python -m e2e.local up --name "
+                f"{self.name}`"
             ) from None
 
     @property
@@ -156,13 +161,16 @@ class Cluster:
         gpu_taint: bool = False,
         images: Sequence[str] = PRODUCT_IMAGES,
     ) -> None:
-        """Bring the cluster up, or bring a running one in line with `gpus` and `images`; builds what the cache lacks.
+        """Start the cluster, or update a running one to match `gpus` and `images`.
 
-        Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start is removed.
-        `gpu_taint` counts at the first start only.
+        Builds what the cache does not have.
+
+        Returns when the node is Ready and offers its GPUs and the images are loaded. A failed start
+        is removed. `gpu_taint` counts at the first start only.
 
         Raises:
-            ClusterError, MachineError, BinaryError, ImageError, NetworkError, NotReadyError: with what to do.
+            ClusterError, MachineError, BinaryError, ImageError, NetworkError, NotReadyError: with
+                what to do.
         """
         packages.require_root()
         packages.install()
@@ -191,7 +199,10 @@ class Cluster:
                 raise
 
     def down(self) -> None:
-        """Remove the cluster: every process, mount, address, route and file of it. Does nothing when there is none."""
+        """Remove the cluster: every process, mount, address, route and file of it.
+
+        Does nothing if the cluster does not exist.
+        """
         packages.require_root()
         with self._locked():
             self._remove()
@@ -242,10 +253,14 @@ class Cluster:
             )
 
     def load_image(self, image: str) -> None:
-        """Load an image into the node: one of this project's by name (built if its inputs changed), or an archive file.
+        """Load an image into the node.
+
+        `image` is an archive file or the name of one of this project's images, which is built if
+        its inputs changed.
 
         Raises:
-            ClusterError: the file does not exist, containerd refused it, or the cluster is not running.
+            ClusterError: the file does not exist, containerd refused it, or the cluster is not
+                running.
         """
         self.supervisor.require_running()
         archive = Path(image)
@@ -335,7 +350,7 @@ class Cluster:
         )
 
     def _allocate(self, settings: dict[str, Any]) -> None:
-        """Choose addresses that nobody uses and write them down, as one step for all clusters."""
+        """Choose free addresses and write them down, as one step for all clusters."""
         with cache.locked(cache.cache_root() / "locks" / "addresses"):
             taken = []
             for name in names():
@@ -424,7 +439,10 @@ def _allocatable_gpus(item: dict[str, Any]) -> int:
 
 
 def _offers_gpus(item: dict[str, Any], count: int) -> bool:
-    """Whether the device plugin has reported exactly `count` (a missing entry is not a count of 0)."""
+    """Return whether the device plugin has reported exactly `count` GPUs.
+
+    A missing entry does not count as 0.
+    """
     return bool(item.get("status", {}).get("allocatable", {}).get(node.GPU_RESOURCE) == str(count))
 
 

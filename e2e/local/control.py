@@ -1,6 +1,9 @@
-"""Command lines, certificates and files of a Kubernetes control plane, shared by the bare one and the node cluster.
+"""Command lines, certificates and files of a Kubernetes control plane.
 
-Pure but for `write_files`: where the processes run, and how they are watched, is decided by the callers.
+The bare control plane and the node cluster share them.
+
+Pure but for `write_files`: where the processes run, and how they are watched, is decided by the
+callers.
 """
 
 import datetime
@@ -24,7 +27,10 @@ AUDIT_POLICY = {
         {"level": "Metadata"},
     ],
 }
-"""One line per write request, with who, what and the answer, but no bodies: enough to count mutations."""
+"""One line per write request, with user, object and response code but without bodies.
+
+That is enough to count mutations.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class ControlSpec:
     """Everything that decides the files and flags of a control plane.
 
     Addresses are IP literals; `advertise_address` is what the `kubernetes` Service points at.
-    `folder` holds keys, configs and data. `extra_api_server_flags` come last and so win over the defaults.
+    `folder` holds keys, configs and data. `extra_api_server_flags` come last and so win over the
+    defaults.
     """
 
     name: str
@@ -71,7 +78,10 @@ def service_address(service_range: str) -> str:
 
 
 def write_files(spec: ControlSpec, now: datetime.datetime) -> None:
-    """Write keys, certificates, kubeconfigs and configuration files below `spec.folder` (all readable by the owner alone)."""
+    """Write keys, certificates, kubeconfigs and configuration files below `spec.folder`.
+
+    All of them are readable by the owner only.
+    """
     for path, data in files(spec, now).items():
         pki.write_private(spec.folder / path, data)
 
@@ -157,11 +167,13 @@ def api_server_command(spec: ControlSpec) -> list[str]:
         f"--service-account-key-file={folder / 'sa.pub'}",
         f"--service-account-signing-key-file={folder / 'sa.key'}",
         f"--cert-dir={folder / 'apiserver'}",
-        # At once: a test that restarts the API server should not wait for a drain that nobody asked for.
+        # No delay: a test that restarts the API server should not wait for a drain that it did not
+        # request.
         "--shutdown-delay-duration=0s",
     ]
     if not spec.controllers:
-        # No controller makes the default ServiceAccount, without which this plugin refuses every pod.
+        # No controller makes the default ServiceAccount, without which this plugin refuses every
+        # pod.
         command.append("--disable-admission-plugins=ServiceAccount")
     if spec.audit_log:
         command += [

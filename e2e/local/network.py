@@ -1,7 +1,7 @@
 """Addresses of a local cluster, and the network namespace and link that they live on.
 
-Every cluster has an index; from it follow its three networks, so that several clusters run side by side and their
-Services and pods are reachable from the host by plain routes.
+Every cluster has an index; from it follow its three networks, so that several clusters run side by
+side and their Services and pods are reachable from the host by plain routes.
 """
 
 import json
@@ -18,7 +18,10 @@ MAX_CLUSTERS = 16
 """So many /20 Service ranges fit into the customary 10.96.0.0/16."""
 
 BROAD_PREFIX = 13
-"""Routes this broad (a default route, all of 10.0.0.0/8) are no sign that an address is in use: narrower ones win."""
+"""Routes this broad do not show that an address is in use, because narrower ones win.
+
+Examples are a default route and all of 10.0.0.0/8.
+"""
 
 
 class NetworkError(RuntimeError):
@@ -63,7 +66,9 @@ class Subnets:
 
 
 def allocate(routes: Iterable[IPv4Network], taken: Iterable[int]) -> Subnets:
-    """The networks with the lowest index that is not taken and whose addresses no route of the host leads to.
+    """Return the networks with the lowest free index.
+
+    An index is free if it is not taken and no route of the host leads to its addresses.
 
     Raises:
         NetworkError: no index is free.
@@ -77,7 +82,8 @@ def allocate(routes: Iterable[IPv4Network], taken: Iterable[int]) -> Subnets:
         ):
             return candidate
     raise NetworkError(
-        f"no free addresses for another cluster: all {MAX_CLUSTERS} sets in 10.96.0.0/16, 10.99.0.0/16 and 10.244.0.0/16 are taken or routed on "
+        f"no free addresses for another cluster: all {MAX_CLUSTERS} sets in 10.96.0.0/16, "
+        f"10.99.0.0/16 and 10.244.0.0/16 are taken or routed on "
         "this machine; remove a cluster (python -m e2e.local down --name NAME) or see `ip route`"
     )
 
@@ -107,7 +113,8 @@ def create(namespace: str, subnets: Subnets) -> None:
     """Make the network namespace, the link into it and the host's routes to Services and pods.
 
     Raises:
-        NetworkError: a step was refused; call `delete_link` and `delete_namespace` to remove what was made.
+        NetworkError: a step was refused; call `delete_link` and `delete_namespace` to remove what
+            was made.
     """
     outside, inside = link_names(subnets)
     prefix = subnets.link.prefixlen

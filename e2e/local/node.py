@@ -1,4 +1,7 @@
-"""Configuration files and command lines of the node's components: containerd, CNI, kubelet, kube-proxy, device plugin. Pure."""
+"""Configuration files and command lines of the node's components. Pure.
+
+The components are containerd, CNI, kubelet, kube-proxy and the device plugin.
+"""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +23,10 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """Everything that decides the node's files. `state` is the cluster's folder; `control` holds certificates and kubeconfigs."""
+    """Everything that decides the node's files.
+
+    `state` is the cluster's folder. `control` holds certificates and kubeconfigs.
+    """
 
     name: str
     cluster: str
@@ -47,7 +53,11 @@ class NodeSpec:
 
 
 def cgroup_of(cluster: str) -> str:
-    """Parent of the control groups of a cluster's pods: an own one, since a kubelet kills what it does not know below its root."""
+    """Return the parent of the control groups of a cluster's pods.
+
+    Each cluster has its own, because a kubelet kills processes below its root that it does not
+    know.
+    """
     return f"/triton-pipelines-{cluster}"
 
 
@@ -67,7 +77,7 @@ def files(spec: NodeSpec) -> Mapping[str, str]:
 
 
 def containerd_config(spec: NodeSpec) -> str:
-    """containerd's configuration, version 2."""
+    """Return the configuration of containerd, version 2."""
     cri = '[plugins."io.containerd.grpc.v1.cri"'
     runtime = f"{cri}.containerd.runtimes.runc"
     return f"""version = 2
@@ -99,7 +109,10 @@ conf_dir = "{spec.state / "etc" / "cni"}"
 
 
 def cni_config(spec: NodeSpec) -> dict[str, Any]:
-    """The pod network: routed point-to-point links, which, unlike a bridge, need no netfilter hooks for Services on one node."""
+    """Return the pod network: routed point-to-point links.
+
+    Unlike a bridge, they need no netfilter hooks for Services on one node.
+    """
     return {
         "cniVersion": "0.4.0",
         "name": "pods",
@@ -152,7 +165,8 @@ def kubelet_config(spec: NodeSpec) -> dict[str, Any]:
         "localStorageCapacityIsolation": False,
         "serializeImagePulls": False,
         "podLogsDir": "/var/log/pods",
-        # A change of the number of GPUs shows within seconds; the status is still only sent when it has changed.
+        # A change of the number of GPUs is visible within seconds. The status is still sent only
+        # when it has changed.
         "nodeStatusUpdateFrequency": "2s",
     }
     if spec.gpu_taint:
@@ -192,7 +206,8 @@ def kubelet_command(spec: NodeSpec) -> list[str]:
         f"--node-labels={','.join(f'{key}={value}' for key, value in GPU_LABELS.items())}",
         "--root-dir=/var/lib/kubelet",
         "--cert-dir=/var/lib/kubelet/pki",
-        # cAdvisor finds containers' names through it; without it their CPU series have no container label.
+        # cAdvisor finds containers' names through it; without it their CPU series have no container
+        # label.
         f"--containerd={spec.containerd_socket}",
     ]
 

@@ -36,11 +36,17 @@ SBIN = ("/usr/sbin", "/sbin")
 
 
 class MachineError(RuntimeError):
-    """This machine cannot run the local cluster; the message says what it lacks and what to do."""
+    """This machine cannot run the local cluster.
+
+    The message says what is missing and what to do.
+    """
 
 
 def search_path() -> str:
-    """`PATH` with the folders of system programs, which root's own may lack (`su` without a dash)."""
+    """Return `PATH` with the folders of system programs.
+
+    Root's own `PATH` may not contain them (`su` without a dash).
+    """
     return os.pathsep.join(
         dict.fromkeys([*os.environ.get("PATH", os.defpath).split(os.pathsep), *SBIN])
     )
@@ -59,14 +65,19 @@ def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
 
 
 def require_root() -> None:
-    """Raise `MachineError` unless this process is root on Linux with the right to make mounts and network namespaces."""
+    """Raise `MachineError` unless this process is root on Linux with the required rights.
+
+    It needs the right to create mounts and network namespaces.
+    """
     if os.uname().sysname != "Linux" or os.uname().machine != "x86_64":
         raise MachineError(
-            "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e KUBECONFIG=FILE (see e2e/kind for kind)"
+            "the local cluster needs Linux on x86-64; elsewhere use any cluster: make e2e "
+            "KUBECONFIG=FILE (see e2e/kind for kind)"
         )
     if os.geteuid() != 0:
         raise MachineError(
-            "the local cluster needs root (network and mount namespaces, containerd, kubelet): run it with sudo, or use any other "
+            "the local cluster needs root (network and mount namespaces, containerd, kubelet): "
+            "run it with sudo, or use any other "
             "cluster: make e2e KUBECONFIG=FILE (see e2e/kind for one made by kind)"
         )
     done = subprocess.run(
@@ -77,7 +88,8 @@ def require_root() -> None:
     )
     if done.returncode != 0:
         raise MachineError(
-            f"this machine does not let root make namespaces ({done.stderr.strip()}): the local cluster needs CAP_SYS_ADMIN and "
+            f"this machine does not let root make namespaces ({done.stderr.strip()}): the local "
+            f"cluster needs CAP_SYS_ADMIN and "
             "CAP_NET_ADMIN, as a virtual machine or a privileged container has them"
         )
 
@@ -93,7 +105,8 @@ def install(programs: Mapping[str, str] = PROGRAMS) -> None:
         return
     if shutil.which("apt-get") is None:
         raise MachineError(
-            f"missing programs, and no apt-get to install them: please install {', '.join(wanted)} (names of Debian's packages)"
+            f"missing programs, and no apt-get to install them: please install "
+            f"{', '.join(wanted)} (names of Debian's packages)"
         )
     with step(f"installing {' '.join(wanted)}"), _no_services():
         _apt("update")
@@ -117,7 +130,7 @@ def _apt(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def _no_services() -> Iterator[None]:
-    """Keep Debian's maintainer scripts from starting a system containerd while packages are installed."""
+    """Prevent Debian's maintainer scripts from starting a system containerd during installation."""
     if SERVICE_POLICY.exists():
         yield
         return

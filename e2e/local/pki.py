@@ -1,6 +1,9 @@
-"""Keys, certificates and kubeconfigs of a test cluster: one CA, made in memory in well under a second.
+"""Keys, certificates and kubeconfigs of a test cluster.
 
-Elliptic-curve keys (P-256) are used throughout but for service-account tokens, whose signing key is RSA as in kubeadm.
+There is one CA, created in memory in well under a second.
+
+Elliptic-curve keys (P-256) are used throughout but for service-account tokens, whose signing key is
+RSA as in kubeadm.
 """
 
 import base64
@@ -17,7 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID = datetime.timedelta(days=30)
-"""Long enough for a cluster that someone keeps over a holiday, short enough that a forgotten key is worthless."""
+"""Validity of the certificates.
+
+Long enough for a cluster that someone keeps over a holiday, short enough that a forgotten key is
+worthless.
+"""
 
 BACKDATE = datetime.timedelta(minutes=5)
 
@@ -55,7 +62,10 @@ class Authority:
         )
 
     def client(self, common_name: str, organizations: Sequence[str] = ()) -> Identity:
-        """A client certificate; Kubernetes reads the common name as user and the organizations as groups."""
+        """Create a client certificate.
+
+        Kubernetes reads the common name as the user and the organizations as groups.
+        """
         return self._issue(common_name, organizations, ExtendedKeyUsageOID.CLIENT_AUTH, ())
 
     def server(self, common_name: str, names: Sequence[str]) -> Identity:
@@ -107,7 +117,10 @@ def service_account_pair() -> tuple[bytes, bytes]:
 
 
 def kubeconfig(name: str, server: str, authority: bytes, identity: Identity) -> str:
-    """A kubeconfig with one cluster, user and context, all called `name`, and everything embedded."""
+    """Return a kubeconfig with one cluster, user and context, all named `name`.
+
+    All certificates and keys are embedded.
+    """
 
     def encoded(data: bytes) -> str:
         return base64.b64encode(data).decode()

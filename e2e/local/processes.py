@@ -24,8 +24,8 @@ class ProcessDiedError(RuntimeError):
 class Process:
     """One running child whose output goes to a file.
 
-    The child dies with the thread that started it (Linux parent-death signal), so a killed test run leaves nothing
-    behind: start it from a thread that outlives it, normally the main one.
+    The child dies with the thread that started it (Linux parent-death signal), so a killed test run
+    leaves nothing behind: start it from a thread that outlives it, normally the main one.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ def tail(log: Path, lines: int = LOG_TAIL) -> str:
 
 @contextlib.contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Free TCP ports on loopback, kept bound (so that parallel callers get others) until the block is left."""
+    """Reserve free TCP ports on loopback for the duration of the block.
+
+    They stay bound, so that parallel callers get others.
+    """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for handle in sockets:
@@ -108,7 +111,10 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def wait_gone(pids: Sequence[int], deadline: float) -> list[int]:
-    """Wait until none of the process ids exists any more; returns those that still do after `deadline` seconds."""
+    """Wait until none of the process ids exists anymore.
+
+    Returns those that still exist after `deadline` seconds.
+    """
     end = time.monotonic() + deadline
     left = list(pids)
     while left and time.monotonic() < end:

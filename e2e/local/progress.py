@@ -1,4 +1,7 @@
-"""What the user sees while something slow runs: one line per step, on standard error, with its time."""
+"""Show progress while something slow runs.
+
+Prints one line per step on standard error, with its duration.
+"""
 
 import threading
 import time
@@ -12,7 +15,9 @@ console = Console(stderr=True, highlight=False)
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Show `title` with a spinner on a terminal (a line elsewhere), then how long it took or that it failed.
+    """Show `title` with a spinner on a terminal, or as a line elsewhere.
+
+    At the end, show how long the step took or that it failed.
 
     There is one spinner at a time: steps of other threads than the main one are lines.
     """

@@ -1,4 +1,7 @@
-"""The outside of the supervisor: launches it and asks it to run, stop and restart a cluster's components."""
+"""Control the supervisor from outside.
+
+Launches it and asks it to run, stop and restart a cluster's components.
+"""
 
 import contextlib
 import json
@@ -23,7 +26,10 @@ class ClusterError(RuntimeError):
 
 @dataclass(frozen=True)
 class Supervisor:
-    """Handle on process 1 of the cluster with this name, state folder, network namespace and log folder, running or not."""
+    """Handle on process 1 of a cluster, whether it is running or not.
+
+    The cluster has this name, state folder, network namespace and log folder.
+    """
 
     name: str
     state: Path
@@ -31,7 +37,10 @@ class Supervisor:
     logs: Path
 
     def init_pid(self) -> int | None:
-        """The host's process id of the cluster's process 1; `None` when the cluster is not running."""
+        """Return the host's process id of the cluster's process 1.
+
+        `None` if the cluster is not running.
+        """
         for pid in network.processes(self.namespace):
             with contextlib.suppress(OSError):
                 status = (Path("/proc") / str(pid) / "status").read_text()
@@ -47,12 +56,16 @@ class Supervisor:
         pid = self.init_pid()
         if pid is None:
             raise ClusterError(
-                f"cluster {self.name} is not running: bring it up with `python -m e2e.local up --name {self.name}`"
+                f"cluster {self.name} is not running: bring it up with `python -m "
+                f"e2e.local up --name {self.name}`"
             )
         return pid
 
     def launch(self) -> None:
-        """Start process 1 in the network namespace and in new mount and process namespaces; returns when it has set up its mounts."""
+        """Start process 1 in the network namespace and in new mount and process namespaces.
+
+        Returns when it has set up its mounts.
+        """
         for folder in (self.logs, self.state / "components", self.state / "tmp"):
             folder.mkdir(parents=True, exist_ok=True)
         with (self.logs / "supervisor.log").open("ab") as output:
@@ -84,7 +97,8 @@ class Supervisor:
         def alive() -> None:
             if child.poll() is not None:
                 raise ClusterError(
-                    f"the supervisor of cluster {self.name} ended:\n{processes.tail(self.logs / 'supervisor.log')}"
+                    f"the supervisor of cluster {self.name} ended:\n"
+                    f"{processes.tail(self.logs / 'supervisor.log')}"
                 )
 
         api.wait_for("supervisor", lambda: (self.state / "run.json").exists(), END_SECONDS, alive)
@@ -99,7 +113,11 @@ class Supervisor:
         os.kill(self.require_running(), signal.SIGHUP)
 
     def components(self) -> dict[str, dict[str, int]]:
-        """What the supervisor runs: name -> `pid` (in the cluster's process namespace, 0 between restarts) and `ended` (how often)."""
+        """Return what the supervisor runs, by name.
+
+        Each entry has `pid` (in the cluster's process namespace, 0 between restarts) and `ended`
+        (how often the component ended).
+        """
         with contextlib.suppress(FileNotFoundError):
             document: dict[str, dict[str, int]] = json.loads((self.state / "run.json").read_text())
             return document
@@ -114,7 +132,8 @@ class Supervisor:
         definition = self.state / "components" / f"{name}.json"
         if not definition.exists():
             raise ClusterError(
-                f"no running component {name}; components are {', '.join(sorted(self.components()))}"
+                f"no running component {name}; components are "
+                f"{', '.join(sorted(self.components()))}"
             )
         definition.rename(definition.with_suffix(".stopped"))
         self.rescan()
@@ -129,17 +148,22 @@ class Supervisor:
         stopped = self.state / "components" / f"{name}.stopped"
         if not stopped.exists():
             raise ClusterError(
-                f"component {name} is not stopped; running are {', '.join(sorted(self.components()))}"
+                f"component {name} is not stopped; running are "
+                f"{', '.join(sorted(self.components()))}"
             )
         stopped.rename(stopped.with_suffix(".json"))
         self.rescan()
 
     def kill(self, name: str) -> None:
-        """Kill a component at once (SIGKILL), as a crash would; it is started again after a second."""
+        """Kill a component at once (SIGKILL), as a crash would.
+
+        It is restarted after a second.
+        """
         pid = self.components().get(name, {}).get("pid", 0)
         if not pid:
             raise ClusterError(
-                f"component {name} is not running; components are {', '.join(sorted(self.components()))}"
+                f"component {name} is not running; components are "
+                f"{', '.join(sorted(self.components()))}"
             )
         self.run(["kill", "-KILL", str(pid)])
 

@@ -1,11 +1,13 @@
 """Process 1 of a local cluster's node: sets up its mounts, then runs and restarts its components.
 
-Runs alone (standard library only) in new mount and process namespaces and in the cluster's network namespace, so that
-killing it ends every process of the cluster, pods included, and with the last process every mount goes too.
+Runs alone (standard library only) in new mount and process namespaces and in the cluster's network
+namespace, so that killing it ends every process of the cluster, pods included, and with the last
+process every mount goes too.
 
-Components are described by `components/*.json` in the state folder (`command`, `log`); SIGHUP makes the supervisor look
-again: new files are started, removed ones stopped. A component that ends is started again after a second, as an init
-system would do. `run.json` tells each component's process id (in this process namespace) and how often it ended.
+Components are described by `components/*.json` in the state folder (`command`, `log`); SIGHUP makes
+the supervisor look again: new files are started, removed ones stopped. A component that ends is
+started again after a second, as an init system would do. `run.json` tells each component's process
+id (in this process namespace) and how often it ended.
 """
 
 import json
@@ -27,7 +29,10 @@ KERNEL_SETTINGS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""What the kubelet wants these to be. They belong to the whole machine: the node gets to see its own values instead of setting them."""
+"""Values that the kubelet requires for these settings.
+
+They belong to the whole machine. The node sees these values instead of changing the machine's.
+"""
 
 SIGNALS = frozenset({signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
 
@@ -69,7 +74,10 @@ def main(state: Path) -> None:
 
 
 def prepare_mounts(state: Path) -> None:
-    """Give the node its own /proc, /run, logs and kubelet, CNI folders, under the paths that everything expects."""
+    """Give the node its own /proc, /run, logs, kubelet and CNI folders.
+
+    They are mounted under the paths that all components expect.
+    """
     mount("-t", "proc", "proc", "/proc")
     mount("-t", "tmpfs", "-o", "mode=0755", "tmpfs", "/run")
     for target in ("/var/log", "/var/lib/kubelet", "/var/lib/cni"):
@@ -91,12 +99,15 @@ def prepare_mounts(state: Path) -> None:
 
 
 def mount(*arguments: str) -> None:
-    """Run mount(8)."""
+    """Run the mount command (section 8 of the manual)."""
     subprocess.run(["mount", *arguments], check=True)
 
 
 def rescan(state: Path, components: dict[str, Component]) -> None:
-    """Compare the definitions with what runs: add new ones, stop those that are gone or have changed."""
+    """Compare the definitions with the running components.
+
+    Starts new components and stops those that were removed or changed.
+    """
     wanted = {path.stem: path.read_text() for path in sorted((state / "components").glob("*.json"))}
     for name, definition in wanted.items():
         if name not in components:
@@ -129,7 +140,10 @@ def advance(component: Component) -> None:
 
 
 def launch(definition: dict[str, object]) -> int:
-    """Start one program in its own session, with its output appended to its log; returns its process id."""
+    """Start one program in its own session, with its output appended to its log.
+
+    Returns its process id.
+    """
     command, log = definition["command"], definition["log"]
     if not isinstance(command, list) or not isinstance(log, str):
         raise TypeError(f"bad component definition: {definition}")

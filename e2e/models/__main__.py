@@ -1,4 +1,7 @@
-"""Command line of the sample models: ``python -m e2e.models build | serve | train | golden | verify``."""
+"""Command line of the sample models.
+
+Run ``python -m e2e.models build | serve | train | golden | verify``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ def build(
         Path | None, typer.Option(help="Folder to write; the cache when left out.")
     ] = None,
 ) -> None:
-    """Write ONNX files and tokenizer as a tree that --source-map can point at, and print its folder."""
+    """Write ONNX files and tokenizer as a tree that --source-map can point to.
+
+    Prints the folder of the tree.
+    """
     typer.echo(tree.build(out.resolve() if out else None))
 
 
@@ -35,7 +41,8 @@ def train() -> None:
         content = sentiment.train(described=described)
         sentiment.write_head(content, path)
         typer.echo(
-            f"{path.name}: {content['trainAccuracy']:.1%} on {content['trainSentences']} training sentences, "
+            f"{path.name}: {content['trainAccuracy']:.1%} on {content['trainSentences']} training "
+            f"sentences, "
             f"{content['heldoutAccuracy']:.1%} on {content['heldoutSentences']} held-out sentences"
         )
 
@@ -64,7 +71,10 @@ def serve(
         Path, typer.Argument(help="A sample, such as manifests/samples/sentiment.yaml.")
     ],
 ) -> None:
-    """Serve a sample here with ``tritonpipe serve``, its sources mapped to the built tree; further options are passed on."""
+    """Serve a sample on this machine with ``tritonpipe serve``.
+
+    Its sources are mapped to the built tree. Further options are passed on.
+    """
     command = Path(sys.executable).with_name("tritonpipe")
     os.execv(command, [str(command), "serve", str(file), *source_map(tree.build()), *context.args])
 
@@ -78,7 +88,10 @@ def source_map(folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Run the command line; a file that is missing or cannot be written is one line, not a traceback."""
+    """Run the command line.
+
+    A file that is missing or cannot be written is reported in one line, without a traceback.
+    """
     try:
         app()
     except (OSError, ValueError) as error:

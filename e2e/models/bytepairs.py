@@ -1,7 +1,10 @@
-"""A tokenizer of the other common make, trained here: byte-level BPE, as RoBERTa, ModernBERT and the GPTs have it.
+"""Train a tokenizer of the other common type: byte-level BPE.
+
+RoBERTa, ModernBERT and the GPTs use this type.
 
 It looks at spaces, so the tokenizer step cannot put a text together from words that it remembers
-(docs/decisions/0018-tokenizer-word-cache.md): each text is tokenized whole, which is what loads of tokenizing are shown with.
+(docs/decisions/0018-tokenizer-word-cache.md): each text is tokenized whole, which is what loads of
+tokenizing are shown with.
 """
 
 from __future__ import annotations

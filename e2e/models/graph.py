@@ -1,4 +1,7 @@
-"""Building ONNX graphs with the standard operators of one opset; equal arguments give equal bytes."""
+"""Build ONNX graphs with the standard operators of one opset.
+
+Equal arguments give equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 OPSET: Final = 17
-# The IR version that came with opset 17: servers with an old ONNX Runtime refuse files of a newer one.
+# The IR version that came with opset 17: servers with an old ONNX Runtime refuse files of a newer
+# one.
 IR_VERSION: Final = 8
 
 
@@ -45,7 +49,10 @@ class Graph:
         return name
 
     def model(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-        """The checked ``onnx.ModelProto`` with these inputs and outputs (``onnx.ValueInfoProto``)."""
+        """Return the checked ``onnx.ModelProto`` with these inputs and outputs.
+
+        Both are ``onnx.ValueInfoProto``.
+        """
         made = helper.make_graph(self.nodes, name, inputs, outputs, self.initializers)
         model = helper.make_model(
             made,

@@ -1,4 +1,7 @@
-"""The small ONNX model of the image sample: which colour prevails. FP32 ``[batch, 3, 224, 224]`` to ``logits`` ``[batch, 3]``."""
+"""The small ONNX model of the image sample, which finds the prevailing color.
+
+The input is FP32 ``[batch, 3, 224, 224]``, the output ``logits`` ``[batch, 3]``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from e2e.models.minilm import LOGITS
 PIXELS: Final = "pixel_values"
 COLOURS: Final = ("red", "green", "blue")
 SIZE: Final = 224
-# How much a colour must exceed the mean of the others to count: a kernel per colour over the three channels.
+# How far a color must exceed the mean of the others to count. There is one kernel per color over
+# the three channels.
 OPPONENTS: Final = np.array([[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]], np.float32)
 SCALE: Final = 2.0
 # Windows of 3 x 3 pixels, so far apart.
@@ -21,7 +25,10 @@ STRIDE: Final = 7
 
 
 def build_colours() -> Any:
-    """Convolution (3 x 3, the same weight everywhere, every seventh pixel), rectifier, mean over the image."""
+    """Build a convolution, a rectifier and a mean over the image.
+
+    The convolution is 3 x 3 with the same weight everywhere, at every seventh pixel.
+    """
     graph = Graph()
     kernel = graph.constant(
         "kernel", np.repeat(OPPONENTS / 9.0, 9).reshape(3, 3, 3, 3).astype(np.float32)

@@ -1,10 +1,13 @@
-"""ONNX graph of a BERT encoder (MiniLM), built from its weights with standard operators of opset 17 only.
+"""ONNX graph of a BERT encoder (MiniLM), built from its weights.
 
-Inputs: ``input_ids`` and ``attention_mask``, INT64 ``[batch, sequence]``; token types are 0 inside the graph.
-Output: ``last_hidden_state`` FP32 ``[batch, sequence, hidden]``, or with a linear head ``logits`` FP32 ``[batch, classes]``.
+It uses standard operators of opset 17 only.
 
-Masked positions get an attention weight of exactly 0 and no part in the mean, so padding never changes a row's answer. The
-same weights give the same bytes.
+Inputs: ``input_ids`` and ``attention_mask``, INT64 ``[batch, sequence]``; token types are 0 inside
+the graph. Output: ``last_hidden_state`` FP32 ``[batch, sequence, hidden]``, or with a linear head
+``logits`` FP32 ``[batch, classes]``.
+
+Masked positions get an attention weight of exactly 0 and no part in the mean, so padding never
+changes a row's answer. The same weights give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from onnx import TensorProto, helper
 from e2e.models.graph import Graph
 from e2e.models.weights import Array, EncoderConfig, Weights
 
-# Added to the attention score of a masked position: exp() of it is exactly 0 in FP32, whatever the score.
+# Added to the attention score of a masked position. Its exp() is exactly 0 in FP32, whatever the
+# score.
 MASKED: Final = -1e9
 INPUT_IDS: Final = "input_ids"
 ATTENTION_MASK: Final = "attention_mask"
@@ -27,7 +31,10 @@ LOGITS: Final = "logits"
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A linear classifier on the mean-pooled encoder output: ``weight`` ``[hidden, classes]``, ``bias`` ``[classes]``."""
+    """A linear classifier on the mean-pooled encoder output.
+
+    ``weight`` is ``[hidden, classes]``, ``bias`` is ``[classes]``.
+    """
 
     weight: Array
     bias: Array
@@ -59,7 +66,8 @@ def _layer_norm(
 def _embeddings(graph: Graph, weights: Weights, config: EncoderConfig) -> str:
     """Word + position + token type 0, normalised: ``[batch, sequence, hidden]``.
 
-    A sequence longer than the position table fails in the addition instead of giving a wrong answer.
+    A sequence longer than the position table fails in the addition instead of giving a wrong
+    answer.
     """
     words = graph.constant(
         "embeddings.word_embeddings.weight", weights["embeddings.word_embeddings.weight"]
@@ -165,9 +173,12 @@ def _mean_pool(graph: Graph, hidden: str, mask: str) -> str:
 
 
 def build_model(weights: Weights, config: EncoderConfig, head: LinearHead | None = None) -> Any:
-    """The checked ``onnx.ModelProto`` of the encoder, with mean pooling and a classifier when ``head`` is given.
+    """Return the checked ``onnx.ModelProto`` of the encoder.
 
-    Raises ``KeyError`` with the tensor's name when the checkpoint lacks one.
+    With ``head``, it includes mean pooling and a classifier.
+
+    Raises:
+        KeyError: the checkpoint has no such tensor; the error names it.
     """
     graph = Graph()
     mask = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)

@@ -1,7 +1,9 @@
-"""What the sample models must answer, computed apart from the ONNX graph: NumPy in FP64, one row at a time, without padding.
+"""Compute the expected answers of the sample models, independently of the ONNX graph.
 
-It shares no code with the graph builder: it reads the safetensors file itself, and works on one sequence, so that masks and
-padding, which are what a server can get wrong, do not exist here.
+The computation uses NumPy in FP64, one row at a time, without padding.
+
+It shares no code with the graph builder: it reads the safetensors file itself, and works on one
+sequence, so that masks and padding, which are what a server can get wrong, do not exist here.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ Matrix = NDArray[np.float64]
 def read_safetensors(path: Path) -> dict[str, Matrix]:
     """The FP32 tensors of a safetensors file in FP64.
 
-    Format: 8 bytes little-endian header length, a JSON header with dtype, shape and offsets, then the data.
+    Format: 8 bytes little-endian header length, a JSON header with dtype, shape and offsets, then
+    the data.
     """
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
@@ -55,7 +58,10 @@ def _erf(values: Matrix) -> Matrix:
 
 
 class ReferenceEncoder:
-    """BERT encoder of a checkpoint folder (``model.safetensors``, ``config.json``), in evaluation mode."""
+    """BERT encoder of a checkpoint folder, in evaluation mode.
+
+    The folder holds ``model.safetensors`` and ``config.json``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_safetensors(folder / "model.safetensors")
@@ -111,6 +117,6 @@ class ReferenceEncoder:
         return values
 
     def pooled(self, token_ids: list[int]) -> Matrix:
-        """Mean over all tokens, special ones included, ``[hidden]``, not normalised."""
+        """Return the mean over all tokens, special ones included, ``[hidden]``, not normalized."""
         result: Matrix = self.hidden_state(token_ids).mean(axis=0)
         return result

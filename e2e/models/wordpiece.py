@@ -1,7 +1,10 @@
-"""BERT's uncased WordPiece tokenizer in plain Python: token ids for golden answers, apart from the library that serves them.
+"""BERT's uncased WordPiece tokenizer in plain Python.
 
-Follows the definition given with BERT: clean the text, set Chinese characters apart, lowercase, strip accents, split at white
-space and punctuation, then take the longest piece of the vocabulary again and again.
+It computes token ids for golden answers, independently of the library that serves them.
+
+Follows the definition given with BERT: clean the text, set Chinese characters apart, lowercase,
+strip accents, split at white space and punctuation, then take the longest piece of the vocabulary
+again and again.
 """
 
 from __future__ import annotations
@@ -20,7 +23,11 @@ CJK_RANGES: Final = (
 
 
 def _is_punctuation(character: str) -> bool:
-    """ASCII that is neither letter, digit nor blank counts as punctuation, also ``$``, ``+`` or ``^``."""
+    """Return whether the character is punctuation.
+
+    ASCII that is neither letter, digit nor blank counts as punctuation, including ``$``, ``+`` and
+    ``^``.
+    """
     return unicodedata.category(character).startswith("P") or (
         character.isascii()
         and character.isprintable()

@@ -1,7 +1,11 @@
-"""Small ONNX models over MiniLM's word vectors, for the samples whose shape matters and not their size: each less than 8 MB.
+"""Small ONNX models over MiniLM's word vectors, each smaller than 8 MB.
 
-A classifier (mean of a score per word), a tagger (a score per token, with a look at both neighbours), and a scorer of text pairs (for each word of
-the one the most similar word of the other). All mask what is padding, so that no answer depends on it. Inputs are INT64 ``[batch, sequence]``.
+They are for samples whose shape matters and whose size does not.
+
+A classifier (mean of a score per word), a tagger (a score per token, with a look at both
+neighbours), and a scorer of text pairs (for each word of the one the most similar word of the
+other). All mask what is padding, so that no answer depends on it. Inputs are INT64 ``[batch,
+sequence]``.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from e2e.models.weights import Array
 TOKEN_TYPE_IDS: Final = "token_type_ids"
 SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Classes of the topics classifier, and words that speak for each; every one is a single token of the vocabulary.
+# Classes of the topics classifier, and words that indicate each. Every word is a single token of
+# the vocabulary.
 TOPICS: Mapping[str, tuple[str, ...]] = {
     "business": (
         "market",
@@ -113,17 +118,20 @@ TAGGED: Mapping[str, tuple[str, ...]] = {
         "nokia",
     ),
 }
-# Scores of the tagger: of class O for a whole word and for the rest of one (##), of a listed word for its class, and the share of that which
-# its neighbours get. "new" half belongs to a place: beside "york" it is one.
+# Scores of the tagger: of class O for a whole word and for the rest of one (##), of a listed word
+# for its class, and the share of it that its neighbors get. "new" is half part of a place: next to
+# "york" it is one.
 ORDINARY, CONTINUED, LISTED, NEIGHBOUR = 3.0, 0.5, 6.0, 0.2
 HALF: Mapping[str, tuple[str, float]] = {"new": ("PLACE", 2.5)}
 
-# The scorer of pairs: its vectors are the word vectors, centred and projected onto so many random directions.
+# The scorer of pairs. Its vectors are the word vectors, centered and projected onto this number of
+# random directions.
 PAIR_WIDTH: Final = 64
 PAIR_SEED: Final = 7
 # logit = PAIR_SCALE * (mean similarity - PAIR_MIDDLE)
 PAIR_SCALE, PAIR_MIDDLE = 12.0, 0.6
-# Ids below this are special tokens, letters and punctuation; the vocabulary's whole words follow, the most frequent first.
+# Ids below this are special tokens, letters and punctuation. The vocabulary's whole words follow,
+# the most frequent first.
 FIRST_WORD: Final = 1996
 
 
@@ -145,7 +153,10 @@ def topic_table(vocabulary: Mapping[str, int]) -> Array:
 
 
 def word_table(vectors: Array, head: LinearHead) -> Array:
-    """What each word adds to the logits of a linear classifier of the words' mean, ``[vocabulary, classes]``."""
+    """Return each word's contribution to the logits, ``[vocabulary, classes]``.
+
+    The logits are those of a linear classifier of the words' mean.
+    """
     return (vectors.astype(np.float64) @ head.weight.astype(np.float64)).astype(np.float32)
 
 
@@ -162,7 +173,10 @@ def tag_table(vocabulary: Mapping[str, int]) -> Array:
 
 
 def pair_tables(vectors: Array, special: Sequence[int]) -> tuple[Array, Array]:
-    """Unit vectors ``[vocabulary, PAIR_WIDTH]``, and the weight of each word: the rarer, the more. Special tokens have neither."""
+    """Return unit vectors ``[vocabulary, PAIR_WIDTH]`` and the weight of each word.
+
+    Rarer words weigh more. Special tokens have neither vector nor weight.
+    """
     wide = vectors.astype(np.float64)
     directions = np.random.default_rng(PAIR_SEED).normal(size=(wide.shape[1], PAIR_WIDTH))
     projected = (wide - wide.mean(axis=0)) @ directions
@@ -187,7 +201,10 @@ def build_classifier(
     mask: str = ATTENTION_MASK,
     logits: str = LOGITS,
 ) -> Any:
-    """``logits`` ``[batch, classes]``: the mean of the tokens' rows of ``table``, plus ``bias``; tensor names as given."""
+    """Return a model with output ``logits`` ``[batch, classes]``.
+
+    It is the mean of the tokens' rows of ``table``, plus ``bias``. The tensor names are as given.
+    """
     graph = Graph()
     shown = graph.node("Cast", [mask], "mask/float", to=TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [shown, graph.ints(2)], "mask/column")
@@ -211,7 +228,10 @@ def build_classifier(
 
 
 def build_tagger(table: Array) -> Any:
-    """``logits`` ``[batch, sequence, tags]``: each token's row of ``table``, and a share of its neighbours' scores but for class 0."""
+    """Return a model with output ``logits`` ``[batch, sequence, tags]``.
+
+    It is each token's row of ``table`` plus a share of its neighbors' scores, except for class 0.
+    """
     graph = Graph()
     shown = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)
     column = graph.node("Unsqueeze", [shown, graph.ints(2)], "mask/column")
@@ -234,7 +254,10 @@ def build_tagger(table: Array) -> Any:
 
 
 def build_pair_scorer(vectors: Array, weights: Array) -> Any:
-    """``logits`` ``[batch, 1]``: how well the second text (token type 1) covers the words of the first."""
+    """Return a model with output ``logits`` ``[batch, 1]``.
+
+    It scores how well the second text (token type 1) covers the words of the first.
+    """
     graph = Graph()
     mask = graph.node("Cast", [ATTENTION_MASK], "mask/float", to=TensorProto.FLOAT)
     second = graph.node(

@@ -1,1 +1,1 @@
-"""End-to-end suite: the product, installed from its chart, on whatever cluster a kubeconfig names."""
+"""End-to-end suite: the product, installed from its chart, on any cluster with a kubeconfig."""

@@ -1,6 +1,9 @@
-"""Which cluster the suite works on: the one of `KUBECONFIG` if its context is allowed, else a local one of its own.
+"""Choose the cluster that the suite works on.
 
-The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps it off clusters that people use.
+It is the one of `KUBECONFIG` if its context is allowed, else a local one of the suite.
+
+The suite creates and deletes namespaces, a CRD and cluster roles. A list of allowed contexts keeps
+it off clusters that people use.
 """
 
 import fnmatch
@@ -16,7 +19,7 @@ from e2e.local.images import OPERATOR_IMAGE, SAMPLES_IMAGE, TRITON_IMAGE
 
 ENV_CONTEXTS = "E2E_CONTEXTS"
 DEFAULT_CONTEXTS = ("tritonpipe-*", "kind-*")
-"""Local clusters of this project and kind clusters: nobody's work lives there."""
+"""Local clusters of this project and kind clusters, which hold nobody's work."""
 ENV_KEEP = "KEEP"
 OWN_CLUSTER = "e2e"
 
@@ -49,13 +52,16 @@ def choose(environment: Mapping[str, str]) -> Access | None:
         context = str(document["current-context"])
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise AccessError(
-            f"KUBECONFIG={given}: cannot read a current context from it ({type(error).__name__}); name one file with one"
+            f"KUBECONFIG={given}: cannot read a current context from it "
+            f"({type(error).__name__}); name one file with one"
         ) from error
     allowed = contexts(environment)
     if not any(fnmatch.fnmatchcase(context, pattern) for pattern in allowed):
         raise AccessError(
-            f"KUBECONFIG={given}: context {context!r} is not on the suite's allow list ({', '.join(allowed)}). The suite installs and removes"
-            f" the operator, its CRD and namespaces there; if that is meant, set {ENV_CONTEXTS}={context}"
+            f"KUBECONFIG={given}: context {context!r} is not on the suite's allow list "
+            f"({', '.join(allowed)}). The suite installs and removes"
+            f" the operator, its CRD and namespaces there; if that is meant, set "
+            f"{ENV_CONTEXTS}={context}"
         )
     name = context.removeprefix("tritonpipe-")
     local = (
@@ -67,7 +73,10 @@ def choose(environment: Mapping[str, str]) -> Access | None:
 
 
 def contexts(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Shell-style patterns of the contexts that may be used, from `E2E_CONTEXTS` (separated by commas)."""
+    """Return shell-style patterns of the allowed contexts.
+
+    They come from `E2E_CONTEXTS` (separated by commas).
+    """
     given = tuple(
         item.strip() for item in environment.get(ENV_CONTEXTS, "").split(",") if item.strip()
     )
@@ -89,7 +98,11 @@ class Images:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Images":
-        """From `E2E_OPERATOR_IMAGE`, `E2E_TRITON_IMAGE` and `E2E_SAMPLES_IMAGE`; by default the ones that the local cluster builds."""
+        """Return the images that the environment names.
+
+        The variables are `E2E_OPERATOR_IMAGE`, `E2E_TRITON_IMAGE` and `E2E_SAMPLES_IMAGE`. The
+        defaults are the images that the local cluster builds.
+        """
         return cls(
             environment.get("E2E_OPERATOR_IMAGE") or OPERATOR_IMAGE,
             environment.get("E2E_TRITON_IMAGE") or TRITON_IMAGE,

@@ -1,4 +1,7 @@
-"""Ordinary clients of a pipeline: HTTP with JSON, HTTP with binary tensors, gRPC; answers as arrays by output name."""
+"""Ordinary clients of a pipeline: HTTP with JSON, HTTP with binary tensors, and gRPC.
+
+Answers are arrays by output name.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""Fixtures of the end-to-end suite. One cluster, one installation of the chart per run; one namespace per test."""
+"""Fixtures of the end-to-end suite.
+
+There is one cluster and one installation of the chart per run, and one namespace per test.
+"""
 
 import contextlib
 import os
@@ -27,7 +30,10 @@ NewNamespace = Callable[[], str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything here; the time limit is for a test's own part, since building images is nobody's fault."""
+    """Mark all tests of the suite.
+
+    The time limit covers only the test itself, because fixtures may build images first.
+    """
     for item in items:
         if item.path.parent == diagnostics.FOLDER.parents[1] / "e2e" / "suite":
             item.add_marker(pytest.mark.e2e)
@@ -61,13 +67,19 @@ SPACES = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def archives() -> dict[str, Path]:
-    """Archives of the default images by name, made once, so that an edit during the run changes nothing."""
+    """Return archives of the default images by name.
+
+    They are built once, so that an edit during the run changes nothing.
+    """
     return {reference: build.ensure(reference) for reference in (*PRODUCT_IMAGES, SAMPLES_IMAGE)}
 
 
 @pytest.fixture(scope="session")
 def access(request: pytest.FixtureRequest) -> Iterator[Access]:
-    """The cluster to use; without `KUBECONFIG` a local one is brought up, and removed afterwards unless `KEEP=1`."""
+    """Return the cluster to use.
+
+    Without `KUBECONFIG`, a local one is started and removed afterwards unless `KEEP=1`.
+    """
     try:
         chosen = choose(os.environ)
     except AccessError as error:
@@ -157,7 +169,7 @@ def new_namespace(
 def module_namespace(
     kube: Kube, installation: Installation, request: pytest.FixtureRequest
 ) -> Iterator[str]:
-    """A namespace that a module's tests share, for pipelines that they only look at."""
+    """Provide a namespace that a module's tests share, for pipelines that they only read."""
     for new in _spaces(kube, request, request.node.path.stem):
         yield new()
 
@@ -183,7 +195,10 @@ def open_endpoint(reach: Reach) -> Iterator[Callable[[Pipeline], Endpoint]]:
 
 @pytest.fixture
 def tiny(kube: Kube, test_namespace: str, reach: Reach) -> TinyPipeline:
-    """A handle on a pipeline that starts in seconds, in this test's namespace; only its sources are applied."""
+    """Return a handle on a pipeline that starts in seconds, in this test's namespace.
+
+    Only its sources are applied.
+    """
     if not reach.routed:
         pytest.skip(
             "the cluster's service range is not routed here: a forwarded port ends at one pod"

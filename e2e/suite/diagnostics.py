@@ -1,4 +1,7 @@
-"""What a failed test leaves to be read: `out/e2e/<test>/` with the operator's log, objects, events and Triton's logs."""
+"""Diagnostics of a failed test in `out/e2e/<test>/`.
+
+They contain the operator's log, objects, events and Triton's logs.
+"""
 
 import re
 from collections.abc import Callable
@@ -24,7 +27,10 @@ def collect(test: str, installation: Installation, namespaces: list[str]) -> Pat
         lambda: kube.kubectl("describe", "pods", f"--namespace={NAMESPACE}", check=False),
     )
     _write(folder / "nodes.txt", lambda: kube.kubectl("describe", "nodes", check=False))
-    kinds = f"{names.PLURAL},deployments,replicasets,pods,services,configmaps,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        f"{names.PLURAL},deployments,replicasets,pods,services,configmaps,networkpolicies,"
+        f"poddisruptionbudgets"
+    )
     questions = {
         "pipelines.yaml": ("get", names.PLURAL, "--output=yaml"),
         "objects.txt": ("get", kinds, "--output=wide"),

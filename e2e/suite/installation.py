@@ -19,7 +19,10 @@ SAMPLES_NAMESPACE = "e2e-samples"
 SAMPLES = "samples"
 SAMPLES_PORT = 8080
 BAD_SERVERS = ("slow", "truncated", "flaky", "corrupt", "missing")
-"""Paths of the samples' server that misbehave: `s3://truncated/models/…` is the sample's file, cut off (see e2e/local/images/samples)."""
+"""Paths of the samples' server that misbehave.
+
+For example, `s3://truncated/models/…` is the sample's file, cut off (see e2e/local/images/samples).
+"""
 
 CRD = "inferencepipelines.tritonpipelines.io"
 LABEL = "tritonpipelines.io/e2e"
@@ -29,7 +32,10 @@ GONE_SECONDS = 120.0
 
 
 def namespace(name: str) -> Object:
-    """A namespace that enforces the restricted Pod Security Standard and is known as the suite's."""
+    """Return a namespace that enforces the restricted Pod Security Standard.
+
+    A label marks it as the suite's.
+    """
     security = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     return {
         "apiVersion": "v1",
@@ -44,7 +50,8 @@ class Installation:
     Args:
         kube: the cluster.
         images: what to install.
-        build: what tells this build of the operator's image from another of the same name; empty where the name is enough.
+        build: what tells this build of the operator's image from another of the same name; empty
+            where the name is enough.
     """
 
     def __init__(self, kube: Kube, images: Images, *, build: str = "") -> None:
@@ -54,7 +61,10 @@ class Installation:
         self.samples_url = ""
 
     def install(self, changes: Mapping[str, Any] | None = None) -> None:
-        """Install both, or bring them in line; returns when the operator is ready. `changes` go over the chart's values."""
+        """Install or update both, and return when the operator is ready.
+
+        `changes` override the chart's values.
+        """
         self.kube.apply(namespace(SAMPLES_NAMESPACE))
         self.kube.apply(namespace(NAMESPACE))
         self.samples_url = self._serve_samples()
@@ -76,7 +86,10 @@ class Installation:
             )
 
     def uninstall(self) -> None:
-        """Take everything out: pipelines and their namespaces first, then release, CRD and samples."""
+        """Remove everything.
+
+        Pipelines and their namespaces go first, then release, CRD and samples.
+        """
         remove_namespaces(self.kube)
         self.helm(
             "uninstall", RELEASE, "--wait", f"--timeout={HELM_SECONDS}s", "--ignore-not-found"
@@ -95,7 +108,8 @@ class Installation:
             f"s3://{name}/={self.samples_url}/{name}/{'10/' if name == 'slow' else ''}"
             for name in BAD_SERVERS
         ]
-        # The same name may stand for another build than in an earlier run whose installation was kept.
+        # The same name may denote a different build than in an earlier run whose installation was
+        # kept.
         built = {f"{LABEL}-build": self.build} if self.build else {}
         return {
             "podAnnotations": built,
@@ -131,7 +145,8 @@ class Installation:
         )
         if done.returncode != 0:
             raise AssertionError(
-                f"helm {' '.join(arguments[:2])} ended with {done.returncode}: {done.stderr.strip()}"
+                f"helm {' '.join(arguments[:2])} ended with {done.returncode}: "
+                f"{done.stderr.strip()}"
             )
         return done.stdout
 
@@ -161,7 +176,10 @@ class Installation:
 
 
 def remove_namespaces(kube: Kube, deadline: float = GONE_SECONDS) -> None:
-    """Delete the namespaces of tests, of this run or one that was cut off, and wait until they are gone."""
+    """Delete the tests' namespaces and wait until they are gone.
+
+    They may be from this run or from one that was interrupted.
+    """
 
     def left() -> list[str]:
         found = (

@@ -1,4 +1,7 @@
-"""What tests do with a cluster: apply, look, wait for an observed condition, and kubectl where its own behaviour is the question."""
+"""Access to a cluster for tests: apply, read, and wait for an observed condition.
+
+kubectl is used where its own behavior is under test.
+"""
 
 import json
 import logging
@@ -128,7 +131,7 @@ class Kube:
             )
         return json.loads(text) if text else None
 
-    # --- objects -------------------------------------------------------------------------------------------------------
+    # --- objects ----------------------------------------------------------------------------------
     def apply(
         self, document: Mapping[str, Any], *, namespace: str | None = None, manager: str = MANAGER
     ) -> Object:
@@ -181,7 +184,7 @@ class Kube:
         change: Mapping[str, Any],
         subresource: str | None = None,
     ) -> Object:
-        """JSON merge patch, as somebody editing by hand."""
+        """Apply a JSON merge patch, like a manual edit."""
         path = KINDS[kind].path(namespace, name, subresource)
         result: Object = self.request(
             "PATCH",
@@ -226,7 +229,7 @@ class Kube:
         """Wait until an object is not there any more."""
         self.wait(kind, namespace, name, lambda item: item is None, "gone", deadline)
 
-    # --- kubectl -------------------------------------------------------------------------------------------------------
+    # --- kubectl ----------------------------------------------------------------------------------
     def kubectl_command(self, *arguments: str) -> list[str]:
         """The command line of kubectl on this cluster."""
         return [
@@ -253,7 +256,8 @@ class Kube:
         )
         if check and done.returncode != 0:
             raise AssertionError(
-                f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+                f"kubectl {' '.join(arguments)} ended with {done.returncode}: "
+                f"{done.stderr.strip() or done.stdout.strip()}"
             )
         return done.stdout if check else done.stdout + done.stderr
 
@@ -268,7 +272,7 @@ def _plain_environment() -> dict[str, str]:
 
 
 def _summary(item: Object | None) -> str:
-    """What of an object a failed wait shows: its status, without fields that nobody reads."""
+    """Return the part of an object that a failed wait shows: its status without noise."""
     if item is None:
         return "nothing"
     shown = {"generation": item["metadata"].get("generation"), "status": item.get("status") or {}}

@@ -1,6 +1,9 @@
-"""Figures that tests measure and that nobody promises: printed, and kept as JSON for the documentation.
+"""Measured figures that are not guaranteed.
 
-They go to `out/e2e/measured/`, or to the folder that `E2E_MEASURED` names (`docs/user/measured` renews the published ones).
+They are printed and kept as JSON for the documentation.
+
+They go to `out/e2e/measured/`, or to the folder that `E2E_MEASURED` names (`docs/user/measured`
+renews the published ones).
 """
 
 from __future__ import annotations

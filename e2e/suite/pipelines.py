@@ -1,4 +1,7 @@
-"""Pipelines as tests write and watch them: the samples with small needs, their expected answers, waiting for conditions."""
+"""Pipelines as tests write and watch them.
+
+These are the samples with small requests, their expected answers, and waiting for conditions.
+"""
 
 import copy
 import json
@@ -32,13 +35,16 @@ SMALL: Mapping[str, Any] = {
 
 
 def sample(name: str) -> Object:
-    """A manifest of manifests/samples as it stands."""
+    """Return an unchanged manifest of manifests/samples."""
     document: Object = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
     return document
 
 
 def small(name: str, **spec: Any) -> Object:
-    """A sample that asks for little CPU and memory and leaves fast; `spec` goes over it (mappings are merged, `None` removes)."""
+    """Return a sample that requests little CPU and memory and terminates fast.
+
+    `spec` overrides its spec (mappings are merged, `None` removes a field).
+    """
     document = sample(name)
     document["spec"] = merged(merged(document["spec"], SMALL), spec)
     return document
@@ -79,7 +85,10 @@ def check_answer(name: str, rows: Sequence[Mapping[str, Any]], answer: Mapping[s
 
 
 def golden(name: str, rows: int, *, longest: int = 10**9) -> list[Mapping[str, Any]]:
-    """`rows` golden cases of a sample, the longest texts first, then over again; `longest` leaves out those of more tokens."""
+    """Return `rows` golden cases of a sample, the longest texts first.
+
+    They repeat if there are too few. Cases with more than `longest` tokens are left out.
+    """
     cases = [
         case
         for case in json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
@@ -113,7 +122,7 @@ class Pipeline:
         return self.kube.get(names.KIND, self.namespace, self.name)
 
     def status(self) -> dict[str, Any]:
-        """The status as it stands; empty before the first."""
+        """Return the current status; empty before the first one."""
         status: dict[str, Any] = self.get().get("status") or {}
         return status
 

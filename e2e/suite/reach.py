@@ -1,6 +1,9 @@
-"""How a client outside the cluster reaches a Service: at its own address where that is routed, else through `kubectl port-forward`.
+"""Reach a Service from outside the cluster.
 
-A forwarded port ends at ONE pod, as kubectl does it; tests about rollouts and drains need a routed service range (a local cluster has one).
+The client uses the Service's own address if it is routed, else `kubectl port-forward`.
+
+A forwarded port ends at ONE pod, as kubectl does it; tests about rollouts and drains need a routed
+service range (a local cluster has one).
 """
 
 import contextlib
@@ -51,7 +54,10 @@ class Reach:
 
     @contextlib.contextmanager
     def service(self, namespace: str, name: str) -> Iterator[Endpoint]:
-        """A way to the Service's ports for the time of the context. Without a route, some pod behind it has to be ready."""
+        """Return a way to reach the Service's ports for the duration of the context.
+
+        Without a route, at least one pod of the Service must be ready.
+        """
         ports = (names.PORT_HTTP, names.PORT_GRPC, names.PORT_METRICS)
         if self.routed:
             address = self._kube.get("Service", namespace, name)["spec"]["clusterIP"]

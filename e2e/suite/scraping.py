@@ -1,6 +1,9 @@
-"""A real Prometheus beside a local cluster, on the host's end of its link: it scrapes pods and, if asked to, the kubelet's cAdvisor.
+"""A real Prometheus next to a local cluster, on the host's end of its link.
 
-Debian's Prometheus is built without discovery through an API server; here a file tells it of the pods.
+It scrapes pods and, on request, the kubelet's cAdvisor.
+
+Debian's Prometheus is built without discovery through an API server; here a file tells it of the
+pods.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ TOKEN_SECONDS = 3600
 
 
 class Scraper:
-    """Prometheus, and the pods that it is told of."""
+    """Prometheus, and the pods that it scrapes."""
 
     def __init__(self, server: PrometheusServer, file: Path) -> None:
         self._server, self._file = server, file
@@ -37,7 +40,10 @@ class Scraper:
         return self._server.url
 
     def watch(self, kube: Kube, namespace: str) -> None:
-        """Scrape the namespace's Triton pods as they are now, with the labels that a PodMonitor's series have."""
+        """Scrape the namespace's current Triton pods.
+
+        Their series have the same labels as those of a PodMonitor.
+        """
         pods = [
             pod
             for pod in kube.objects("Pod", namespace, names.LABEL_PIPELINE)
@@ -73,7 +79,10 @@ class Scraper:
 
 @contextlib.contextmanager
 def scraper(cluster: Cluster, interval: float, kubelet_token: str = "") -> Iterator[Scraper]:
-    """Prometheus for the time of the context, with ``interval`` seconds between scrapes; with a token it scrapes cAdvisor, too."""
+    """Run Prometheus for the duration of the context.
+
+    ``interval`` is in seconds between scrapes. With a token it also scrapes cAdvisor.
+    """
     with tempfile.TemporaryDirectory(prefix="tritonpipe-scraping-") as folder:
         file = Path(folder) / "pods.json"
         file.write_text("[]")

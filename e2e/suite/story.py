@@ -1,4 +1,4 @@
-"""Everything that happened to objects of a namespace, in order, as `kubectl get --watch` tells it."""
+"""The history of objects in a namespace, in the order of `kubectl get --watch`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ END_SECONDS = 60.0
 
 
 class Story:
-    """States of objects, as a watch told them; make one with `watched`."""
+    """States of objects, as reported by a watch; create one with `watched`."""
 
     def __init__(self, output: IO[str]) -> None:
         self._output = output
         self._text: str | None = None
 
     def end(self) -> None:
-        """Keep what was told; from now on nothing is added."""
+        """Keep the states reported so far; from now on nothing is added."""
         self._text = self._read()
 
     def _read(self) -> str:
@@ -31,7 +31,10 @@ class Story:
         return self._output.read()
 
     def states(self) -> list[Object]:
-        """Every state told so far, in the order of the API server; a deleted object's last state bears `_deleted`."""
+        """Return every state reported so far, in the order of the API server.
+
+        The last state of a deleted object has `_deleted`.
+        """
         text = self._read() if self._text is None else self._text
         decoder, found, at = json.JSONDecoder(), [], 0
         while (at := _next(text, at)) < len(text):
@@ -60,7 +63,10 @@ def version(state: Object) -> int:
 
 @contextlib.contextmanager
 def watched(kube: Kube, namespace: str, kind: str, selector: str = "") -> Iterator[Story]:
-    """Watch a kind in a namespace for the time of the context. Some object of it has to be there."""
+    """Watch a kind in a namespace for the duration of the context.
+
+    At least one object of that kind must exist.
+    """
     arguments = [
         "get",
         kind,

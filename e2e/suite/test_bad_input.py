@@ -1,4 +1,4 @@
-"""What users get wrong, and what is missing around them: named exactly, and nothing that serves is touched."""
+"""User errors and missing dependencies are named exactly and do not affect what serves."""
 
 import pytest
 
@@ -98,7 +98,8 @@ def test_a_source_that_appears_later_is_fetched(
 ) -> None:
     from e2e.models import tree
 
-    # The tokenizer from a ConfigMap that is not there yet: nothing but the cluster itself decides when it comes.
+    # The tokenizer comes from a ConfigMap that does not exist yet. Only the cluster decides when it
+    # appears.
     pipeline.apply(
         small("sentiment", tokenizer={"source": {"uri": "configmap://words/tokenizer.json"}})
     )

@@ -1,4 +1,4 @@
-"""Pods that leave while others serve: fewer replicas, and evictions as a node's drain makes them."""
+"""Pods that terminate while others serve: fewer replicas, and evictions as in a node drain."""
 
 from http import HTTPStatus
 
@@ -13,7 +13,10 @@ REPLACED_SECONDS = 90.0
 
 
 def evict(kube: Kube, namespace: str, pod: str) -> HTTPStatus:
-    """Ask for a pod's eviction once; CREATED, or TOO_MANY_REQUESTS where the disruption budget forbids it now."""
+    """Request a pod's eviction once.
+
+    Returns CREATED, or TOO_MANY_REQUESTS if the disruption budget forbids it now.
+    """
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -64,7 +67,8 @@ def test_a_drain_takes_pod_after_pod_and_costs_no_request(
         assert evict(kube, tiny.namespace, before[1]) is HTTPStatus.TOO_MANY_REQUESTS, (
             "both pods at once"
         )
-        # As `kubectl drain` does it: ask again until the budget has room, which it has when the first pod's replacement is ready.
+        # Like `kubectl drain`: retry until the budget allows it, which it does when the first pod's
+        # replacement is ready.
         wait_for(
             "second eviction",
             lambda: evict(kube, tiny.namespace, before[1]),

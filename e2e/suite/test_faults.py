@@ -1,4 +1,7 @@
-"""What breaks around a pipeline: the operator, the API server, a process in a pod, a user who changes their mind."""
+"""Faults around a pipeline: operator, API server, a pod's process, and user changes.
+
+The user changes their mind while a change is in progress.
+"""
 
 import json
 from collections import Counter
@@ -14,8 +17,11 @@ from triton_pipelines.api import names
 
 BACK_SECONDS = 90.0
 OUTLASTING_SECONDS = 60
-"""Longer than the API server is away, and than the node's proxy then waits before it asks again: as long again and more (client-go's reflector
-doubles its pauses, and stretches each by up to as much)."""
+"""Seconds that outlast the API server's absence and the node proxy's wait before it retries.
+
+The proxy waits as long again and more: client-go's reflector doubles its pauses and stretches each
+by up to as much.
+"""
 HEALTH_SECONDS = 5
 """The tiny pipeline's time between two inferences of the operator."""
 DETECTED_SECONDS = 3.0 * HEALTH_SECONDS
@@ -36,8 +42,9 @@ def writes(installation: Installation, namespace: str) -> Counter[tuple[str, str
     """Count what the operator's process has written in one namespace, by its own log.
 
     Returns:
-        (message, kind) → how many: applies, deletions and resizes. Status updates and events are not
-        counted. Other namespaces do not count either: an earlier test's may still be terminating.
+        (message, kind) → how many: applies, deletions and resizes. Status updates and events are
+        not counted. Other namespaces do not count either: an earlier test's may still be
+        terminating.
     """
     (pod,) = [pod for pod in installation.operator_pods() if is_ready(pod)]
     log = installation.kube.kubectl(
@@ -122,7 +129,7 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
     finally:
         kube.kubectl("scale", f"deployment/{RELEASE}", f"--namespace={NAMESPACE}", "--replicas=1")
         wait_operator(installation)
-    # It has looked at the pipeline, for it has asked the pod and nobody else does.
+    # It has probed the pod, and nothing else sends requests to it.
     wait_for(
         "an inference of the operator", tiny.inferences, lambda count: count > asked, BACK_SECONDS
     )
@@ -134,11 +141,13 @@ def test_without_operator_the_deployment_heals_and_the_operator_comes_back_to_no
 def test_an_api_server_that_is_away_disturbs_nobody(access: Access, tiny: TinyPipeline) -> None:
     if access.local is None:
         pytest.skip("only a local cluster's API server may be stopped")
-    # A pod that was told to go before the API server went keeps to its drain, and until that is over somebody has to be there who takes
-    # its address out of the Service: the drain has to outlast the absence.
+    # A pod that was terminated before the API server went away continues its drain. Until the drain
+    # is over, the API server must be back to take the pod's address out of the Service, so the
+    # drain has to outlast the absence.
     tiny.serve("old", rollout={"drainSeconds": OUTLASTING_SECONDS})
     before = tiny.pod_names()
-    # A client that keeps its connection would hold the old pod for another drain, and is none that a rollout spares.
+    # A client that keeps its connection would hold the old pod for another drain, and a rollout
+    # does not spare it.
     with tiny.load(clients=SAFE_CLIENTS) as load:
         tiny.change("new")
         wait_surge_pod(tiny, before)
@@ -232,7 +241,10 @@ def test_deleted_in_mid_rollout_nothing_is_left(kube: Kube, tiny: TinyPipeline) 
     tiny.change("new")
     wait_surge_pod(tiny, before)
     kube.delete(names.KIND, tiny.namespace, tiny.name)
-    kinds = "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        "deployments,replicasets,pods,configmaps,secrets,services,networkpolicies,"
+        "poddisruptionbudgets"
+    )
     arguments = (
         "get",
         kinds,
@@ -253,7 +265,10 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     kube: Kube, installation: Installation, tiny: TinyPipeline
 ) -> None:
     tiny.serve("old", replicas=2, scaling={"windows": {"fastSeconds": 4, "slowSeconds": 10}})
-    kinds = f"{names.PLURAL},deployments,replicasets,pods,configmaps,secrets,services,endpointslices,networkpolicies,poddisruptionbudgets"
+    kinds = (
+        f"{names.PLURAL},deployments,replicasets,pods,configmaps,secrets,services,endpointslices,"
+        f"networkpolicies,poddisruptionbudgets"
+    )
     template = "{range .items[*]}{.kind}/{.metadata.name} {.metadata.resourceVersion}{'\\n'}{end}"
 
     def versions() -> set[str]:
@@ -270,7 +285,8 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
     def quiet() -> tuple[Counter[tuple[str, str]], set[str]]:
         return writes(installation, tiny.namespace), versions()
 
-    # Ready comes with the first answers; what the next look at both pods tells (states of the models) may still be written.
+    # Ready comes with the first answers. The result of the next probe of both pods (states of the
+    # models) may not be written yet.
     asked = tiny.inferences()
     wait_for(
         "a second look at both pods",
@@ -278,7 +294,7 @@ def test_nothing_is_written_while_nothing_changes_nor_by_an_operator_that_starts
         lambda count: count >= asked + 4,
         12.0 * HEALTH_SECONDS,
     )
-    # Of a whole window scaling knows that nobody but the operator asks.
+    # For a whole window, scaling sees only the operator's own requests.
     tiny.wait(
         "Idle", lambda item: (item["status"].get("scaling") or {}).get("bottleneck") == "Idle"
     )

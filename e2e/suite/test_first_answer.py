@@ -52,7 +52,8 @@ def serving(
 def test_answers_are_the_golden_ones(
     serving: dict[str, tuple[Pipeline, Endpoint]], sample: str, client: str, rows: int
 ) -> None:
-    # A request is padded to its longest row: 64 rows of 512 tokens would keep a small node busy for half a minute.
+    # A request is padded to its longest row. 64 rows of 512 tokens would keep a small node busy for
+    # half a minute.
     cases = golden(sample, rows, longest=512 if rows < 64 else 32)
     answer = clients.CLIENTS[client](serving[sample][1], sample, [case["text"] for case in cases])
     check_answer(sample, cases, answer)
@@ -123,7 +124,8 @@ def test_events_tell_the_story(serving: dict[str, tuple[Pipeline, Endpoint]]) ->
     assert told["RolloutStarted"]["note"] == f"rolling out revision {revision}"
     assert told["Succeeded"]["type"] == "Normal"
     assert revision in told["Succeeded"]["note"]
-    # The samples follow a branch and a bucket's newest object: short to write, and said to be doubtful.
+    # The samples follow a branch and a bucket's newest object. That is short to write, and the
+    # operator warns about it.
     assert {reason for reason, event in told.items() if event["type"] != "Normal"} == {
         "SpecWarning"
     }

@@ -1,4 +1,7 @@
-"""GitOps tools see a pipeline that the operator has worked on as in sync and healthy, by their own rules."""
+"""GitOps tools see a pipeline as in sync and healthy after the operator has worked on it.
+
+Each tool applies its own rules.
+"""
 
 from collections.abc import Iterator
 

@@ -69,7 +69,8 @@ def test_a_paused_pipeline_is_left_alone_until_it_is_resumed(
         {"metadata": {"labels": {names.LABEL_INSTANCE: "edited"}}},
     )
 
-    # Another pipeline, asked for later, is worked on to the end: the paused one has been passed over, not just not reached yet.
+    # Another pipeline, created later, is processed to the end. The paused one has therefore been
+    # skipped and is not just waiting.
     witness = Pipeline(kube, pipeline.namespace, "witness")
     witness.apply(small("sentiment", suspend="Enabled"))
     witness.wait_condition("Ready", "True", "Suspended")
@@ -123,7 +124,10 @@ def test_everything_goes_with_the_pipeline(kube: Kube, pipeline: Pipeline) -> No
 
 @pytest.fixture(scope="module")
 def served(kube: Kube, module_namespace: str, reach: Reach) -> Iterator[tuple[Pipeline, Endpoint]]:
-    """A ready pipeline that every test leaves as it found it: that it does is what these tests are about."""
+    """Return a ready pipeline that every test leaves unchanged.
+
+    These tests verify exactly that.
+    """
     pipeline = Pipeline(kube, module_namespace, "sentiment")
     pipeline.apply(small("sentiment"))
     pipeline.wait_ready()
@@ -202,8 +206,8 @@ def test_edited_state_is_brought_back_within_bounds(
             and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]
         )
 
-    # What the sources resolved to is known from the running pods; a count is what scaling has decided, and where it has not yet, the edited one as far
-    # as the spec allows it.
+    # The running pods show what the sources resolved to. A count is what scaling has decided or, if
+    # it has not decided yet, the edited count as far as the spec allows it.
     kube.wait(
         "ConfigMap",
         pipeline.namespace,

@@ -1,4 +1,7 @@
-"""Live scaling with a real Prometheus that scrapes the pods and the node's cAdvisor; the operator's pod asks it as the chart's values say."""
+"""Live scaling with a real Prometheus that scrapes the pods and the node's cAdvisor.
+
+The operator's pod queries it as the chart's values configure.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class TritonPythonModel:
         while time.thread_time() < end:
             pass
         return pb_utils.InferenceResponse([pb_utils.Tensor("SAME", pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())])
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,8 @@ def prometheus(access: Access, kube: Kube, installation: Installation) -> Iterat
     """The operator asks this one, for as long as the module's tests run."""
     if access.local is None:
         pytest.skip(
-            "left out: a Prometheus of the suite's own reaches neither pods nor the kubelet of a cluster that is not on this machine"
+            "left out: a Prometheus of the suite's own reaches neither pods nor the "
+            "kubelet of a cluster that is not on this machine"
         )
     with kubelet_reader(kube) as token, scraper(access.local, SCRAPE_SECONDS, token) as made:
         installation.helm_install(
@@ -103,7 +107,8 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
         assert "Look: 1. does it run" in message
         load.wait_requests()
         assert scaled.recorded() >= grown
-    # The load has ended: with metrics the count would fall after the stabilization. It is dark for longer than metrics may be stale.
+    # The load has ended. With metrics, the count would fall after the stabilization window. The
+    # outage lasts longer than metrics may be stale.
     pause = tiny.kube.kubectl(
         "wait",
         "ipl",
@@ -126,8 +131,11 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
 def test_cpu_and_throttling_of_the_node_reach_the_decision(
     prometheus: Scraper, kube: Kube, tiny: TinyPipeline
 ) -> None:
-    """A step that uses CPU in bursts which its container may not: the kernel throttles it, and no instance is added for that. Its
-    answers are late; whether any is too late is a matter of the limit."""
+    """The kernel throttles a step with CPU bursts, and no instance is added for that.
+
+    The container may not use CPU in such bursts. Its answers are late; whether any is too late
+    depends on the limit.
+    """
     wanted = scaled_by_it()
     wanted["steps"][0]["python"] = {"code": {"inline": BURNING}}
     wanted["server"] = {
@@ -136,7 +144,10 @@ def test_cpu_and_throttling_of_the_node_reach_the_decision(
     tiny.serve("old", **wanted)
     prometheus.watch(kube, tiny.namespace)
     (pod,) = tiny.serving_pods()
-    series = f'container="{names.CONTAINER_SERVER}",namespace="{tiny.namespace}",pod="{pod["metadata"]["name"]}"'
+    series = (
+        f'container="{names.CONTAINER_SERVER}",namespace="{tiny.namespace}",'
+        f'pod="{pod["metadata"]["name"]}"'
+    )
     with tiny.load(**{**LOAD, "workers": 1, "interval": 1.0}) as load:
         for metric in (
             "container_cpu_usage_seconds_total",

@@ -30,7 +30,7 @@ def test_no_request_is_lost(
     measured(f"{strategy}, replicas {replicas}", load.summary())
     assert_none_lost(load, {"old", "new"})
     assert {status for status, _, _ in story.conditions("Available")} == {"True"}
-    # After the last old pod has left nobody hears of the old revision.
+    # After the last old pod has terminated, the old revision is not reported anymore.
     assert {outcome.answer for outcome in load.outcomes[-3:]} == {"new"}
 
 
@@ -108,9 +108,9 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     ]
     assert waiting
     assert (
-        f"asks for {count} {resource}; nodes offer {gpus['nodeSelector']['kubernetes.io/hostname']}: {count}"
-        in waiting[0]
-    )
+        f"asks for {count} {resource}; nodes offer "
+        f"{gpus['nodeSelector']['kubernetes.io/hostname']}: {count}"
+    ) in waiting[0]
     assert f"Insufficient {resource}" in waiting[0]
     announced = min(
         version(state)
@@ -125,7 +125,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     )
     assert announced < left, "the old pod left before status announced it"
 
-    # A revision that does not come up: the one before is taken back.
+    # A revision does not come up, and the previous one is restored.
     serving = tiny.status()["revision"]
     with watched(kube, tiny.namespace, names.PLURAL) as story:
         tiny.change("worse", model=OTHER_MODEL)
@@ -146,7 +146,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
         load.wait_requests(1)
     assert {answer for summary in load.summary().values() for answer in summary.answers} == {"new"}
 
-    # And with the mended spec it goes on.
+    # It continues with the corrected spec.
     tiny.change("best", model={"source": {"uri": "configmap://tiny-sources/model.onnx"}})
     tiny.wait_ready()
     assert tiny.condition("Stalled") == {}

@@ -1,4 +1,4 @@
-"""Live scaling on a real node: counts follow the load in the pods that run, and everybody can see why."""
+"""Live scaling on a real node: counts follow the load in running pods, visibly to everyone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from triton_pipelines.api import names
 
 STEP = "slow"
 SERVICE_SECONDS = 0.1
-# Six clients, two requests/s each: 1.2 instances' worth of work. One falls behind slowly enough for all to be answered in time.
+# Six clients with two requests/s each are 1.2 instances' worth of work. One instance falls behind
+# slowly enough that all requests are answered in time.
 LOAD: Mapping[str, Any] = {
     "clients": SAFE_CLIENTS,
     "workers": 3,
@@ -31,7 +32,8 @@ GROWN_SECONDS = 120.0
 STABLE_SECONDS = 10
 SHRUNK_SECONDS = 120.0
 RECORDED_SECONDS = 60.0
-# A step whose work is declared, not done: it keeps an instance as busy as a slow tokenizer and the node's two cores free.
+# A step whose work is declared, not done. It keeps an instance as busy as a slow tokenizer would,
+# and leaves the node's two cores free.
 CODE = f"""
 import time
 
@@ -45,7 +47,7 @@ class TritonPythonModel:
     def respond(self, request):
         time.sleep({SERVICE_SECONDS})
         return pb_utils.InferenceResponse([pb_utils.Tensor("SAME", pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())])
-"""
+"""  # noqa: E501
 
 
 def slow_step(**instances: int) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def spec(mode: str = "Active", **instances: int) -> dict[str, Any]:
 
 
 class Scaled:
-    """What is recorded, told and there of a pipeline's slow step."""
+    """What is recorded, reported and running for a pipeline's slow step."""
 
     def __init__(self, pipeline: TinyPipeline) -> None:
         self._pipeline = pipeline
@@ -91,7 +93,10 @@ class Scaled:
         return [self._instances(pod["metadata"]["name"]) for pod in self._pipeline.serving_pods()]
 
     def _instances(self, pod: str) -> int:
-        path = f"/api/v1/namespaces/{self._pipeline.namespace}/pods/{pod}:{names.PORT_HTTP}/proxy/v2/models/{STEP}/config"
+        path = (
+            f"/api/v1/namespaces/{self._pipeline.namespace}/pods/{pod}:{names.PORT_HTTP}/proxy/v2/"
+            f"models/{STEP}/config"
+        )
         return int(self._pipeline.kube.request("GET", path)["instance_group"][0]["count"])
 
     def told(self) -> Mapping[str, Any]:
@@ -116,7 +121,7 @@ class Scaled:
 
 
 def starts(pipeline: TinyPipeline) -> dict[str, int]:
-    """uid of each pod → restarts of all its containers."""
+    """Return the restarts of all containers of each pod, by UID."""
     return {
         pod["metadata"]["uid"]: sum(
             one["restartCount"] for one in pod["status"].get("containerStatuses") or ()
@@ -138,7 +143,7 @@ def test_counts_follow_the_load_in_place(
     pods = starts(tiny)
     operator = {pod["metadata"]["name"] for pod in installation.operator_pods()}
     with tiny.load(**LOAD) as load, watched(kube, tiny.namespace, names.PLURAL) as story:
-        # Killed right after its intent is recorded: whoever comes next goes on from that.
+        # Killed right after its intent is recorded: the next operator continues from there.
         wanted = wait_for(
             "a higher count recorded", scaled.recorded, lambda count: count > 1, GROWN_SECONDS
         )
@@ -189,7 +194,7 @@ def test_counts_follow_the_load_in_place(
     } == {("Active", 1)}, "nobody wrote the spec"
     assert {status for status, _, _ in story.conditions("Ready")} == {"True"}
 
-    # A new bound binds at once: what it is recorded for does not wait for the rollout of pods that are sized for it.
+    # A new bound applies at once. It does not wait for the rollout of pods that are sized for it.
     tiny.patch({"spec": {"steps": [slow_step(min=2, max=3)]}})
     wait_for(
         "the new minimum recorded", scaled.recorded, lambda count: count == 2, RECORDED_SECONDS
@@ -204,7 +209,7 @@ def _told(item: Object) -> Mapping[str, Any]:
 
 @pytest.fixture
 def bystanders(kube: Kube, test_namespace: str, reach: Reach) -> tuple[TinyPipeline, TinyPipeline]:
-    """One pipeline that scaling advises on, and one that it does not look at."""
+    """One pipeline that scaling advises on, and one that it ignores."""
     if not reach.routed:
         pytest.skip(
             "the cluster's service range is not routed here: a forwarded port ends at one pod"
@@ -269,7 +274,10 @@ def _cpu(pod: Object, part: str = "status") -> str:
 
 
 def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
-    """The step is granted half a core per instance and uses none: what is reserved for it is what limits it."""
+    """The step is granted half a core per instance and uses none.
+
+    Its CPU reservation is therefore the limit.
+    """
     wanted = spec(max=2)
     wanted["steps"][0]["resourcesPerInstance"]["cpu"] = CORES
     wanted["tokenizer"]["resourcesPerInstance"] = {"cpu": "50m"}
@@ -301,7 +309,7 @@ def test_a_pods_cpu_grows_in_place_before_its_count(tiny: TinyPipeline) -> None:
         for note in events(tiny, "Scaled")
     )
 
-    # The next revision starts with what the first started with, fits beside it, and gets as much.
+    # The next revision starts like the first, fits next to it, and gets as much.
     tiny.patch({"spec": {"tokenizer": {"maxLength": 16}}})
     tiny.wait_ready()
     fresh = wait_for(

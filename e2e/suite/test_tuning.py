@@ -1,4 +1,4 @@
-"""A tuning run on a real node: measured on a pod that serves nobody, while clients go on as if nothing were."""
+"""A tuning run on a real node, measured on a pod without traffic, with undisturbed clients."""
 
 import pytest
 

@@ -1,6 +1,9 @@
-"""A pipeline that starts in seconds: a tiny classifier from ConfigMaps of the test's namespace, and what it has to answer.
+"""A pipeline that starts in seconds, and its expected answers.
 
-For tests about pods, not about models. Its answers tell the revision that gave them: the labels bear its name.
+It is a tiny classifier from ConfigMaps of the test's namespace.
+
+For tests about pods, not about models. Its answers tell the revision that gave them: the labels
+bear its name.
 """
 
 from __future__ import annotations
@@ -26,10 +29,16 @@ SOURCES = "tiny-sources"
 DRAIN_SECONDS = 4
 """Longer than it takes a small cluster to take a leaving pod out of every Service rule."""
 LEFT_SECONDS = 60.0
-"""For all that has to happen around a pod's own grace period: the rollout that sends it away, and a kubelet that finds its API server again."""
+"""Seconds for everything around a pod's own grace period.
+
+That includes the rollout that terminates it, and a kubelet that reconnects to its API server.
+"""
 SERVICE_SECONDS = 60.0
 SAFE_CLIENTS = ("grpc", "http-new-connection")
-"""No rollout and no drain may cost these a request; HTTP clients that keep connections cannot be told to move: what they lose is measured."""
+"""Clients that must not lose a request in a rollout or a drain.
+
+HTTP clients that keep connections cannot be asked to move. Their losses are only measured.
+"""
 TEXTS = (
     "the quick fox jumps",
     "a red bird sings over the river",
@@ -40,7 +49,10 @@ TEXTS = (
 
 
 def sources() -> list[Object]:
-    """ConfigMaps with the tokenizer and the model, `other.onnx` with outputs that the spec does not describe."""
+    """Return ConfigMaps with the tokenizer and the model.
+
+    `other.onnx` has outputs that the spec does not describe.
+    """
     bad = tinymodel.graph()
     bad.graph.output[1].type.tensor_type.shape.dim[1].dim_value = tinymodel.CLASSES
     del bad.graph.output[1]
@@ -62,7 +74,10 @@ def sources() -> list[Object]:
 
 
 def document(revision: str = "old", **spec: Any) -> Object:
-    """The resource whose labels are `<revision>-0` and so on; `spec` goes over it (JSON merge patch)."""
+    """Return the resource whose labels are `<revision>-0` and so on.
+
+    `spec` is a JSON merge patch on its spec.
+    """
     base = {
         "tokenizer": {"source": {"uri": f"configmap://{SOURCES}/tokenizer.json"}, "maxLength": 32},
         "model": {
@@ -124,7 +139,10 @@ class TinyPipeline(Pipeline):
         return self.wait_ready()
 
     def change(self, revision: str, **spec: Any) -> Object:
-        """Change labels to those of another revision, and `spec` with them; returns the resource as stored."""
+        """Change labels to those of another revision, and `spec` with them.
+
+        Returns the resource as stored.
+        """
         return self.patch(
             {
                 "spec": merged(
@@ -142,8 +160,9 @@ class TinyPipeline(Pipeline):
     def load(self, **options: Any) -> Iterator[Load]:
         """Every kind of client on it, for the time of the context."""
         with self._reach.service(self.namespace, self.name) as endpoint:
-            # Ready speaks of pods; the node's rules for a Service that had none follow within a second, and a connection begun between two of
-            # their parts (reject gone, address translation not there yet) hangs until its client gives up.
+            # Ready describes pods. The node's rules for a Service that had none follow within a
+            # second. A connection that starts between two of their parts (reject removed, address
+            # translation not there yet) hangs until its client gives up.
             wait_for("the Service answers", lambda: _answers(endpoint), bool, SERVICE_SECONDS)
             with under_load(Load(endpoint, self.name, TEXTS, judge, **options)) as load:
                 yield load
@@ -168,7 +187,10 @@ class TinyPipeline(Pipeline):
         return str(labels[names.LABEL_REVISION])
 
     def applied(self) -> dict[str, list[Any]]:
-        """Child object → what the operator's field managers own of it, and since when: a write of theirs that changes anything shows here."""
+        """Return what the operator's field managers own of each child object, and since when.
+
+        Any write of theirs that changes something shows here.
+        """
         found: dict[str, list[Any]] = {}
         for kind in ("Deployment", "ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget"):
             for item in self.children(kind):
@@ -184,7 +206,10 @@ class TinyPipeline(Pipeline):
         """How many rows the ensemble has answered, over all its ready pods."""
         total = 0
         for pod in self.serving_pods():
-            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
+            path = (
+                f"/api/v1/namespaces/{self.namespace}/pods/"
+                f"{pod['metadata']['name']}:{names.PORT_HTTP}/proxy/v2/models/{self.name}/stats"
+            )
             total += sum(
                 int(item.get("inference_count", 0))
                 for item in self.kube.request("GET", path)["model_stats"]
@@ -202,9 +227,12 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
-    """Wait until pods of these names are gone, so that the last request that one of them could lose is on record.
+    """Wait until pods with these names are gone.
 
-    A pod with clients that keep their connections takes its drain and Triton's whole time to end: nearly all of its grace period.
+    Then the last request that one of them could lose is on record.
+
+    A pod with clients that keep their connections takes its drain and Triton's whole time to end:
+    nearly all of its grace period.
     """
     grace = max(
         (
@@ -223,7 +251,10 @@ def wait_left(tiny: TinyPipeline, pods: set[str]) -> None:
 
 
 def assert_none_lost(load: Load, answers: set[str]) -> None:
-    """No failed request of the clients that can move, no wrong answer to anybody, and every answer one of these revisions'."""
+    """Assert that movable clients lost no request and that all answers are right.
+
+    Every answer must be that of one of these revisions. No client may get a wrong one.
+    """
     for client in set(SAFE_CLIENTS) & set(load.clients):
         summary = load.summary()[client]
         assert summary.failed == 0, [outcome for outcome in load.outcomes if outcome.error]

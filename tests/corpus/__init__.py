@@ -1,14 +1,17 @@
-"""Good and bad resources, and what each judge says to the bad ones.
+"""Good and bad resources, and the messages that each validator gives for the bad ones.
 
-A bad file starts with comments that hold what is expected:
+A bad file starts with comments that contain the expected messages:
 
 - ``# path:`` and ``# message:`` what `triton_pipelines.api.parse` finds (exactly this one finding);
-- ``# server path:`` and ``# server:`` the cause that the API server names, where it differs from the above. The path is empty for
-  a refusal that names no field; the text need only be contained in the server's.
+- ``# server path:`` and ``# server:`` the cause that the API server names, if it differs from the
+  above. The path is empty for a refusal that names no field; the text need only be contained in the
+  server's.
 
-Files in ``refused`` are such that only the operator can judge them: the API server takes them, and the pipeline stalls with the findings.
+Files in ``refused`` can only be validated by the operator: the API server accepts them, and the
+pipeline stalls with the findings.
 
-``python -m tests.corpus`` rewrites ``messages.txt`` and ``refusals.txt``, the lists of these files with the messages a user gets.
+``python -m tests.corpus`` rewrites ``messages.txt`` and ``refusals.txt``, the lists of these files
+with the messages a user gets.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ def refused() -> list[Sample]:
 
 
 def messages() -> str:
-    """The golden list: what a user is told about each bad resource."""
+    """Return the golden list of the messages that a user gets for each bad resource."""
     lines = []
     for sample in bad():
         _, findings = parse(sample.document)

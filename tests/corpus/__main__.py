@@ -1,4 +1,7 @@
-"""``python -m tests.corpus`` (with ``operator`` on the path): rewrite messages.txt and refusals.txt."""
+"""Rewrite messages.txt and refusals.txt: ``python -m tests.corpus``.
+
+``operator`` must be on the path.
+"""
 
 from tests.corpus import GOLDEN, REFUSALS, messages
 from tests.support.meaning import refusals

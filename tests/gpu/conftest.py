@@ -1,4 +1,7 @@
-"""The tier runs where an NVIDIA GPU is; elsewhere each test is skipped with the reason. ``--gpu-rehearsal`` runs what it can on the CPU."""
+"""Fixtures of the GPU tier, which runs on machines with an NVIDIA GPU.
+
+Elsewhere each test is skipped with the reason. ``--gpu-rehearsal`` runs what it can on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ MEASURED = pytest.StashKey[dict[str, Any]]()
 
 @dataclass(frozen=True)
 class Plan:
-    """What is served and how hard it is driven: in full on a GPU, small in a rehearsal on the CPU."""
+    """What is served and how hard it is driven.
+
+    It is full-sized on a GPU and small in a rehearsal on the CPU.
+    """
 
     gpu: nvml.Gpu | None
     shape: encoder.Shape
@@ -99,8 +105,14 @@ def served(
         yield running
     if running.measured:
         workload = {
-            "model": f"BERT encoder {plan.shape}, seeded weights, FP32, PyTorch in Triton's python backend",
-            "load": f"{plan.clients} gRPC clients in one process, closed loop, {plan.rows_per_request} texts of 1 to 120 words a request",
+            "model": (
+                f"BERT encoder {plan.shape}, seeded weights, FP32, PyTorch in Triton's python "
+                f"backend"
+            ),
+            "load": (
+                f"{plan.clients} gRPC clients in one process, closed loop, "
+                f"{plan.rows_per_request} texts of 1 to 120 words a request"
+            ),
         }
         OUT.mkdir(exist_ok=True)
         file = OUT / ("gpu-tier.json" if plan.gpu else "gpu-rehearsal.json")

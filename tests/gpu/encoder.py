@@ -1,4 +1,8 @@
-"""The encoder that the tier serves: seeded weights as a checkpoint folder, texts, and what it must answer, computed apart from PyTorch."""
+"""The encoder that the tier serves, and its expected answers.
+
+It consists of seeded weights as a checkpoint folder, and texts. The expected answers are computed
+independently of PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,10 @@ SMALL = Shape(64, 2, 4, 128)
 
 
 def weights(shape: Shape) -> dict[str, np.ndarray]:
-    """Seeded FP32 weights, named as in BERT checkpoints, scaled so that activations and logits are of the order of 1."""
+    """Return seeded FP32 weights, named as in BERT checkpoints.
+
+    They are scaled so that activations and logits are of the order of 1.
+    """
     # RandomState's streams are frozen by NumPy: the same numbers everywhere.
     random = np.random.RandomState(SEED)
     made: dict[str, np.ndarray] = {}
@@ -91,7 +98,10 @@ def sentences(count: int, longest: int = 120) -> list[str]:
 
 
 class Reference:
-    """What the pipeline must answer: token ids by the rule, the encoder in NumPy in FP64, one row at a time, without padding."""
+    """Expected answers of the pipeline: token ids by rule, and the encoder in NumPy in FP64.
+
+    It processes one row at a time, without padding.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._encoder = ReferenceEncoder(folder)

@@ -1,4 +1,7 @@
-"""What the tier measures, as figures: closed-loop load, step times, Triton's GPU metrics, and the record of all."""
+"""Figures that the tier measures.
+
+They are closed-loop load, step times, Triton's GPU metrics, and the record of all.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from triton_pipelines.triton.client import TritonClient
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 WARM_UP: Final = 3
-"""Requests of each shape before a step time counts: the first ones choose kernels and grow PyTorch's memory pool."""
+"""Requests of each shape before a step time counts.
+
+The first requests choose kernels and grow PyTorch's memory pool.
+"""
 
 
 @dataclass
@@ -59,7 +65,9 @@ class Load:
 async def closed_loop(
     address: str, requests: Sequence[Sequence[str]], clients: int, windows: int, seconds: float
 ) -> Load:
-    """``clients`` clients, each with a connection of its own and always one request under way, for ``windows`` windows of ``seconds``.
+    """Run a closed loop of ``clients`` clients for ``windows`` windows of ``seconds``.
+
+    Each client has its own connection and always one request in flight.
 
     A window of warm-up comes first and is not counted. A failed request raises.
     """
@@ -92,9 +100,12 @@ async def closed_loop(
 async def step_times(
     address: str, rows: Sequence[int], tokens: Sequence[int], blocks: int = 5, repeats: int = 5
 ) -> list[dict[str, Any]]:
-    """Time of one execution of the model step by batch and length, from Triton's own statistics (copies to and from the GPU are part of it).
+    """Measure the time of one execution of the model step by batch and length.
 
-    Each point is the median over ``blocks`` means of ``repeats`` requests sent one after the other, in milliseconds, with the extremes.
+    The times come from Triton's own statistics and include copies to and from the GPU.
+
+    Each point is the median over ``blocks`` means of ``repeats`` requests sent one after the other,
+    in milliseconds, with the extremes.
     """
     points = []
     async with TritonClient(address, deadline_s=120) as client:
@@ -132,7 +143,11 @@ GPU_METRICS_UNAVAILABLE: Final = "GPUMetricsUnavailable"
 
 
 def gpu_metrics(text: str, uuid: str) -> dict[str, float] | str:
-    """Triton's metrics of one GPU by name; ``GPUMetricsUnavailable`` where this Triton has none (its DCGM does not start). Absent is never 0."""
+    """Return Triton's metrics of one GPU by name.
+
+    Returns ``GPUMetricsUnavailable`` if this Triton has none (its DCGM does not start). An absent
+    metric is never 0.
+    """
     found = {
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
@@ -149,7 +164,10 @@ def scrape(url: str) -> str:
 
 
 def record(measured: dict[str, Any], gpu: Gpu | None, workload: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run: requests per second in the place of the value, everything else beside it. There is no goal for it."""
+    """Return the record of a run.
+
+    The value is requests per second; the other figures are in additional fields. It has no target.
+    """
     load = dict(measured.get("load", {}))
     return {
         "id": "gpu-tier",

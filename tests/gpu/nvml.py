@@ -37,7 +37,9 @@ class Gpu:
 
 
 def gpu(visible: str | None, nvml: Any = None) -> Gpu:
-    """The first GPU of ``visible`` (a value of CUDA_VISIBLE_DEVICES: indices or UUIDs), or of the machine.
+    """Return the first GPU of ``visible``, or of the machine.
+
+    ``visible`` is a value of CUDA_VISIBLE_DEVICES: indices or UUIDs.
 
     Raises:
         NVMLError: the driver does not answer, or there is no such GPU.
@@ -68,7 +70,9 @@ def used_mib(handle: Any, nvml: Any = None) -> int:
 
 
 class Sampler:
-    """Samples a GPU in a thread of its own while the context is open. An error of NVML ends the sampling and is raised at the end.
+    """Sample a GPU in a separate thread while the context is open.
+
+    An NVML error stops the sampling and is raised at the end.
 
     Attributes:
         busy: per sample, percent of NVML's window in which at least one kernel ran.

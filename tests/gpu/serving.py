@@ -1,4 +1,7 @@
-"""The pipeline of the tier, from document to running Triton: the product's own parsing, rendering and loading, with the step's kind kept."""
+"""Turn the tier's pipeline from a document into a running Triton.
+
+It uses the product's own parsing, rendering and loading, and keeps the step's kind.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def document(shape: Shape, kind: str) -> dict[str, Any]:
 
 
 def lay_out(folder: Path, checkpoint: Path, shape: Shape, kind: str) -> Path:
-    """Judge, render and load the pipeline as a pod's init container would; returns the model repository."""
+    """Validate, render and load the pipeline as a pod's init container would.
+
+    Returns the model repository.
+    """
     file = folder / "pipeline.yaml"
     file.write_text(yaml.safe_dump(document(shape, kind), sort_keys=False))
     pipeline, graph = load_pipeline(file, Options())

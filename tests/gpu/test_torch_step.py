@@ -1,4 +1,8 @@
-"""A PyTorch step in a real Triton: on the GPU, with right answers for every batch and in company, and with a load that the GPU feels."""
+"""A PyTorch step in a real Triton on the GPU.
+
+Its answers are right for every batch, including batches of several requests, under a load that
+keeps the GPU measurably busy.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ async def test_32_clients_with_mixed_lengths_and_batches(served: Served) -> None
         (before,) = await client.statistics(MODEL)
         await asyncio.gather(*(ask(number) for number in range(32)))
         (after,) = await client.statistics(MODEL)
-    # A batch held rows of several requests, or nothing was shown about answers in company.
+    # A batch must hold rows of several requests; otherwise the test shows nothing about batching.
     requests = after.inference_stats.success.count - before.inference_stats.success.count
     assert requests == 32 * 8
     assert after.execution_count - before.execution_count < requests

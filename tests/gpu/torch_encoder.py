@@ -1,11 +1,15 @@
-"""A BERT encoder with mean pooling and a linear head in PyTorch: own code of a python step, as a user would write it.
+"""A BERT encoder with mean pooling and a linear head in PyTorch.
 
-It is rendered into the model repository as text (``spec.model.python.code.inline``) and never imported by a test. It runs in FP32 on the GPU that
-Triton gave the instance, or on the CPU for an instance of kind CPU. The weights lie beside it, fetched by the loader.
+It is custom code of a python step, as a user would write it.
 
-Parameters: ``heads`` (attention heads), ``weights`` (safetensors file in the version folder, tensors named as in Hugging Face's BERT checkpoints).
-Inputs: ``input_ids`` and ``attention_mask``, INT64 [rows, tokens]; requests of one batch may differ in length.
-Output: ``logits`` FP32 [rows, classes].
+It is rendered into the model repository as text (``spec.model.python.code.inline``) and never
+imported by a test. It runs in FP32 on the GPU that Triton gave the instance, or on the CPU for an
+instance of kind CPU. The weights lie beside it, fetched by the loader.
+
+Parameters: ``heads`` (attention heads), ``weights`` (safetensors file in the version folder,
+tensors named as in Hugging Face's BERT checkpoints). Inputs: ``input_ids`` and ``attention_mask``,
+INT64 [rows, tokens]; requests of one batch may differ in length. Output: ``logits`` FP32 [rows,
+classes].
 """
 
 import json

@@ -8,8 +8,8 @@ import pytest
 from tests.support.controlplane import ControlPlane
 from tests.support.operators import CRD_FILE
 
-# Files that wait long for real servers are begun first, so that no worker is left alone with one at the end; between two that put load on the
-# machine stand others. A name is a file's or a folder's.
+# Files that wait long for real servers start first, so that no worker is left alone with one at the
+# end. Files that load the machine are separated by others. A name is that of a file or a folder.
 LONG = (
     "test_loop.py",
     "reconcile",
@@ -46,15 +46,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[ControlPlane]:
-    """A real API server with etcd, serving the CRD: validation, defaulting, server-side apply, conflicts; nothing acts on objects."""
+    """Run a real API server with etcd that serves the CRD; nothing acts on objects.
+
+    It provides validation, defaulting, server-side apply and conflicts.
+    """
     with ControlPlane(crds=(CRD_FILE,)) as plane:
         yield plane
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real control plane with controllers and scheduler but without nodes, serving the CRD; writes are in its audit log. Autoscalers are
-    looked at every second, not every 15."""
+    """Run a real control plane with controllers and scheduler but without nodes.
+
+    It serves the CRD and records writes in its audit log. Autoscalers are synced every second
+    instead of every 15 s.
+    """
     audit_log: Path = tmp_path_factory.mktemp("audit") / "audit.log"
     flags = ("--horizontal-pod-autoscaler-sync-period=1s",)
     with ControlPlane(

@@ -1,7 +1,7 @@
 """Short ways to a resource, its graph and what is rendered of it, for tests.
 
-``document(**changes)`` is the sentiment pipeline with a deep merge of ``changes`` into its spec: mappings are merged, everything
-else is replaced, and a ``None`` removes the field.
+``document(**changes)`` is the sentiment pipeline with a deep merge of ``changes`` into its spec:
+mappings are merged, everything else is replaced, and a ``None`` removes the field.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ def document(*, name: str = "sentiment", namespace: str = "nlp", **spec: Any) ->
 
 
 def options(**changes: Any) -> Options:
-    """What the operator was started with; images are fixed, so that a new default changes no expected value."""
+    """Return the operator's start options.
+
+    Images are fixed, so that a new default changes no expected value.
+    """
     return Options(**{"server_image": SERVER_IMAGE, "loader_image": LOADER_IMAGE, **changes})
 
 

@@ -1,4 +1,7 @@
-"""Just enough reading of CEL to ask a rule which fields it tests; judging is the API server's business."""
+"""Find the fields that a CEL rule tests.
+
+This module reads just enough CEL for that; the API server evaluates rules.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ def without_texts(rule: str) -> str:
 
 
 def tested(rule: str, node: Mapping[str, Any], path: str) -> set[str]:
-    """Paths of the fields that a rule at ``path`` reads, as deep as the schema below ``node`` follows them.
+    """Return paths of the fields that a rule at ``path`` reads.
 
-    Variables of macros (``self.buckets.all(b, …)``) stand for the items they run over, or for a mapping's keys.
+    Paths go as deep as the schema below ``node`` follows them.
+
+    Variables of macros (``self.buckets.all(b, …)``) stand for the items they run over, or for a
+    mapping's keys.
     """
     text = without_texts(rule)
     bound: dict[str, list[tuple[str, Mapping[str, Any]]]] = {"self": [(path, node)]}
@@ -51,7 +57,10 @@ def _follow(
 
 
 def alternatives(rule: str) -> list[str]:
-    """The parts that ``||`` joins at the rule's top level; the whole rule where its top level is a condition (``a ? b : c``)."""
+    """Return the parts that ``||`` joins at the rule's top level.
+
+    The whole rule is returned if its top level is a condition (``a ? b : c``).
+    """
     plain, depth, parts, start = without_texts(rule), 0, [], 0
     for index, sign in enumerate(plain):
         depth += (sign in "([{") - (sign in ")]}")

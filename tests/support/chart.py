@@ -1,4 +1,7 @@
-"""The operator as the chart starts it, for tests without a node: its settings from the rendered pod, its rights from its own account."""
+"""The operator as the chart starts it, for tests without a node.
+
+Its settings come from the rendered pod, its rights from its own account.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -31,7 +34,10 @@ def environment(
 def account_kubeconfig(
     connection: httpx.Client, admin: Path, target: Path, namespace: str, account: str
 ) -> Path:
-    """Write a kubeconfig with a token of a service account, an hour long, for the cluster of the administrator's one."""
+    """Write a kubeconfig with a service account token that is valid for one hour.
+
+    The cluster is that of the administrator's kubeconfig.
+    """
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     request = {
         "apiVersion": "authentication.k8s.io/v1",

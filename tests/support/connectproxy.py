@@ -10,7 +10,10 @@ from tests.support.listener import Listener
 
 
 class ConnectProxy(Listener):
-    """Tunnels to any address; with ``authorization`` only for clients that present it (the header's value)."""
+    """A proxy that tunnels to any address.
+
+    With ``authorization``, only clients that present this header value may use it.
+    """
 
     def __init__(self, authorization: str | None = None) -> None:
         super().__init__()
@@ -35,7 +38,8 @@ class ConnectProxy(Listener):
             self._authorization is not None and presented != self._authorization
         ):
             client.sendall(
-                b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=p\r\nContent-Length: 0\r\n\r\n"
+                b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic "
+                b"realm=p\r\nContent-Length: 0\r\n\r\n"
             )
             client.close()
             return

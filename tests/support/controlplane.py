@@ -1,4 +1,7 @@
-"""A real Kubernetes control plane on loopback, without nodes: etcd, API server and, if wanted, controllers and scheduler."""
+"""A real Kubernetes control plane on loopback, without nodes.
+
+It consists of etcd, API server and, on request, controllers and scheduler.
+"""
 
 import datetime
 import json
@@ -21,21 +24,24 @@ READY_SECONDS = 60.0
 class ControlPlane:
     """A control plane of its own for tests, as context manager.
 
-    Every instance has its own free ports, keys and data, so several run side by side. Attributes while it runs:
-    `kubeconfig` (path, administrator), `server` (URL), `folder` (logs as `<component>.log`), `context` (its name in
-    the kubeconfig). `stop` ends every process it started and removes the folder, also after a failed start.
+    Every instance has its own free ports, keys and data, so several run side by side. Attributes
+    while it runs: `kubeconfig` (path, administrator), `server` (URL), `folder` (logs as
+    `<component>.log`), `context` (its name in the kubeconfig). `stop` ends every process it started
+    and removes the folder, also after a failed start.
 
     Args:
-        controllers: run kube-controller-manager (garbage collection, Deployments, service accounts, …). Without it
-            the ServiceAccount admission plugin is off, so that pods can be created all the same.
+        controllers: run kube-controller-manager (garbage collection, Deployments, service accounts,
+            …). Without it the ServiceAccount admission plugin is off, so that pods can be created
+            all the same.
         scheduler: run kube-scheduler.
         audit_log: write one JSON line per write request here (metadata level); see `audit_events`.
-        flow_control: `False` for scale runs: no priority and fairness, no limit of requests in flight.
+        flow_control: `False` for scale runs: no priority and fairness, no limit of requests in
+            flight.
         context: name of cluster, user and context in the kubeconfig.
         extra_api_server_flags: appended to the API server's command line.
         extra_controller_manager_flags: appended to kube-controller-manager's command line.
-        crds: files of CustomResourceDefinitions that are served before any controller starts: garbage collector and autoscaler look for
-            new kinds every 30 s only.
+        crds: files of CustomResourceDefinitions that are served before any controller starts:
+            garbage collector and autoscaler look for new kinds every 30 s only.
     """
 
     def __init__(
@@ -104,7 +110,9 @@ class ControlPlane:
         return self.spec.binaries / "kubectl"
 
     def start(self) -> None:
-        """Start everything and return when the API server says it is ready and the default namespace is there.
+        """Start everything.
+
+        Returns when the API server reports ready and the default namespace exists.
 
         Raises:
             NotReadyError: not ready within `READY_SECONDS`.
@@ -143,7 +151,10 @@ class ControlPlane:
             self._spec, self._folder = None, None
 
     def start_component(self, name: str) -> None:
-        """Start one component (`etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`) that is not running."""
+        """Start one component that is not running.
+
+        The components are `etcd`, `kube-apiserver`, `kube-controller-manager` and `kube-scheduler`.
+        """
         commands = {
             "etcd": control.etcd_command,
             "kube-apiserver": control.api_server_command,
@@ -155,15 +166,23 @@ class ControlPlane:
         )
 
     def kill_component(self, name: str) -> None:
-        """Kill one component at once (SIGKILL), as a crash would; bring it back with `start_component`."""
+        """Kill one component at once (SIGKILL), as a crash would.
+
+        `start_component` starts it again.
+        """
         self._processes.pop(name).kill()
 
     def wait_ready(self) -> None:
-        """Wait until the API server is ready, for example after `start_component("kube-apiserver")`."""
+        """Wait until the API server is ready.
+
+        For example, call it after `start_component("kube-apiserver")`.
+        """
         self._wait_ready()
 
     def audit_events(self) -> list[dict[str, Any]]:
-        """The write requests so far (audit events, oldest first): `verb`, `user.username`, `objectRef`, `responseStatus.code`, ….
+        """Return the write requests so far (audit events, oldest first).
+
+        Their fields include `verb`, `user.username`, `objectRef` and `responseStatus.code`.
 
         Raises:
             RuntimeError: the control plane was made without `audit_log`.
@@ -237,7 +256,10 @@ class ControlPlane:
 
 
 def _discovered(connection: httpx.Client, group: str, version: str, plural: str) -> bool:
-    """Whether a kind is served, and clients that look for kinds find it: that comes a moment later."""
+    """Return whether a kind is served and listed by discovery.
+
+    Discovery lists it a moment after it is served.
+    """
     groups = connection.get("/apis").raise_for_status().json()["groups"]
     if group not in {item["name"] for item in groups} or not api.ready(
         connection, f"/apis/{group}/{version}/{plural}"

@@ -1,7 +1,10 @@
-"""Conventions of a CustomResourceDefinition, after Kube-API-Linter and the API server's own demands, one function per rule.
+"""Conventions of a CustomResourceDefinition, one function per rule.
 
-A rule takes the definition and yields what breaks it, as (path, what is wrong). Exceptions are a table of the caller: rule → path
-pattern → reason (``*`` stands for any part of a path); one that nothing needs any more is itself wrong.
+The rules follow Kube-API-Linter and the API server's own requirements.
+
+A rule takes the definition and yields violations, as (path, what is wrong). Exceptions are a table
+of the caller: rule → path pattern → reason (``*`` matches any part of a path). An exception that
+nothing needs anymore is a violation itself.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 RULES = "x-kubernetes-validations"
-# What apiextensions v1 takes in a structural schema, as far as a good CRD needs it; `nullable` and `uniqueItems` are left out on purpose.
+# Keywords that apiextensions v1 accepts in a structural schema, as far as a good CRD needs them.
+# `nullable` and `uniqueItems` are left out on purpose.
 STRUCTURAL = {
     *(
         "type",
@@ -152,7 +156,9 @@ FILLER = {
     "optional",
 }
 ADVICE = re.compile(
-    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|at least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is for|are for|never)\b",
+    r"\b(must|needs?|need|goes? with|only|remove|use|set|write|written|takes?|cannot|at most|"
+    r"at least|exactly|distinct|differ|give|required|forbidden|allowed|choose|excludes?|is for|"
+    r"are for|never)\b",
     re.IGNORECASE,
 )
 SECRETS = re.compile(r"(password|token|secret|credential|privateKey|accessKey)$", re.IGNORECASE)
@@ -226,12 +232,18 @@ def _types(definition: Definition) -> Iterator[Finding]:
         if unknown := set(node) - STRUCTURAL:
             yield (
                 path,
-                f"has keywords that are not wanted in a structural schema: {', '.join(sorted(unknown))}",
+                (
+                    f"has keywords that are not wanted in a structural schema: "
+                    f"{', '.join(sorted(unknown))}"
+                ),
             )
         if node.get("type") in ("boolean", "number", "null"):
             yield (
                 path,
-                f"is a {node['type']}: use an enum, an integer with its unit, or leave the field out",
+                (
+                    f"is a {node['type']}: use an enum, an integer with its unit, or leave "
+                    f"the field out"
+                ),
             )
         if "type" not in node and not node.get(INT_OR_STRING):
             yield path, "has no type"
@@ -383,7 +395,10 @@ def _tested_defaults(definition: Definition) -> Iterator[Finding]:
         if "default" in found.get(path, {}):
             yield (
                 path,
-                "has a default and is tested by a rule: the API server judges with the default filled in",
+                (
+                    "has a default and is tested by a rule: the API server judges with the "
+                    "default filled in"
+                ),
             )
 
 
@@ -480,7 +495,10 @@ def _messages(definition: Definition) -> Iterator[Finding]:
             if not text or text != text.strip() or text.endswith(".") or "\n" in text:
                 yield (
                     path,
-                    f"a rule's message is empty, or is no single clause without a full stop: {text!r}",
+                    (
+                        f"a rule's message is empty, or is no single clause without a full "
+                        f"stop: {text!r}"
+                    ),
                 )
             told = (
                 "fieldPath" in rule or "size(key)" in rule["rule"]
@@ -492,14 +510,20 @@ def _messages(definition: Definition) -> Iterator[Finding]:
             ):
                 yield (
                     path,
-                    f"a rule's message names none of the fields it reads ({', '.join(sorted(read))}): {text!r}",
+                    (
+                        f"a rule's message names none of the fields it reads "
+                        f"({', '.join(sorted(read))}): {text!r}"
+                    ),
                 )
             if not ADVICE.search(text):
                 yield path, f"a rule's message does not say what to write: {text!r}"
 
 
 def stored_size(definition: Definition) -> int:
-    """Bytes that client-side apply writes into its annotation: compact JSON as Go writes it (``<``, ``>`` and ``&`` escaped), and a line end."""
+    """Return the bytes that client-side apply writes into its annotation.
+
+    These are compact JSON as Go writes it (``<``, ``>`` and ``&`` escaped), and a line end.
+    """
     text = json.dumps(definition, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -539,7 +563,10 @@ CHECKS: Mapping[str, Check] = {
 
 
 def findings(definition: Definition, exceptions: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """What breaks a convention and is no exception, and each exception that nothing needs; sorted, one line each."""
+    """Return violations that are no exceptions, and exceptions that nothing needs.
+
+    They are sorted, one per line.
+    """
     lines = []
     for rule, check in CHECKS.items():
         allowed = exceptions.get(rule, {})

@@ -1,8 +1,11 @@
-"""Does a manifest in Git differ from the object in the cluster? Asked as people and GitOps controllers ask it.
+"""Find differences between a manifest in Git and the object in the cluster.
 
-An operator that writes to the spec, or a schema that fills in defaults where a tool cannot expect them, makes Argo CD show
-OutOfSync for ever. `differences` asks kubectl (client-side and server-side) and the comparison code of Argo CD's own engine (three-way
-merge, structured merge, server-side dry run), all without changing anything.
+The comparison works as people and GitOps controllers do it.
+
+An operator that writes to the spec, or a schema that fills in defaults that a tool cannot expect,
+makes Argo CD show OutOfSync forever. `differences` asks kubectl (client-side and server-side) and
+the comparison code of Argo CD's own engine (three-way merge, structured merge, server-side dry
+run). All of this changes nothing.
 """
 
 import json
@@ -26,8 +29,10 @@ class Differences:
 
     Attributes:
         client_side: output of `kubectl diff`.
-        server_side: output of `kubectl diff --server-side` as a controller that takes fields over by force (Argo CD, Flux).
-        argo: per strategy of Argo CD (threeWay, structured, serverSide) the JSON merge patch it would show, by `kind/name`.
+        server_side: output of `kubectl diff --server-side` as a controller that takes fields over
+            by force (Argo CD, Flux).
+        argo: per strategy of Argo CD (threeWay, structured, serverSide) the JSON merge patch it
+            would show, by `kind/name`.
     """
 
     client_side: str
@@ -58,7 +63,8 @@ def differences(
 
     Args:
         kubeconfig: of the cluster; its user may get and dry-run apply the objects.
-        objects: as in Git, each with `metadata.namespace` if its kind has one. They have to exist in the cluster.
+        objects: as in Git, each with `metadata.namespace` if its kind has one. They have to exist
+            in the cluster.
         kubectl: default: the one of the tests' own cluster version.
         context: default: the kubeconfig's current one.
 
@@ -117,6 +123,7 @@ def _argo(
         for strategy, patch in patches.items():
             if patch:
                 shown[strategy].append(
-                    f"{item['kind']}/{item['metadata']['name']}: {json.dumps(patch, sort_keys=True)}"
+                    f"{item['kind']}/{item['metadata']['name']}: "
+                    f"{json.dumps(patch, sort_keys=True)}"
                 )
     return {strategy: "\n".join(lines) for strategy, lines in shown.items()}

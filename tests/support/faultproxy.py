@@ -1,7 +1,9 @@
-"""A reverse proxy in front of a real API server (or any other HTTP server) that injects faults and counts requests.
+"""A reverse proxy that injects faults and counts requests.
 
-Everything that no fault names passes through unchanged, watches included, so what a test sees is the real server's behaviour plus the one
-fault.
+It runs in front of a real API server or any other HTTP server.
+
+Everything that no fault names passes through unchanged, watches included, so what a test sees is
+the real server's behaviour plus the one fault.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ _HOP_BY_HOP = frozenset(
 class Fault:
     """What to do to requests whose method and path (with query) match.
 
-    Exactly what is set happens, in this order: wait ``delay`` seconds; wait until ``release`` is set (a stall); answer ``status`` instead of
-    the server; drop the connection before (``drop``) or after the server did its work (``drop_after_effect``); send a watch's
-    ``ERROR`` event with code 410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes; send the answer's body one byte
-    every ``drip`` seconds; replace the body by what ``rewrite`` makes of it.
+    Exactly what is set happens, in this order: wait ``delay`` seconds; wait until ``release`` is
+    set (a stall); answer ``status`` instead of the server; drop the connection before (``drop``) or
+    after the server did its work (``drop_after_effect``); send a watch's ``ERROR`` event with code
+    410 (``expire_watch``); cut the answer's stream after ``cut_after`` bytes; send the answer's
+    body one byte every ``drip`` seconds; replace the body by what ``rewrite`` makes of it.
 
     Attributes:
         times: how many matching requests are hit; None: all of them.
@@ -81,7 +84,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request that reached the proxy; ``agent`` tells the operator's client from Kopf and kubectl."""
+    """One request that reached the proxy.
+
+    ``agent`` distinguishes the operator's client from Kopf and kubectl.
+    """
 
     method: str
     target: str
@@ -89,7 +95,10 @@ class Seen:
 
 
 def plain_upstream(url: str, path: Path) -> Path:
-    """Writes a kubeconfig that leads to any HTTP server, for what is no API server; returns its path."""
+    """Write a kubeconfig that points to any HTTP server, and return its path.
+
+    It is for servers that are not API servers.
+    """
     path.write_text(_kubeconfig("plain", url))
     return path
 
@@ -98,8 +107,8 @@ def plain_upstream(url: str, path: Path) -> Path:
 class FaultProxy:
     """The proxy, as async context manager. Clients talk plain HTTP to it; it holds the credentials.
 
-    It runs in a thread with a loop of its own: Kopf takes every task of its loop for its own, and would wait seconds for the proxy's
-    connections to end before it ended them.
+    It runs in a thread with a loop of its own: Kopf takes every task of its loop for its own, and
+    would wait seconds for the proxy's connections to end before it ended them.
 
     Args:
         upstream: kubeconfig of the real server.

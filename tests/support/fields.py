@@ -1,8 +1,9 @@
 """The fields of the resource as paths of its CRD, and which of them a document writes.
 
-A *field* is what a user gives a value: text, a number, a list of those, a mapping, a part of the Kubernetes API passed on as
-written, an object that takes no further fields. Objects and lists of objects are only the way there. Paths are those of
-`triton_pipelines.api.crd.walk`: ``spec.model.inputs[].name``; a field that is a list or a mapping itself has no mark at its end.
+A *field* is what a user gives a value: text, a number, a list of those, a mapping, a part of the
+Kubernetes API passed on as written, an object that takes no further fields. Objects and lists of
+objects are only the way there. Paths are those of `triton_pipelines.api.crd.walk`:
+``spec.model.inputs[].name``; a field that is a list or a mapping itself has no mark at its end.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 
 def _is_way(node: Mapping[str, Any]) -> bool:
-    """Whether the node only leads to fields: an object with properties, or a list or mapping of such."""
+    """Return whether the node only leads to fields.
+
+    Such a node is an object with properties, or a list or mapping of such objects.
+    """
     inner = node.get("items") or node.get("additionalProperties")
     return bool(node.get("properties")) or (isinstance(inner, Mapping) and _is_way(inner))
 
 
 @functools.cache
 def _whole() -> Mapping[str, Any]:
-    """The schema of the resource; nobody here changes it."""
+    """Return the schema of the resource; callers must not change it."""
     return crd.root_schema()
 
 
@@ -40,7 +44,10 @@ def _properties(model: type[ApiModel]) -> Mapping[str, Any]:
 def fields(
     schema: Mapping[str, Any] | None = None, root: str = "spec"
 ) -> dict[str, Mapping[str, Any]]:
-    """Every field below ``root`` with its schema, in the schema's order. Default: the CRD as the models make it."""
+    """Return every field below ``root`` with its schema, in the schema's order.
+
+    The default is the CRD as generated from the models.
+    """
     nodes = crd.walk(schema if schema is not None else _whole())
     return {
         path: node
@@ -52,7 +59,10 @@ def fields(
 def fields_of(
     document: Mapping[str, Any], schema: Mapping[str, Any] | None = None, root: str = "spec"
 ) -> set[str]:
-    """Paths of the fields that a resource writes; ``null`` counts as left out, and so does what is no field."""
+    """Return paths of the fields that a resource sets.
+
+    A ``null`` counts as not set. Keys that are not fields are ignored.
+    """
     whole = schema if schema is not None else _whole()
     return set(_written(document.get(root), whole["properties"][root], root))
 
@@ -74,7 +84,10 @@ def _written(value: Any, node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def owners(model: type[ApiModel] = PipelineSpec, root: str = "spec") -> dict[str, str]:
-    """Path of each field → the class and field that define it (``Source.uri``): fields of one type stand at several places."""
+    """Return the path of each field with the class and field that define it.
+
+    Fields of one type, such as ``Source.uri``, have several paths.
+    """
     found: dict[str, str] = {}
     properties = _properties(model)
     for name, info in model.model_fields.items():
@@ -92,7 +105,10 @@ def owners(model: type[ApiModel] = PipelineSpec, root: str = "spec") -> dict[str
 
 
 def _child(annotation: Any) -> type[ApiModel] | None:
-    """The model that a field's type holds, at any depth (``Optional``, ``tuple``, ``Annotated``)."""
+    """Return the model that a field's type contains, at any depth.
+
+    It looks into ``Optional``, ``tuple`` and ``Annotated``.
+    """
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
     return next(
@@ -101,7 +117,10 @@ def _child(annotation: Any) -> type[ApiModel] | None:
 
 
 def resources_in(place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The resources in a YAML file, or in the YAML files of a folder: by themselves, or below ``resource`` (golden cases)."""
+    """Yield the resources in a YAML file or in the YAML files of a folder.
+
+    A resource is a whole document, or below ``resource`` (golden cases).
+    """
     for file in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
         for document in libyaml.load_all(file.read_text(encoding="utf-8")):
             inner = document.get("resource", document) if isinstance(document, dict) else None

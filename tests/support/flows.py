@@ -1,4 +1,7 @@
-"""Samples of pods as a collector would deliver them, from flows of requests: rates, service times, backlogs."""
+"""Samples of pods as a collector delivers them, computed from flows of requests.
+
+A flow has rates, service times and backlogs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ TOKENIZER, MODEL = "tokenizer", "model"
 
 @dataclass(frozen=True)
 class Flow:
-    """What passes a step in one pod: completions/s, seconds each, requests that wait now, growth of the backlog/s, mean batch."""
+    """What passes a step in one pod.
+
+    It has completions/s, seconds each, requests that wait now, growth of the backlog/s, and mean
+    batch.
+    """
 
     rate: float
     service: float = 0.010
@@ -76,7 +83,10 @@ def sample(
     interval: float = INTERVAL,
     now: float = NOW,
 ) -> PipelineSample:
-    """The same flow in each of ``pods`` pods; the GPU step is fed what the tokenizer completes, and has time to spare."""
+    """Return the same flow in each of ``pods`` pods.
+
+    The GPU step receives what the tokenizer completes and has spare capacity.
+    """
     fed = (
         gpu
         if gpu is not None
@@ -119,7 +129,10 @@ def counts(count: int, pods: int = 1, step: str = TOKENIZER) -> dict[str, dict[s
 def rested(
     state: ScalingState, wants: int, *, now: float = NOW, law: ControlLaw | None = None
 ) -> ScalingState:
-    """``memory`` of a step that wanted ``wants`` over the whole stabilization window, with nothing else in its way."""
+    """Return ``memory`` for a step that needed ``wants`` during the stabilization window.
+
+    Nothing else limits the step.
+    """
     seconds = (law if law is not None else ControlLaw()).stabilization
     ticks = tuple((now - age, wants) for age in range(int(seconds), 0, -5))
     return replace(

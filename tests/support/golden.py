@@ -1,7 +1,10 @@
-"""The golden files of rendering: one text per resource with its model repository and all its objects.
+"""The golden files of rendering: one text per resource.
 
-What a new operator release changes without changing a decision stays out: runtime ``model.py`` files are named, not repeated, and
-the revision's name, which hashes over them, is a placeholder. The pod template stands whole, in the Deployment.
+It contains the model repository and all objects of the resource.
+
+What a new operator release changes without changing a decision is left out: runtime ``model.py``
+files are named, not repeated, and the revision's name, which hashes over them, is a placeholder.
+The Deployment contains the whole pod template.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""A stand-in for a model hub: the part of its HTTP API that huggingface_hub's model_info and file download use.
+"""A simulated model hub.
 
-No package holds a real hub. Stood in for: ``/api/models/<repo>[/revision/<rev>]`` (commit and list of files),
-``/<repo>/resolve/<rev>/<path>`` with ``ETag``, ``X-Repo-Commit`` and ranges, the ``X-Error-Code`` header of refusals, tokens,
-and, with ``cdn``, the redirect of file content to another origin.
+It has the part of the HTTP API that huggingface_hub's model_info and file download use.
 
-``python -m tests.support.hub FOLDER [ADDRESS]`` serves ``FOLDER/<org>/<name>/…`` and prints its URL.
+No package contains a real hub. Simulated are ``/api/models/<repo>[/revision/<rev>]`` (commit and
+list of files), ``/<repo>/resolve/<rev>/<path>`` with ``ETag``, ``X-Repo-Commit`` and ranges, the
+``X-Error-Code`` header of refusals, tokens, and, with ``cdn``, the redirect of file content to
+another origin.
+
+``python -m tests.support.hub FOLDER [ADDRESS]`` serves ``FOLDER/<org>/<name>/…`` and prints its
+URL.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ class HubServer:
     """Repositories by name (``org/name``), each with branches and commits, on loopback.
 
     Args:
-        root: a folder ``<org>/<name>/<files>``; each repository becomes the first commit of its branch ``main``.
+        root: a folder ``<org>/<name>/<files>``; each repository becomes the first commit of its
+            branch ``main``.
         token: what clients must present for every repository; None: all are public.
         host: the address to listen on: loopback, or one of a test's own network namespace.
         cdn: send clients on to another port for file content, as the real hub does for large files.
@@ -63,7 +68,10 @@ class HubServer:
         return self._server.requests
 
     def publish(self, repo: str, files: Path | Mapping[str, bytes], branch: str = "main") -> str:
-        """Commit ``files`` to a branch, replacing its content; the commit's 40 hexadecimal digits."""
+        """Commit ``files`` to a branch and replace its content.
+
+        Returns the commit's 40 hexadecimal digits.
+        """
         if isinstance(files, Path):
             files = {
                 str(path.relative_to(files)): path.read_bytes()

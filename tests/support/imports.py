@@ -1,4 +1,7 @@
-"""Rendered repositories on disk, for `tritonpipe import` to read back, and the configs of both sides for comparison."""
+"""Rendered repositories on disk, for `tritonpipe import` to read back.
+
+The configs of both sides are compared.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ NAMED = {"configs": "a100"}
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import made: the YAML, its document, and what it said."""
+    """Result of an import: the YAML, its document, and its messages."""
 
     text: str
     document: dict[str, Any]
@@ -48,7 +51,10 @@ def graph_of(document: Mapping[str, Any]) -> Graph:
 
 
 def configs_of(graph: Graph) -> dict[str, Any]:
-    """Model name → ModelConfig, as it would be rendered; what Triton thinks of it is another matter."""
+    """Return the ModelConfig of each model as it would be rendered.
+
+    Triton does not check it here.
+    """
     made = {}
     for step in graph.models:
         made[step.model_name] = parse_config(step_config(step))
@@ -62,7 +68,10 @@ def configs_of(graph: Graph) -> dict[str, Any]:
 
 
 def write_repository(graph: Graph, folder: Path) -> None:
-    """The rendered part of a repository: configs, code that stands in the resource, engine files. Sources are not fetched."""
+    """Write the rendered part of a repository.
+
+    It has configs, code that is inline in the resource, and engine files. Sources are not fetched.
+    """
     for name, config in configs_of(graph).items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(
@@ -104,7 +113,7 @@ def golden_of(name: str) -> Path:
 
 
 def golden_text(name: str) -> str:
-    """What an import of it gives now: what is said, and the resource."""
+    """Return the result of importing it now: messages and resource."""
     made = corpus_import(name)
     return "\n".join([*map(str, made.notes), "-----", made.text])
 

@@ -1,4 +1,7 @@
-"""A stand-in for Triton's HTTP API in one event loop: answers inference after a delay that the test gives. Counts what arrives."""
+"""A simulated Triton HTTP API in one event loop.
+
+It answers inference after a delay that the test sets, and counts requests.
+"""
 
 from __future__ import annotations
 

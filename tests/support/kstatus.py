@@ -1,4 +1,7 @@
-"""What kstatus says about objects: the rules by which Flux, Helm 4 and kustomize-style tools wait, from their own code."""
+"""Kstatus verdicts on objects.
+
+Flux, Helm 4 and kustomize-style tools wait by these rules. They come from the tools' own code.
+"""
 
 import json
 import subprocess
@@ -13,7 +16,11 @@ TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` is Current, InProgress, Failed, Terminating, NotFound or Unknown; `message` says why."""
+    """Result of kstatus.
+
+    `status` is Current, InProgress, Failed, Terminating, NotFound or Unknown; `message` has the
+    reason.
+    """
 
     status: str
     message: str

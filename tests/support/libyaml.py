@@ -1,6 +1,9 @@
-"""YAML for test data by libyaml's parser, where PyYAML is built with it: the same values as PyYAML's own one in a tenth of the time.
+"""Read YAML test data with libyaml's parser if PyYAML is built with it.
 
-For what a test reads or compares in bulk (corpora, the CRD); the product's own reading and writing stays as users have it.
+It returns the same values as PyYAML's own parser in a tenth of the time.
+
+For what a test reads or compares in bulk (corpora, the CRD); the product's own reading and writing
+stays as users have it.
 """
 
 from __future__ import annotations

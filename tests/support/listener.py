@@ -1,4 +1,7 @@
-"""A TCP listener on loopback that serves each connection in a thread and ends all of them with itself."""
+"""A TCP listener on loopback that serves each connection in a thread.
+
+When it ends, it ends all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import Self
 
 
 class Listener:
-    """Accepts while it is entered; ``serve`` gets each connection. What stands in ``_open`` is closed at the end."""
+    """Accept connections while the context is open.
+
+    ``serve`` gets each connection. Everything in ``_open`` is closed at the end.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))

@@ -1,6 +1,10 @@
-"""The scaling loop around a modelled world: caches filled by hand, samples as told, pods that do as told. The clock is the test's.
+"""The scaling loop around a modeled world.
 
-Stand-ins: the collector, Triton (a pod's count is a number), and the reconcile pass, which is the real plan on the world's model.
+Caches are filled by hand, samples and pods behave as the test sets, and the test controls the
+clock.
+
+The collector, Triton (a pod's count is a number) and the reconciler are simulated. The simulated
+reconciler runs the real planner on the world's model.
 """
 
 from __future__ import annotations
@@ -49,7 +53,10 @@ def control_key(uid: str, revision: str) -> str:
 
 @dataclass
 class Tritons:
-    """Counts of the pods by name, what was loaded, and how pods misbehave: name → error to raise at a load, or at a count."""
+    """Counts of the pods by name, recorded loads, and injected misbehavior.
+
+    Misbehavior is name → error to raise at a load, or at a count.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     loads: list[tuple[str, int]] = field(default_factory=list)
@@ -91,7 +98,10 @@ class FakeTriton:
 
 @dataclass
 class Told:
-    """A collector that says what it is told to: a flow for every pod, a failure, or anything else."""
+    """A collector that returns what the test sets.
+
+    That is a flow for every pod, a failure, or anything else.
+    """
 
     says: Any = None
     asked: list[Mapping[Key, ExpectedPods]] = field(default_factory=list)
@@ -110,7 +120,11 @@ class Told:
 
 @dataclass
 class Loop:
-    """One pipeline, its world and the loop that scales it. ``dues``: how often a pass was made due; ``passed``: the generation of the last one."""
+    """One pipeline, its world and the loop that scales it.
+
+    ``dues`` counts how often a reconcile was requested. ``passed`` is the generation of the last
+    one.
+    """
 
     world: World
     scaler: Autoscaler
@@ -128,7 +142,7 @@ class Loop:
         self.resolver = Resolver(self.world.options)
 
     def resolve(self, observed: Snapshot) -> CompiledPipeline | list[Finding]:
-        """A pass's look at the spec, by which the scaling loop goes from then on."""
+        """Pass the spec to the scaling loop as a reconcile does; the loop uses it from then on."""
         wanted = self.resolver.resolve(observed)
         self.resolver.effective_spec(observed, wanted)
         if (effective := self.resolver.effective(observed.pipeline)) is not None:
@@ -212,7 +226,11 @@ class Loop:
         return decided
 
     async def tick(self, seconds: float = 2.0) -> None:
-        """Time goes on by so much; the pass that a change of the spec made due, one tick, and the passes that it made due."""
+        """Advance time by ``seconds``.
+
+        Runs the reconcile that a spec change requested, one tick, and the reconciles that the tick
+        requested.
+        """
         self.world.pass_time(seconds)
         self.cache()
         if self.passed != self.world.document["metadata"]["generation"]:

@@ -24,9 +24,12 @@ OPTIONS = Options(server_image=SERVER_IMAGE, loader_image=LOADER_IMAGE)
 def judged(
     document: Mapping[str, Any],
 ) -> tuple[InferencePipeline, Graph, Revision | None, list[Finding]]:
-    """What the operator makes of a resource that the schema takes, or finds: by its own rules, then by those of Triton.
+    """Return what the operator makes of, or finds in, a resource that the schema accepts.
 
-    Raises :class:`ValueError` where the schema refuses it already.
+    The operator applies its own rules, then those of Triton.
+
+    Raises:
+        ValueError: the schema already refuses the resource.
     """
     pipeline, findings = parse(document)
     if pipeline is None or findings:
@@ -41,7 +44,11 @@ def judged(
 
 
 def rendered(document: Mapping[str, Any]) -> tuple[InferencePipeline, Graph, Revision]:
-    """A resource's pipeline, its graph and its revision. Raises :class:`ValueError` with all findings where the resource is refused."""
+    """Return a resource's pipeline, its graph and its revision.
+
+    Raises:
+        ValueError: the resource is refused; the error has all findings.
+    """
     pipeline, graph, revision, findings = judged(document)
     if revision is None:
         raise ValueError("; ".join(map(str, findings)))

@@ -18,7 +18,10 @@ PLAN = {"platform": "tensorrt_plan"}
 BUCKETED = {"padding": "Bucketed", "buckets": [32, 128]}
 PADDING: dict[str, Any] = {"spec": {"tokenizer": BUCKETED}}
 BOTH: dict[str, Any] = {"spec": {"model": {"maxBatchSize": 16}, "tokenizer": BUCKETED}}
-FIGURES = "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (in force) for 64 rows"
+FIGURES = (
+    "Bucketed 32, 128, 512 is cheapest: Bucketed 32, 128, 512 21.5 ms, Fixed 38.5 ms (in force) "
+    "for 64 rows"
+)
 RENDERED: dict[str, Any] = {}
 KEPT_FIGURE, BROKEN_FIGURE = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
 
@@ -41,7 +44,10 @@ def world_of(**spec: Any) -> Tuning:
 
 
 def run(world: Tuning, patch: dict[str, Any], request: str = "monday", gain: int = 31) -> Tuning:
-    """A run that proves the patch, once nothing is watched any more; the pass that sees its end is the last."""
+    """Run a tuning that verifies the patch, after all watches have ended.
+
+    The reconcile that sees its end is the last one.
+    """
     world.pass_time(400).settle()
     world.change(tuning={"request": request})
     world.step()
@@ -84,7 +90,10 @@ def broken(world: Tuning, old: str) -> None:
 
 
 def taken_and_broken(world: Tuning) -> tuple[str, str]:
-    """A run proves a padding, whose revision breaks the promise that the one before kept, and then nobody's latency is known any more: both."""
+    """Verify a padding whose revision violates the SLO that the one before met.
+
+    Afterwards, no latency is known anymore. Returns both revisions.
+    """
     first = world.deployed
     world.latencies = Latencies({first: KEPT_FIGURE})
     run(world, PADDING).settle()

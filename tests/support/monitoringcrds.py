@@ -1,5 +1,8 @@
-"""CustomResourceDefinitions of PodMonitor and PrometheusRule: their names as the Prometheus operator has them, and of their schemas the fields
-that are written here, typed as there; any other would be dropped by the API server, as there."""
+"""CustomResourceDefinitions of PodMonitor and PrometheusRule.
+
+They have the Prometheus operator's names. Their schemas contain only the fields that are written
+here, with the original types. The API server drops any other field, as with the originals.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ TEXTS: dict[str, Any] = {"type": "array", "items": TEXT}
 NAMED: dict[str, Any] = {"type": "object", "additionalProperties": TEXT}
 DURATION: dict[str, Any] = {
     **TEXT,
-    "pattern": "^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$",
+    "pattern": (
+        "^(0|"
+        "(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$"
+    ),
 }
 
 
@@ -56,7 +62,8 @@ POD_MONITOR = _fields(
         )
     ),
 )
-RULE = _fields(("expr",), record=TEXT, alert=TEXT, expr={"anyOf": [{"type": "integer"}, TEXT], "x-kubernetes-int-or-string": True},
+RULE = _fields(("expr",), record=TEXT, alert=TEXT,
+               expr={"anyOf": [{"type": "integer"}, TEXT], "x-kubernetes-int-or-string": True},
                **{"for": DURATION, "labels": NAMED, "annotations": NAMED})  # fmt: skip
 PROMETHEUS_RULE = _fields(
     groups=_list(_fields(("name",), name={**TEXT, "minLength": 1}, rules=_list(RULE)), "name")
@@ -104,7 +111,10 @@ def definition(resource: Resource, spec: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def served(client: Client) -> AsyncIterator[None]:
-    """Both kinds are served; afterwards they and all their objects are gone, since other tests share the server."""
+    """Serve both kinds for the duration of the context.
+
+    Afterwards they and all their objects are removed, because other tests share the server.
+    """
     for resource, spec in ((POD_MONITORS, POD_MONITOR), (PROMETHEUS_RULES, PROMETHEUS_RULE)):
         await apply_any(client, CRDS, definition(resource, spec))
     try:

@@ -1,7 +1,9 @@
 """What tells a Prometheus of the pods of a scaling world, and what a node's exporters say of them.
 
-Stand-ins: discovery through the API server (Debian's Prometheus is built without it; here it asks over HTTP), cAdvisor (CPU and memory are those of the pod's own processes, as the kernel counts them; nothing limits these processes, so
-that none is ever throttled), and the DCGM exporter (utilisation is what the test says).
+Stand-ins: discovery through the API server (Debian's Prometheus is built without it; here it asks
+over HTTP), cAdvisor (CPU and memory are those of the pod's own processes, as the kernel counts
+them; nothing limits these processes, so that none is ever throttled), and the DCGM exporter
+(utilisation is what the test says).
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _PERIODS = 10  # CFS periods per second
 
 
 class NodePages(Pages):
-    """Pages of the exporters; a context manager. ``gpu``: utilisation (0–1) of every pod's GPU, ``None``: no such exporter."""
+    """Pages of the exporters, as a context manager.
+
+    ``gpu`` is the utilization (0–1) of every pod's GPU; with ``None`` there is no such exporter.
+    """
 
     def __init__(self, *worlds: World) -> None:
         super().__init__()
@@ -42,7 +47,10 @@ class NodePages(Pages):
 
     @property
     def discovery(self) -> dict[str, Any]:
-        """A scrape configuration that finds the world's pods, with the labels that a PodMonitor's series have."""
+        """Return a scrape configuration that finds the world's pods.
+
+        Their series have the same labels as those of a PodMonitor.
+        """
         return {
             "job_name": "pods",
             "http_sd_configs": [{"url": f"http://{self.address}/{PODS}", "refresh_interval": "1s"}],

@@ -1,4 +1,6 @@
-"""Odd but valid things that ONNX allows in a graph, each put into an encoder of :mod:`tests.support.raggedgraphs`.
+"""Odd but valid constructs that ONNX allows in a graph.
+
+Each is inserted into an encoder of :mod:`tests.support.raggedgraphs`.
 
 None of them changes what the encoder answers, unless it says so.
 """
@@ -38,7 +40,10 @@ def _node(model: Any, place: int, operator: str, inputs: list[str], **rest: Any)
 
 
 def _embedded(model: Any) -> int:
-    """The place behind the lookup of the token ids; what it makes is FLOAT [rows, tokens, WIDTH]."""
+    """Return the position after the lookup of the token ids.
+
+    The result there is FLOAT [rows, tokens, WIDTH].
+    """
     return 1 + next(place for place, node in enumerate(model.graph.node) if "v0" in node.output)
 
 
@@ -113,7 +118,10 @@ def _lookup(table: Any) -> Any:
 
 
 def branches_with_tables(model: Any) -> None:
-    """The ids are looked up in a branch, and the table of the other branch, which has its name and fewer rows, is not for ids."""
+    """Look up the ids in a branch.
+
+    The table of the other branch has the same name and fewer rows, and is not for ids.
+    """
     place = _embedded(model)
     lookup = model.graph.node[place - 1]
     table = next(
@@ -185,7 +193,10 @@ def loop(model: Any) -> None:
 
 
 def loop_that_indexes(model: Any) -> None:
-    """The ids go into a Loop, and what comes out indexes the table: how many it has does not show."""
+    """Pass the ids through a Loop whose output indexes the table.
+
+    The number of rows is therefore not visible.
+    """
     place = _embedded(model)
     body = helper.make_graph(
         [
@@ -240,7 +251,7 @@ def hidden_names(model: Any) -> None:
 
 
 def initializer_as_output(model: Any) -> None:
-    """An output that hangs on nothing."""
+    """Add an output that depends on nothing."""
     model.graph.initializer.append(
         numpy_helper.from_array(np.ones((1, 2), np.float32), "given_away")
     )
@@ -319,7 +330,7 @@ def names_like_the_adapters(model: Any) -> None:
 
 
 def wrong_order(model: Any) -> None:
-    """The lookup stands behind what reads it: ONNX forbids that, and ONNX Runtime sorts it."""
+    """Place the lookup after its reader: ONNX forbids that, and ONNX Runtime sorts it."""
     place = _embedded(model) - 1
     lookup = type(model.graph.node[0]).FromString(model.graph.node[place].SerializeToString())
     del model.graph.node[place]
@@ -354,7 +365,10 @@ LOOKUPS: tuple[Oddity, ...] = (
     loop_that_indexes,
     counted_from_the_end,
 )
-"""Those that put another lookup of the token ids in the place of the encoder's: one of them, and before all others."""
+"""Graphs with another lookup of the token ids.
+
+It replaces that of the encoder, or precedes all others.
+"""
 ALIKE: tuple[Oddity, ...] = (
     node_without_inputs,
     left_out_inputs,

@@ -1,6 +1,9 @@
-"""Open-loop load on one pod: requests leave when they are due, however late the answers are, as those of many users do.
+"""Open-loop load on one pod.
 
-One thread with an event loop and one connection; at 100 requests/s it takes a few percent of a core, so that what is measured is the server.
+Requests are sent when they are due, however late the answers are, like those of many users.
+
+One thread with an event loop and one connection; at 100 requests/s it takes a few percent of a
+core, so that what is measured is the server.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ DEADLINE_SECONDS = 60.0
 
 @dataclass
 class OpenLoad:
-    """Requests on their way; make one with :func:`open_load`. ``rate`` (requests/s) may be changed at any time; 0 rests."""
+    """Requests in flight; create one with :func:`open_load`.
+
+    ``rate`` (requests/s) may be changed at any time; 0 pauses the load.
+    """
 
     address: str
     model: str
@@ -34,7 +40,10 @@ class OpenLoad:
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def p99(self, seconds: float) -> float:
-        """Seconds within which 99 of 100 answers of the last ``seconds`` came; infinity without any."""
+        """Return the seconds within which 99 of 100 answers of the last ``seconds`` came.
+
+        The result is infinity if there were none.
+        """
         since = time.monotonic() - seconds
         late = sorted(latency for at, latency in self.answered if at >= since)
         return late[int(0.99 * (len(late) - 1))] if late else float("inf")
@@ -69,7 +78,10 @@ class OpenLoad:
 
 @contextlib.contextmanager
 def open_load(address: str, model: str, rate: float = 0.0) -> Iterator[OpenLoad]:
-    """Load on a pod's gRPC address in a thread of its own; at the end what is under way is waited for."""
+    """Send load to a pod's gRPC address from a separate thread.
+
+    At the end, the requests in flight are awaited.
+    """
     load = OpenLoad(address, model, rate)
     thread = threading.Thread(target=lambda: asyncio.run(load.run()))
     thread.start()

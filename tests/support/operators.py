@@ -1,5 +1,8 @@
-"""The operator in this process, on a real API server, and stand-ins for what a cluster without nodes lacks: a kubelet, and where no controllers
-run, a Deployment controller."""
+"""The operator in this process, on a real API server.
+
+The module simulates what a cluster without nodes does not have: a kubelet and, where no controllers
+run, a Deployment controller.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,11 @@ async def eventually(
     *,
     every: float = 0.05,
 ) -> Any:
-    """Waits until a condition (a function, awaited if need be) says something true, and returns that. ``every``: looked at, seconds."""
+    """Wait until a condition returns something true, and return that.
+
+    The condition is a function, awaited if necessary. ``every`` is the interval between checks in
+    seconds.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + deadline
     while True:
@@ -68,7 +75,7 @@ async def eventually(
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on right now."""
+    """Return a TCP port of loopback on which no process is listening."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -116,11 +123,11 @@ async def make_namespace(client: Client, name: str) -> str:
     return name
 
 
-# --- the operator -----------------------------------------------------------------------------------------------------------
+# --- the operator ---------------------------------------------------------------------------------
 
 
 async def healthy(target: ProbeTarget, now: Any) -> Probe:
-    """Stands in for the prober: every pod that is asked answers well."""
+    """A simulated prober for which every pod answers well."""
     states = tuple(ModelState(step.model_name, "READY") for step in target.graph.steps)
     return Probe(now, True, states, inference_error=None if target.example is None else "")
 
@@ -216,7 +223,7 @@ async def operator(
         await asyncio.wait_for(task, DEADLINE_SECONDS)
 
 
-# --- stand-ins ---------------------------------------------------------------------------------------------------------------
+# --- stand-ins ------------------------------------------------------------------------------------
 
 
 def ready_status(pod: Object) -> Object:
@@ -300,7 +307,7 @@ async def grant_cpu(client: Client, namespace: str) -> None:
 
 
 async def resize_by_hand(client: Client, pod: Object, cpu: str, manager: str) -> None:
-    """Somebody else's resize in place, as a Vertical Pod Autoscaler does it."""
+    """Resize a pod in place as another controller, such as a Vertical Pod Autoscaler, does."""
     resources = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
     body = {"spec": {"containers": [{"name": names.CONTAINER_SERVER, "resources": resources}]}}
     await client.resize_pod(
@@ -317,7 +324,10 @@ def is_ready(pod: Object) -> bool:
 
 
 async def control_deployments(client: Client, namespace: str) -> None:
-    """The Deployment controller's part, once, without its finesse: as many pods of the present template as wanted, and no others."""
+    """Act once as a simplified Deployment controller.
+
+    It keeps as many pods of the current template as desired, and no others.
+    """
     deployments = (
         await client.list(DEPLOYMENTS, namespace, label_selector=names.MANAGED_SELECTOR)
     ).items
@@ -361,7 +371,10 @@ async def _control(client: Client, deployment: Object, pods: list[Object]) -> No
 async def repeated(
     *steps: Callable[[], Awaitable[object]], every: float = 0.1
 ) -> AsyncIterator[None]:
-    """Runs steps over and over beside the body, with pauses of ``every`` seconds; what goes wrong in them fails it."""
+    """Run steps repeatedly next to the body, with pauses of ``every`` seconds.
+
+    An error in a step fails the body.
+    """
 
     async def loop() -> None:
         while True:
@@ -379,11 +392,13 @@ async def repeated(
             await task
 
 
-# --- comparison --------------------------------------------------------------------------------------------------------------
+# --- comparison -----------------------------------------------------------------------------------
 
 
 def essence(items: list[Object], **replaced: str) -> dict[tuple[str, str], Object]:
-    """Objects by kind and name, without what the API server and the clock put into them; ``replaced`` words stand for others.
+    """Return objects by kind and name, without server and clock fields.
+
+    Placeholders replace the texts in ``replaced``.
 
     Args:
         items: raw objects.

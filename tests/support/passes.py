@@ -1,4 +1,7 @@
-"""Passes of the real reconciler over the model world, through an API server that is a stand-in: it takes whatever it is told to take."""
+"""Run the real reconciler over the modeled world.
+
+The API server is simulated and accepts whatever the test sets.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,12 @@ from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 
 
 class Recording(Client):
-    """Takes what it is given, and keeps it in the world. It answers the live ConfigMap, and the status, with an error where there is one.
+    """Accept what is written and keep it in the world.
 
-    ``told``: what it was told of children and the status, in turn; ``posted``: reasons of events.
+    Where the test has set an error, it answers the live ConfigMap or the status with that error.
+
+    ``told`` has what was written of children and the status, in turn. ``posted`` has the reasons of
+    events.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class Recording(Client):
 
 
 async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
-    """One pass of the operator over the world; what it told the API server."""
+    """Run one reconcile of the operator over the world; return what it wrote to the API server."""
     reconciler = Reconciler(
         client,
         cached(world),

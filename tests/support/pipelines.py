@@ -1,4 +1,7 @@
-"""A small text pipeline as a Triton model repository with configs written by hand: tokenizer, ONNX runner, postprocess, ensemble."""
+"""A small text pipeline as a Triton model repository with handwritten configs.
+
+Its models are tokenizer, ONNX runner, postprocess and ensemble.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def config(
     max_batch_size: int = 64,
     ragged: bool = False,
 ) -> str:
-    """config.pbtxt of a python model; ``ragged`` lets requests of different length share a batch."""
+    """Return config.pbtxt of a python model.
+
+    ``ragged`` lets requests of different length share a batch.
+    """
     inputs = (
         [text.replace(" }", " allow_ragged_batch: true }") for text in inputs] if ragged else inputs
     )
@@ -42,7 +48,10 @@ def config(
         f"instance_group [ {{ count: {count} kind: KIND_CPU }} ]",
         "dynamic_batching { }",
         *(
-            f'parameters {{ key: "tritonpipe.{key}" value: {{ string_value: {json.dumps(value)} }} }}'
+            (
+                f'parameters {{ key: "tritonpipe.{key}" value: {{ string_value: '
+                f"{json.dumps(value)} }} }}"
+            )
             for key, value in parameters.items()
         ),
     ]
@@ -60,12 +69,16 @@ def ensemble(
         )
 
     body = " ".join(
-        f'step {{ model_name: "{model}" model_version: -1 {maps("input_map", reads)} {maps("output_map", writes)} }}'
+        (
+            f'step {{ model_name: "{model}" model_version: -1 {maps("input_map", reads)} '
+            f"{maps('output_map', writes)} }}"
+        )
         for model, reads, writes in steps
     )
     return (
         f'name: "{ENSEMBLE}"\nplatform: "ensemble"\nmax_batch_size: 64\n'
-        f"input [ {tensor(text, 'TYPE_STRING', '1')} ]\noutput [ {', '.join(outputs)} ]\nensemble_scheduling {{ {body} }}\n"
+        f"input [ {tensor(text, 'TYPE_STRING', '1')} ]\noutput [ {', '.join(outputs)} ]\n"
+        f"ensemble_scheduling {{ {body} }}\n"
     )
 
 
@@ -88,7 +101,10 @@ def write_pipeline(
     count: int = 1,
     delay_us: int = 0,
 ) -> None:
-    """A classifier (PROBABILITIES, LABEL, SCORE; top 2), or with ``pooling`` an embedding (normalized mean), with ``count`` tokenizers.
+    """Write a classifier, or with ``pooling`` an embedding, with ``count`` tokenizers.
+
+    The classifier returns PROBABILITIES, LABEL and SCORE (top 2). The embedding is the normalized
+    mean. ``delay_us`` is how long the tokenizer waits to batch requests.
 
     ``delay_us`` makes the tokenizer wait so long for company.
     """

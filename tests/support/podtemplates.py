@@ -66,7 +66,8 @@ WHOLE: dict[str, Any] = {
     },
 }
 
-# What no API server takes, with the path that is told and words of the message; over the resource's own env A.
+# What no API server accepts, with the reported path and words of the message, applied over the
+# resource's own env A.
 WRONG: list[tuple[Any, str, str]] = [
     ({"spec": []}, "spec", "must be a mapping with fields of Kubernetes' PodSpec"),
     ({"specs": {}}, "specs", "is not a field of Kubernetes' PodTemplateSpec; did you mean spec?"),

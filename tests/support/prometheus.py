@@ -1,4 +1,7 @@
-"""A real Prometheus on loopback (Debian's package, installed when missing), and pages in Triton's form for it to scrape."""
+"""A real Prometheus on loopback, and pages in Triton's format for it to scrape.
+
+Prometheus is Debian's package, installed if it is missing.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,9 @@ class PrometheusServer:
 
 
 class Pages:
-    """A server of metrics pages: a stand-in for pods, whose counters a test sets, and for exporters. ``/POD`` is a pod's page.
+    """A server of metrics pages that simulates pods and exporters.
+
+    A test sets the counters of a pod. ``/POD`` is a pod's page.
 
     A page is text, or made when it is asked for; one that is empty is not there.
     """
@@ -228,7 +233,10 @@ def page(
     pending: float = 0,
     gpu: float | None = 0.5,
 ) -> str:
-    """A page in the form of Triton 2.51.0 after ``success`` requests of each model, two to a batch, 1 ms each."""
+    """Return a page in the format of Triton 2.51.0 after ``success`` requests of each model.
+
+    There are two requests to a batch, 1 ms each.
+    """
     lines: list[str] = []
     for model in models:
         labels = f'model="{model}",version="1"'

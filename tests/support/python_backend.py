@@ -1,6 +1,9 @@
-"""A stand-in for Triton's ``triton_python_backend_utils``, which exists only inside a Triton process.
+"""A replacement for Triton's ``triton_python_backend_utils``.
 
-It holds what the runtime files use, with the real module's names; tests/integration/triton runs the same files in a real Triton.
+The original exists only inside a Triton process.
+
+It holds what the runtime files use, with the real module's names; tests/integration/triton runs the
+same files in a real Triton.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""A stand-in for what Triton's ONNX Runtime backend does with a ragged batch. No package carries the backend itself.
+"""A simulation of how Triton's ONNX Runtime backend handles a ragged batch.
 
-It follows a ``ModelConfig`` as the backend does (measured with Triton 2.51.0 and the backend built from its sources): the requests' data of a ragged
-input is laid end to end in one tensor without axes; BATCH_ITEM_SHAPE gives a line per row with the sizes behind the batch axis; an
-output without ``batch_output`` is cut by rows; BATCH_SCATTER_WITH_INPUT_SHAPE gives each request as many elements as its declared shape
-has with open axes taken from the named input's axis at the same place. Behind the first request with an empty input nothing is copied.
+No package contains the backend itself.
+
+It follows a ``ModelConfig`` as the backend does (measured with Triton 2.51.0 and the backend built
+from its sources): the requests' data of a ragged input is laid end to end in one tensor without
+axes; BATCH_ITEM_SHAPE gives a line per row with the sizes behind the batch axis; an output without
+``batch_output`` is cut by rows; BATCH_SCATTER_WITH_INPUT_SHAPE gives each request as many elements
+as its declared shape has with open axes taken from the named input's axis at the same place. Behind
+the first request with an empty input nothing is copied.
 """
 
 from __future__ import annotations
@@ -101,7 +105,8 @@ class StandInBackend:
         if name not in self._ragged:
             return np.concatenate([request[name] for request in requests])
         parts = [request[name].reshape(-1) for request in requests]
-        # What is behind the first empty input is whatever the memory held: here a value that no table has.
+        # After the first empty input, memory has undefined content. Here it is a value that no
+        # table has.
         empty = next((number for number, part in enumerate(parts) if part.size == 0), len(parts))
         return np.concatenate(
             [
@@ -112,7 +117,10 @@ class StandInBackend:
 
 
 def config_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch_size: int = 64) -> Any:
-    """The ``ModelConfig`` of an adapted step with these declared tensors, as ``ragged_config`` says."""
+    """Return the ``ModelConfig`` of an adapted step with these declared tensors.
+
+    It follows ``ragged_config``.
+    """
     ragged = ragged_config(inputs, outputs)
     made = model_config_pb2.ModelConfig(
         name="model", backend="onnxruntime", max_batch_size=max_batch_size

@@ -1,7 +1,10 @@
-"""Small encoders in the layouts that exporters write, for every way that the ragged adapter has to cope with.
+"""Small encoders in the layouts that exporters write.
 
-Each is a one-layer encoder with seeded weights: embedding, positions, masked attention, heads. ``Layout`` chooses how positions and mask
-are made inside the graph; all of them compute the same kind of thing.
+They cover every case that the ragged adapter has to handle.
+
+Each is a one-layer encoder with seeded weights: embedding, positions, masked attention, heads.
+``Layout`` chooses how positions and mask are made inside the graph; all of them compute the same
+kind of thing.
 """
 
 from __future__ import annotations
@@ -322,7 +325,10 @@ def make(encoder: Encoder) -> Any:
 
 
 def as_calls(model: Any) -> None:
-    """The lookup of the token ids is made to stand in a local function that calls another, as exporters write modules."""
+    """Move the lookup of the token ids into a local function that calls another one.
+
+    Exporters write modules like this.
+    """
     lookup = model.graph.node[0]
     inner = helper.make_function(
         "local",

@@ -1,8 +1,12 @@
-"""The small pipeline of :mod:`tests.support.pipelines` with its ONNX file adapted by the loader, under a real Triton.
+"""A small pipeline with its ONNX file adapted by the loader, under a real Triton.
 
-No package carries Triton's ONNX Runtime backend: a python model stands in for it alone. Triton itself takes the requests, checks them against
-the config, and forms the ragged batches; the stand-in feeds a batch to ONNX Runtime as the backend was measured to
-(:class:`tests.support.raggedbackend.StandInBackend`), with its faults: one error is everybody's, and nothing is copied behind an empty input.
+The pipeline is that of :mod:`tests.support.pipelines`.
+
+No package contains Triton's ONNX Runtime backend, so a python model replaces it, and nothing else
+is replaced. Triton itself accepts the requests, checks them against the config, and forms the
+ragged batches. The replacement feeds a batch to ONNX Runtime as the backend was measured to
+(:class:`tests.support.raggedbackend.StandInBackend`), including its faults: one error fails the
+whole batch, and nothing is copied after an empty input.
 """
 
 from __future__ import annotations
@@ -48,11 +52,14 @@ class TritonPythonModel:
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor(name, np.ascontiguousarray(value)) for name, value in answer.items()]) for answer in answers
         ]
-"""
+"""  # noqa: E501
 
 
 def write_ragged_pipeline(repository: Path, delay_us: int) -> None:
-    """Tokenizer (Refuse), adapted model behind the stand-in, postprocess, ensemble; both steps wait ``delay_us`` for company."""
+    """Write tokenizer (Refuse), adapted model behind the stub, postprocess and ensemble.
+
+    Both steps wait ``delay_us`` to batch requests.
+    """
     pipelines.write_pipeline(repository, padding="Ragged", truncation="Refuse", delay_us=delay_us)
     version = repository / pipelines.MODEL / "1"
     inputs = tuple(PlanRaggedInput(name=tensor.name) for tensor in INPUTS)

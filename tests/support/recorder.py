@@ -1,7 +1,10 @@
-"""A python model that writes down what Triton's scheduler gives it and waits where a test tells it to, and a server to load such models into.
+"""A python model that records what Triton's scheduler gives it, and a server to load it.
 
-Tests of scheduling fields observe conditions, never times: a request is held in the model, others queue up behind it (Triton's own count of pending
-requests says when), the hold ends, and the model's record tells which batches were formed, in which order, by which instance.
+The model waits where a test requests it.
+
+Tests of scheduling fields observe conditions, never times: a request is held in the model, others
+queue up behind it (Triton's own count of pending requests says when), the hold ends, and the
+model's record tells which batches were formed, in which order, by which instance.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ T = TypeVar("T")
 SECONDS = 30.0
 _POLL_S = 0.005
 
-# Output number i is input number i plus one (texts as they are); an output without such an input holds the number of rows.
+# Output number i is input number i plus one (texts as they are); an output without such an input
+# holds the number of rows.
 RECORDER = """
 import json
 import os
@@ -88,13 +92,17 @@ class TritonPythonModel:
             kind = pb_utils.triton_string_to_numpy(output["data_type"])
             tensors.append(pb_utils.Tensor(output["name"], array if array.dtype == np.object_ else (array + 1).astype(kind)))
         return pb_utils.InferenceResponse(tensors)
-"""
+"""  # noqa: E501
 
 
 async def until(
     condition: Callable[[], T | Awaitable[T]], what: str, seconds: float = SECONDS
 ) -> T:
-    """What ``condition`` gives as soon as it is true; an AssertionError that says ``what`` did not come about otherwise."""
+    """Return what ``condition`` returns as soon as it is true.
+
+    Raises:
+        AssertionError: the condition did not become true; the error names ``what``.
+    """
     deadline = time.monotonic() + seconds
     while True:
         found = condition()
@@ -214,7 +222,10 @@ class Workbench:
         instances: str = "count: 1 kind: KIND_CPU",
         platform: str = 'backend: "python"',
     ) -> Model:
-        """Write a model with X INT32 [1] to Y INT32 [1] unless told otherwise, and load it; ``files`` lie in the model's folder."""
+        """Write and load a model, by default from X INT32 [1] to Y INT32 [1].
+
+        ``files`` are stored in the model's folder.
+        """
         strings = {"record": str(self.record), **(parameters or {})}
         lines = [
             f"name: {json.dumps(name)}",
@@ -226,7 +237,10 @@ class Workbench:
         if "ensemble" not in platform:
             lines.append(f"instance_group [ {{ {instances} }} ]")
             lines += [
-                f"parameters {{ key: {json.dumps(key)} value: {{ string_value: {json.dumps(value)} }} }}"
+                (
+                    f"parameters {{ key: {json.dumps(key)} value: {{ string_value: "
+                    f"{json.dumps(value)} }} }}"
+                )
                 for key, value in strings.items()
             ]
         folder = self.repository / name
@@ -266,7 +280,10 @@ class Asker:
         inputs: Mapping[str, np.ndarray] | None = None,
         **options: Any,
     ) -> asyncio.Task[dict[str, Any]]:
-        """A request on its way: ``value`` as X [1, 1], or ``inputs``; options as of tritonclient's ``infer``. Its result: lists by output name."""
+        """Start a request with ``value`` as X [1, 1], or with ``inputs``.
+
+        The options are those of tritonclient's ``infer``. The task returns lists by output name.
+        """
         arrays = {"X": np.array([[value]], np.int32)} if inputs is None else inputs
         task = asyncio.create_task(
             self._infer(model if isinstance(model, str) else model.name, arrays, options)

@@ -11,7 +11,10 @@ from tests.support.listener import Listener
 
 
 class Relay(Listener):
-    """A TCP relay before the server that stops each connection after so many bytes: it stands still, or breaks it off."""
+    """A TCP relay that stalls or closes each connection after a number of bytes.
+
+    It runs in front of the server.
+    """
 
     def __init__(self, url: str, stop_after: int | None, *, breaks: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""What Kubernetes' Deployment controller tells of a rollout, as its ``syncRolloutStatus`` does (1.35): a pure model."""
+"""The Deployment controller's rollout status, as in ``syncRolloutStatus`` (1.35).
+
+This is a pure model.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _FIELDS = ("replicas", "updatedReplicas", "availableReplicas")
 
 
 class Counted(NamedTuple):
-    """Pods of a Deployment that are not on their way out: all, those of the present template, and of all those that are available."""
+    """Number of a Deployment's pods that are not terminating.
+
+    It counts all, those of the current template, and how many of all are available.
+    """
 
     all: int
     new: int

@@ -25,7 +25,11 @@ class Client:
         self._http = tritonclient.http.InferenceServerClient(self.address, network_timeout=60)
 
     def ask(self, inputs: Mapping[str, Array], **options: Any) -> dict[str, Array]:
-        """Outputs by name, in the model's order; texts are arrays of bytes. Raises ``InferenceServerException`` for an error."""
+        """Return outputs by name, in the model's order; texts are arrays of bytes.
+
+        Raises:
+            InferenceServerException: the server answered with an error.
+        """
         tensors = []
         for name, values in inputs.items():
             tensor = tritonclient.http.InferInput(

@@ -1,8 +1,10 @@
 """The whole operator on a real API server, with a real Triton as each pod.
 
-Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of its own, with Triton's usual ports), the
-loader (files of the revision's ConfigMap, counts of the live one), and the code of tokenizer and model, which costs what the test says: the
-tokenizer sleeps (or uses CPU) per request, the model sleeps per execution as a GPU computes. Everything else is the product's.
+Stand-ins: a Deployment controller and a kubelet (a pod is a tritonserver on a loopback address of
+its own, with Triton's usual ports), the loader (files of the revision's ConfigMap, counts of the
+live one), and the code of tokenizer and model, which costs what the test says: the tokenizer sleeps
+(or uses CPU) per request, the model sleeps per execution as a GPU computes. Everything else is the
+product's.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ NAME = "sentiment"
 TICK_SECONDS = 1.0
 _addresses = itertools.count(1)
 
-# Sleeps (or spins) instead of computing; what it costs stands in a file beside the repository, so that a change of it is no change of the model.
+# Sleeps (or spins) instead of computing. Its costs are in a file next to the repository, so that
+# changing them does not change the model.
 STAND_IN = """
 import json, os, time
 import numpy as np
@@ -87,12 +90,15 @@ class TritonPythonModel:
         rows = request.inputs()[0].shape()[0]
         shape = [rows, *(8 if int(size) < 0 else int(size) for size in output["dims"])]
         return pb.Tensor(output["name"], np.ones(shape, dtype=pb.triton_string_to_numpy(output["data_type"])))
-"""
+"""  # noqa: E501
 
 
 @dataclass
 class Pod:
-    """A pod of the world: its Triton, and the folder with its repository and the costs of its stand-ins."""
+    """A pod of the world.
+
+    It has its Triton, and the folder with its repository and the costs of its stubs.
+    """
 
     name: str
     triton: LocalTriton
@@ -100,13 +106,20 @@ class Pod:
     key: str
 
     def set_costs(self, **costs: dict[str, float | str]) -> None:
-        """Model → what it costs from now on: seconds per ``request``, ``execution`` and ``initialize``, seconds of ``cpu`` per request; ``most`` instances start, others say ``why``."""
+        """Set what models cost from now on.
+
+        The costs are seconds per ``request``, ``execution`` and ``initialize``, and seconds of
+        ``cpu`` per request. At most ``most`` instances start; others fail with ``why``.
+        """
         made = self.costs.with_suffix(".new")
         made.write_text(json.dumps(costs))
         made.replace(self.costs)
 
     def stubs(self, model: str) -> set[int]:
-        """Process ids of a model's python processes: those of instances that were not touched stay the same."""
+        """Return the process ids of a model's python processes.
+
+        Those of untouched instances stay the same.
+        """
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -134,7 +147,7 @@ class World:
     costs: dict[str, dict[str, float | str]]
     pods: dict[str, Pod] = field(default_factory=dict)
 
-    # --- what is seen ---------------------------------------------------------------------------------------------------
+    # --- what is seen -----------------------------------------------------------------------------
 
     @property
     def pod(self) -> Pod:
@@ -172,7 +185,7 @@ class World:
         found = (await self.client.list(EVENTS, self.namespace)).items
         return [item["note"] for item in found if item["reason"] == reason]
 
-    # --- what people and clusters do ----------------------------------------------------------------------------------------
+    # --- what people and clusters do --------------------------------------------------------------
 
     async def apply(self, **spec: Any) -> None:
         """Make or change the pipeline."""
@@ -240,7 +253,10 @@ class World:
 
     @contextlib.asynccontextmanager
     async def operator(self, *beside: World, **changes: Any) -> AsyncIterator[Running]:
-        """The operator, with real probes and short pauses; for the worlds beside this one, too: Kopf is one in a process."""
+        """Run the operator with real probes and short pauses.
+
+        It also handles the worlds in ``beside``, because there is one Kopf per process.
+        """
         namespaces = [one.namespace for one in (self, *beside)]
         async with operator(
             self.proxy,
@@ -263,7 +279,7 @@ class World:
 async def world(
     client: Client, proxy: FaultProxy, namespace: str, folder: Path, **costs: dict[str, float | str]
 ) -> AsyncIterator[World]:
-    """A namespace in which pods come to life; every Triton is ended with it."""
+    """Provide a namespace whose pods are started; every Triton ends with it."""
     folder.mkdir(parents=True, exist_ok=True)
     made = World(client, proxy, namespace, folder, costs)
     try:
@@ -285,7 +301,10 @@ SPEC: dict[str, Any] = {
         "scaleDown": {"stabilizationSeconds": 4, "maxStepPercent": 100},
     },
 }
-"""The sentiment pipeline, with a loop that is quick enough for a test. Its model is meant for a GPU, which the stand-in takes the place of."""
+"""The sentiment pipeline, with a loop that is fast enough for a test.
+
+Its model is meant for a GPU; a stub replaces it.
+"""
 
 
 async def ready(place: World) -> None:
@@ -333,7 +352,11 @@ async def until_condition(
 
 
 def write_repository(folder: Path, data: dict[str, str], counts: dict[str, int]) -> None:
-    """The loader's part: files as the revision has them, counts as the live ConfigMap has them, stand-ins for what costs."""
+    """Act as the loader.
+
+    Files come from the revision and counts from the live ConfigMap. Stubs replace what is
+    expensive.
+    """
     plan = LoadPlan.model_validate_json(data[names.KEY_PLAN])
     for item in plan.files:
         path = folder / item.path

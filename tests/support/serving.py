@@ -1,4 +1,7 @@
-"""`tritonpipe serve` and `tritonpipe` commands as a user runs them: real processes of the installed package."""
+"""`tritonpipe serve` and `tritonpipe` commands as a user runs them.
+
+They are real processes of the installed package.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +72,19 @@ class Served:
 
 
 def sample_sources() -> list[str]:
-    """Options that map the samples' sources to their models on this machine; builds these when they are missing."""
+    """Return options that map the samples' sources to their models on this machine.
+
+    Builds the models if they are missing.
+    """
     return source_map(tree.build())
 
 
 @contextlib.contextmanager
 def begun(file: Path, *options: str, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """`tritonpipe serve FILE` begun, standard error in `log`; killed at the end when it still runs."""
+    """Start `tritonpipe serve FILE` with standard error in `log`.
+
+    It is killed at the end if it is still running.
+    """
     command = [*TRITONPIPE, "serve", str(file), *options]
     with (
         log.open("w") as output,
@@ -95,7 +104,10 @@ def begun(file: Path, *options: str, log: Path) -> Iterator[subprocess.Popen[str
 def served(
     file: Path, *options: str, log: Path, ports: Sequence[str] = FREE_PORTS
 ) -> Iterator[Served]:
-    """`tritonpipe serve FILE` on free ports, ready; ends with Ctrl-C where the test has not ended it."""
+    """Run `tritonpipe serve FILE` on free ports and wait until it is ready.
+
+    It is stopped with Ctrl-C unless the test has stopped it.
+    """
     with begun(file, *ports, *options, log=log) as process:
         deadline = threading.Timer(START_SECONDS, process.kill)
         deadline.start()
@@ -109,7 +121,8 @@ def served(
         finally:
             deadline.cancel()
         assert LAST_LINE in said, (
-            f"`tritonpipe serve {file.name}` ended or took more than {START_SECONDS:.0f} s:\n{said}{log.read_text()}"
+            f"`tritonpipe serve {file.name}` ended or took more than {START_SECONDS:.0f} "
+            f"s:\n{said}{log.read_text()}"
         )
         running = Served(process, said, log)
         yield running

@@ -1,4 +1,7 @@
-"""A resource on a Triton whose core, python backend and loader are real, and whose other backends are stand-ins that answer with zeros."""
+"""Serve a resource on a Triton with stub backends that answer with zeros.
+
+The core, the python backend and the loader are real.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from triton_pipelines.triton.local_server import LocalTriton
 def on_stand_ins(
     file: Path, distribution: Distribution, sources: SourceMap, folder: Path
 ) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
-    """The resource of a file, laid out below ``folder`` by the loader as in a pod, on that server. KIND_GPU is turned into KIND_CPU."""
+    """Serve the resource of a file on that server.
+
+    The loader lays it out below ``folder`` as in a pod. KIND_GPU becomes KIND_CPU.
+    """
     options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
     pipeline, graph = load_pipeline(file, options)
     models = prepare_model_repository(pipeline, _on_cpu(graph), options, folder, folder, sources)

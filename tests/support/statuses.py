@@ -1,4 +1,6 @@
-"""Stories of a pipeline as the operator's own planner tells them in its status: what GitOps tools are shown.
+"""Histories of a pipeline's status, as GitOps tools see them.
+
+The operator's own planner writes the status.
 
 The planner is the real one; pods and the Deployment's verdict are what this module says they are.
 """
@@ -120,12 +122,15 @@ def ready() -> dict[str, Any]:
 
 
 def changed() -> dict[str, Any]:
-    """Served, and the spec changed a moment ago: the status still speaks of the generation before."""
+    """Return a pipeline that serves and whose spec changed a moment ago.
+
+    The status still describes the previous generation.
+    """
     return Story().serving().change(tokenizer={"maxLength": 64}).object
 
 
 def rolling() -> dict[str, Any]:
-    """The new revision's pod loads beside the old one, which serves."""
+    """The new revision's pod loads next to the old one, which serves."""
     story = Story().serving()
     old = story.revision
     story.change(tokenizer={"maxLength": 64}).step([pod(old)])
@@ -141,7 +146,7 @@ def failed_rollout() -> dict[str, Any]:
 
 
 def rolled_back() -> dict[str, Any]:
-    """The new revision never came up where only one pod fits; the old one was taken back."""
+    """Only one pod fits and the new revision never came up; it was rolled back to the old one."""
     story = Story(rollout={"strategy": "NoSurge"}).serving()
     old = story.revision
     story.change(tokenizer={"maxLength": 64}).step([pod(old)]).deadline()

@@ -1,4 +1,7 @@
-"""A tiny tokenizer and a tiny encoder graph, made on the spot, with an independent computation of what they answer."""
+"""A tiny tokenizer and a tiny encoder graph, created on demand.
+
+Their expected answers are computed independently.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ WIDTH, CLASSES, POSITIONS, SEED = 8, 3, 64, 7
 
 
 def tokenizer(*, baked_in: bool = True) -> Tokenizer:
-    """A word-level tokenizer with BERT's template; ``baked_in`` adds the padding and truncation many published files carry."""
+    """Return a word-level tokenizer with BERT's template.
+
+    ``baked_in`` adds the padding and truncation that many published files contain.
+    """
     made = Tokenizer(
         WordLevel({word: i for i, word in enumerate((*SPECIAL, *WORDS))}, unk_token="[UNK]")
     )
@@ -86,7 +92,10 @@ def weights() -> dict[str, np.ndarray]:
 
 
 def encode(ids: np.ndarray) -> np.ndarray:
-    """What the encoder answers for one row of unpadded token ids: token vectors [tokens, width], in numpy, in double precision."""
+    """Return the encoder's expected answer for one row of unpadded token ids.
+
+    The result is token vectors [tokens, width], computed in numpy in double precision.
+    """
     w = {name: array.astype(np.float64) for name, array in weights().items()}
     x = w["words"][ids] + w["positions"][: len(ids)]
     scores = (x @ w["query"]) @ x.T
@@ -100,7 +109,10 @@ def classify(ids: np.ndarray) -> np.ndarray:
 
 
 def graph(*, masked: bool = True) -> onnx.ModelProto:
-    """The same encoder in ONNX, batched and masked: input_ids, attention_mask [batch, sequence] to hidden [.., width] and logits [batch, classes].
+    """Return the same encoder in ONNX, batched and masked.
+
+    The inputs are input_ids and attention_mask [batch, sequence], the outputs hidden [.., width]
+    and logits [batch, classes].
 
     Args:
         masked: False makes a faulty export that ignores its mask.

@@ -13,7 +13,10 @@ from triton_pipelines.triton.local_server import LocalTriton
 
 @contextlib.contextmanager
 def triton_server(repository: Path, load: Sequence[str], **options: Any) -> Iterator[LocalTriton]:
-    """A real tritonserver on free loopback ports, ready; options as of ``LocalTriton``. Its log is shown when the test fails."""
+    """Run a real tritonserver on free loopback ports and wait until it is ready.
+
+    The options are those of ``LocalTriton``. Its log is shown if the test fails.
+    """
     options.setdefault("stop_s", 2)
     with LocalTriton(repository, load, **options) as server:
         try:
@@ -26,7 +29,10 @@ def triton_server(repository: Path, load: Sequence[str], **options: Any) -> Iter
 
 
 def runtime_source(name: str) -> str:
-    """Text of ``runtime/<name>/model.py``: the file that is copied into a model's version folder."""
+    """Return the text of ``runtime/<name>/model.py``.
+
+    The file is copied into a model's version folder.
+    """
     return (
         importlib.resources.files("triton_pipelines")
         .joinpath("runtime", name, "model.py")
@@ -37,7 +43,10 @@ def runtime_source(name: str) -> str:
 def write_model(
     repository: Path, name: str, config: str, files: dict[str, str | bytes] | None = None
 ) -> Path:
-    """Write ``<repository>/<name>/config.pbtxt`` and the files of version 1; returns the version folder."""
+    """Write ``<repository>/<name>/config.pbtxt`` and the files of version 1.
+
+    Returns the version folder.
+    """
     version = repository / name / "1"
     version.mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(config)

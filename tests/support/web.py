@@ -1,4 +1,7 @@
-"""A threaded HTTP(S) server on loopback whose answers a test writes: files with ranges, delays, cuts, refusals."""
+"""A threaded HTTP(S) server on loopback with answers written by a test.
+
+It supports files with ranges, delays, cuts and refusals.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ class Request:
 
 @dataclass
 class Response:
-    """An answer. ``cut``: close the connection after that many bytes of the body. ``hold``: (bytes, event): wait in between."""
+    """An answer.
+
+    ``cut`` closes the connection after that many bytes of the body. ``hold`` is (bytes, event):
+    wait for the event after that many bytes.
+    """
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -35,7 +42,10 @@ class Response:
 
 
 def file_response(request: Request, data: bytes, etag: str, *, ranges: bool = True) -> Response:
-    """A file as a real web server gives it: strong ETag, ``Range`` with ``If-Range``, 416 (RFC 9110, sections 13 and 14)."""
+    """Return a file as a real web server does.
+
+    It has a strong ETag, ``Range`` with ``If-Range``, and 416 (RFC 9110, sections 13 and 14).
+    """
     headers = {"ETag": etag, "Content-Type": "application/octet-stream"}
     if not ranges:
         return Response(200, headers, data)
@@ -52,7 +62,9 @@ def file_response(request: Request, data: bytes, etag: str, *, ranges: bool = Tr
 
 
 class LoopbackServer:
-    """Serves ``answer`` on a free port of 127.0.0.1 (or where ``address`` says); ``requests`` keeps all that was asked.
+    """Serve ``answer`` on a free port of 127.0.0.1 (or at ``address``).
+
+    ``requests`` records all requests.
 
     Without ``length`` no Content-Length is sent: the answer says itself where its body ends.
     """
@@ -127,7 +139,10 @@ class LoopbackServer:
         self._server = Server(address, Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"{'https' if tls else 'http'}://{'127.0.0.1' if address[0] == '0.0.0.0' else address[0]}:{self._server.server_port}"
+        self.url = (
+            f"{'https' if tls else 'http'}://"
+            f"{'127.0.0.1' if address[0] == '0.0.0.0' else address[0]}:{self._server.server_port}"
+        )
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         )

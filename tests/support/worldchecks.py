@@ -1,4 +1,7 @@
-"""What a model of an API server refuses: objects that do not fit Kubernetes' schemas, and statuses that do not fit the CRD."""
+"""Checks of a modeled API server.
+
+It refuses objects that do not match Kubernetes' schemas, and statuses that do not match the CRD.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def _schema() -> Object:
 
 @functools.cache
 def status_validator() -> jsonschema.Draft202012Validator:
-    """The CRD's schema of the status; a field that it does not name is a fault, where the API server would drop it in silence."""
+    """Return a validator for the CRD's status schema.
+
+    A field that the schema does not name is an error here. The API server would drop it silently.
+    """
 
     def closed(schema: Any) -> Any:
         if isinstance(schema, dict):

@@ -1,7 +1,11 @@
-"""A pure model of the world around the planner: an API server that keeps what is applied, a Deployment controller, a scheduler, a kubelet.
+"""A pure model of the world around the planner.
 
-A stand-in for a cluster where thousands of histories are wanted: rules as in Kubernetes' own controllers (rolling update with maxSurge and
-maxUnavailable, Recreate, progress deadline, graceful termination), time as a number. The planner is the real one.
+It consists of an API server that keeps what is applied, a Deployment controller, a scheduler and a
+kubelet.
+
+It replaces a cluster where thousands of histories are needed. The rules are those of Kubernetes'
+own controllers (rolling update with maxSurge and maxUnavailable, Recreate, progress deadline,
+graceful termination), and time is a number. The planner is the real one.
 """
 
 from __future__ import annotations
@@ -50,8 +54,12 @@ def rfc3339(now: dt.datetime) -> str:
 
 @dataclass
 class ModelPod:
-    """A pod of the model. ``created``: when; ``away``: being terminated; ``loaded``: what its unpinned source resolved to; ``asked``, ``given``:
-    limits and requests of its server after a resize."""
+    """A pod of the model.
+
+    ``created`` is its creation time, ``away`` whether it is being terminated. ``loaded`` is what
+    its unpinned source resolved to. ``asked`` and ``given`` are limits and requests of its server
+    after a resize.
+    """
 
     name: str
     revision: str
@@ -77,13 +85,16 @@ class World:
     Args:
         document: the pipeline as a user writes it.
         room: how many pods fit onto the nodes; ``None``: any number.
-        verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does not fit) or ``dumb`` (becomes ready
-            but fails inferences) or ``gone`` (so, since a process of a model is gone) or ``stiff`` (its file takes no ragged batches); good
-            where not named.
+        verdicts: revision → ``good`` (becomes ready), ``bad`` (the loader says that the model does
+            not fit) or ``dumb`` (becomes ready but fails inferences) or ``gone`` (so, since a
+            process of a model is gone) or ``stiff`` (its file takes no ragged batches); good where
+            not named.
         scheduler: its words where there is no room.
         latencies: what is known of the latency of revisions.
-        defaults: whether the API server writes the CRD's defaults into the spec, as each real one does.
-        rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of a plan's time.
+        defaults: whether the API server writes the CRD's defaults into the spec, as each real one
+            does.
+        rendered: a cache of what specs come to, shared by worlds of one name; rendering is most of
+            a plan's time.
     """
 
     document: Object = field(default_factory=builders.document)
@@ -119,7 +130,7 @@ class World:
         self.document = stored(self.document) if self.defaults else copy.deepcopy(self.document)
         self.document["metadata"].setdefault("generation", 1)
 
-    # --- what is seen ---------------------------------------------------------------------------------------------------
+    # --- what is seen -----------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -277,7 +288,7 @@ class World:
             )
         return {"metadata": metadata, "spec": spec, "status": status}
 
-    # --- what people do -------------------------------------------------------------------------------------------------
+    # --- what people do ---------------------------------------------------------------------------
 
     def change(self, **spec: Any) -> Self:
         """The user changes the spec: a new generation."""
@@ -287,7 +298,7 @@ class World:
         return self
 
     def edit(self, kind: str, path: Sequence[str | int], value: Any) -> Object:
-        """Somebody edits the child that bears the pipeline's name; what it was before."""
+        """Edit the child that has the pipeline's name; return its previous content."""
         key = (kind, self.name)
         before = self.children[key]
         edited: Any = copy.deepcopy(before)
@@ -297,7 +308,7 @@ class World:
         edited[path[-1]] = value
         return before
 
-    # --- the operator ---------------------------------------------------------------------------------------------------
+    # --- the operator -----------------------------------------------------------------------------
 
     def think(self) -> Plan:
         """A plan that is not carried out."""
@@ -310,7 +321,10 @@ class World:
         return plan(observed, context, self.now, self.wanted(observed))
 
     def wanted(self, observed: Snapshot) -> CompiledPipeline | list[SpecFinding] | None:
-        """What the spec comes to, from the cache; ``None`` without one: the planner finds it."""
+        """Return the compiled spec from the cache.
+
+        ``None`` if it is not there; the planner then compiles it.
+        """
         if self.rendered is None:
             return None
         state = observed.state()
@@ -319,7 +333,8 @@ class World:
             if state.revision.generation == observed.generation
             else None
         )
-        # What a measured padding comes to hangs on what is remembered of it, and of what was taken back.
+        # The effect of a measured padding depends on its stored measurement, and on what was rolled
+        # back.
         known = [
             padding_choices.data(padding_choices.recorded(observed)),
             state.rollout.failed_revision,
@@ -334,7 +349,10 @@ class World:
         return self.rendered[key]
 
     def step(self, writes: int | None = None) -> Plan:
-        """One pass of the operator, killed after so many writes if told so. Everything written is checked against its schema."""
+        """Run one reconcile of the operator, killed after ``writes`` writes if given.
+
+        Everything written is checked against its schema.
+        """
         decided = self._planned(observed := self.observed())
         self._looks = dict(observed.probes)
         self._accepted = last_good_after(observed, decided.apply)  # as the operator's process does
@@ -383,7 +401,7 @@ class World:
         return decided
 
     def forget(self) -> None:
-        """The operator's process starts anew."""
+        """Restart the operator's process."""
         self._accepted, self._looks = "", {}
 
     def resize(self, decided: Plan) -> None:
@@ -416,7 +434,7 @@ class World:
             )
             kept = {"uid", "generation", "creationTimestamp"}
             stored["metadata"] |= {field: before["metadata"][field] for field in kept}
-            # What others put beside our fields stays.
+            # Fields that others added next to ours remain.
             stored["metadata"]["annotations"] = {
                 **before["metadata"].get("annotations", {}),
                 **stored["metadata"].get("annotations", {}),
@@ -432,7 +450,7 @@ class World:
                     stored["metadata"]["generation"] += 1
         self.children[key] = stored
 
-    # --- Deployment controller, scheduler, kubelet -------------------------------------------------------------------------
+    # --- Deployment controller, scheduler, kubelet ------------------------------------------------
 
     def control(self) -> Self:
         """One sync of the Deployment controller."""
@@ -467,7 +485,10 @@ class World:
             )
 
     def _scale_down_old(self, least: int, new: list[ModelPod], old: list[ModelPod]) -> None:
-        """As in reconcileOldReplicaSets: unhealthy pods of old ReplicaSets first, then available ones above the least."""
+        """Scale down as in reconcileOldReplicaSets.
+
+        Unhealthy pods of old ReplicaSets go first, then available ones above the minimum.
+        """
         unavailable_new = sum(not pod.serving for pod in new)
         most = len(new) + len(old) - least - unavailable_new
         for pod in [pod for pod in old if not pod.serving][: max(most, 0)]:
@@ -477,7 +498,10 @@ class World:
             pod.away = True
 
     def _tell(self, wanted: int, template: str, seen: Counted) -> None:
-        """Of the pods as they were ``seen``, before this sync made or took any: what ReplicaSets tell comes later."""
+        """Report the pods as they were ``seen``, before this sync created or removed any.
+
+        ReplicaSets report later.
+        """
         status = self.deployment.get("status") or {}
         deadline = self.now - self._progress > dt.timedelta(
             seconds=self.deployment["spec"]["progressDeadlineSeconds"]
@@ -517,7 +541,11 @@ class World:
         return self
 
     def _fetch(self, pod: ModelPod) -> str:
-        """The loader: what is recorded for the revision, else what the source is at this moment: something else for each pod."""
+        """Act as the loader.
+
+        It loads what is recorded for the revision, else the current content of the source, which
+        differs for each pod.
+        """
         live = self.children.get(("ConfigMap", names.live_name(self.name)), {}).get("data", {})
         recorded = (
             json.loads(live.get(names.KEY_RESOLVED, "{}")).get(pod.revision, {}).get("model", {})
@@ -530,7 +558,10 @@ class World:
         return self
 
     def settle(self, rounds: int = 100, seconds: float = 5.0) -> Self:
-        """Everybody works until nobody has done anything for longer than the operator waits on its clock before it gives an old pod up."""
+        """Run all parts until nothing has happened for longer than the operator's timeout.
+
+        The timeout is how long the operator waits on its clock before it gives an old pod up.
+        """
         quiet = 0
         for _ in range(rounds):
             before = self._essence()

@@ -1,4 +1,7 @@
-"""Container images without a registry: built by buildah, kept as archives in the cache, loaded into the node's containerd."""
+"""Container images without a registry.
+
+They are built by buildah, kept as archives in the cache and loaded into the node's containerd.
+"""
 
 PAUSE_IMAGE = "registry.local/pause:3.10"
 OPERATOR_IMAGE = "registry.local/triton-pipelines/operator:dev"

@@ -1,4 +1,7 @@
-"""Builds the images from their Dockerfiles and keeps each as an archive whose name ends in the hash of its inputs."""
+"""Build the images from their Dockerfiles.
+
+Each is kept as an archive whose name ends in the hash of its inputs.
+"""
 
 import os
 import shutil
@@ -32,7 +35,10 @@ BASE_FORGETS = "rm -f $1/etc/resolv.conf $1/etc/hostname"
 """mmdebstrap copies these from the machine that it runs on."""
 
 PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-"""pip's settings that say how packages are reached; only these go (for the time of a step) into a build."""
+"""The pip settings that control how packages are downloaded.
+
+Only these are passed to a build, and only for the duration of a step.
+"""
 
 
 class ImageError(RuntimeError):
@@ -77,9 +83,12 @@ def operator_inputs(root: Path = ROOT) -> list[Path]:
 
 
 def pip_secret(listing: str) -> str:
-    """A pip configuration with what reaches the package index, from the output of `pip config list`.
+    """Return a pip configuration with the settings that are needed to reach the package index.
 
-    Environment variables win over files, as in pip; certificates travel on their own, local folders not at all.
+    `listing` is the output of `pip config list`.
+
+    Environment variables win over files, as in pip; certificates travel on their own, local folders
+    not at all.
     """
     values: dict[str, str] = {}
     for line in sorted(listing.splitlines(), key=lambda text: text.startswith(":env:")):
@@ -155,7 +164,10 @@ def _samples() -> Path:
 
 
 def _base() -> str:
-    """Reference (in buildah's store) of the Debian base image, with Python as the Dockerfiles expect it."""
+    """Return the reference (in buildah's store) of the Debian base image.
+
+    The image has Python where the Dockerfiles expect it.
+    """
     options = [
         "--variant=minbase",
         f"--include={','.join(BASE_PACKAGES)}",
@@ -195,7 +207,8 @@ def _archive(name: str, reference: str, key: str, make: Callable[[str], None]) -
             tag = f"localhost/triton-pipelines/{name}:{key}"
             make(tag)
             made = Path(scratch) / "image.tar"
-            # Uncompressed: it lives on the disk that it is read from, and decompression would cost more than reading.
+            # Uncompressed: it lives on the disk that it is read from, and decompression would cost
+            # more than reading.
             _buildah("push", "--quiet", tag, f"docker-archive:{made}:{reference}")
             made.replace(target)
         others = [path for path in target.parent.glob(f"image-{name}-*.tar") if path != target]
@@ -268,7 +281,7 @@ def _known(tag: str) -> bool:
 
 
 def _buildah_command() -> list[str]:
-    """buildah with a store of its own inside the cache."""
+    """Return the command line of buildah with its own store inside the cache."""
     store = cache.cache_root() / "buildah"
     return [
         "nice",

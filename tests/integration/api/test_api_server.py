@@ -1,4 +1,7 @@
-"""The corpus before a real API server: it and the command line judge alike, and what it stores is stable."""
+"""The corpus before a real API server.
+
+The API server and the command line give the same verdicts, and stored objects are stable.
+"""
 
 import calendar
 import copy
@@ -27,7 +30,8 @@ SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PIPELINES = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}"
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
-# What the API server adds to the list of causes when it stopped before the rules, and when it looked at an integer's or text's type twice.
+# Causes that the API server adds when it stopped before the rules, and when it checked the type of
+# an integer or text twice.
 ECHOES = (
     "some validation rules were not checked",
     "Checked value must be",
@@ -139,7 +143,7 @@ def test_what_only_the_operator_can_judge_is_stored(
 
 
 def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Client) -> None:
-    """One place of each type is enough: a source stands at many."""
+    """Return one place of each type, since a source occurs in many places."""
     owner = owners()
     filled: dict[str, Any] = {}
     for sample in good():
@@ -170,7 +174,10 @@ def _write_status(connection: httpx.Client, name: str, status: dict[str, Any]) -
 
 
 def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place of a document but those inside parts of the Kubernetes API that are passed on as written."""
+    """Yield every place of a document.
+
+    Parts of the Kubernetes API that are passed on as written are not descended into.
+    """
     if place:
         yield place
     if place and place[-1] in ("affinity", "tolerations", "topologySpreadConstraints", "valueFrom"):
@@ -209,7 +216,10 @@ def test_a_strange_value_in_any_place_is_judged_alike(
 
 
 def _applied() -> Iterator[Any]:
-    """Every good file in both ways of applying; but nulls, see test_server_side_apply_refuses_nulls."""
+    """Yield every good file in both ways of applying.
+
+    Files with nulls are left out, see test_server_side_apply_refuses_nulls.
+    """
     for file in [*(sample.file for sample in good()), *sorted(SAMPLES.glob("*.yaml"))]:
         yield pytest.param(file, False, id=f"{file.stem}-client-side")
         if file.stem != "nulls":
@@ -244,17 +254,20 @@ def test_applying_twice_with_kubectl_changes_nothing(
         first = kubectl("apply", *options)
         assert first.returncode == 0, first.stderr
         assert "Warning" not in first.stderr
-        # The operator's first act. Until then the default of status is not stored yet, and the next apply stores it.
+        # The operator's first write. Until then, the default of status is not stored, and the next
+        # apply stores it.
         seen = {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
             "status": {"observedGeneration": 1},
         }
         api.apply(connection, f"{PIPELINES}/{name}/status", seen)
-        # As the operator does at once. Without it the default of status, so far only shown, is stored by the next write, whoever writes.
+        # The operator does this at once. Otherwise the default of status, which so far is only
+        # shown, is stored by the next write, whoever writes.
         _write_status(connection, name, {"observedGeneration": 1, "replicas": 0})
         before = _stored(connection, name)
-        # managedFields carry times with a resolution of one second: a second write in a later one would show.
+        # Times in managedFields have a resolution of one second. A second write in a later second
+        # would be visible.
         api.wait_for("the next second", lambda: time.time() // 1 > _second(before), 5.0)
         second = kubectl("apply", *options)
         assert second.returncode == 0, second.stderr
@@ -272,7 +285,9 @@ def test_applying_twice_with_kubectl_changes_nothing(
 
 
 def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
-    """The server itself judges in two ways: create and client-side apply drop a null field, server-side apply keeps and refuses it.
+    """The server judges nulls in two ways.
+
+    Create and client-side apply drop a null field. Server-side apply keeps it and refuses it.
 
     The command line follows the first, because what is stored never holds a null.
     """

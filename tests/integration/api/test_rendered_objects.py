@@ -1,4 +1,4 @@
-"""What is rendered, before a real API server: it takes every object as it stands, and what one no longer says is gone."""
+"""A real API server accepts every rendered object unchanged, and drops removed fields."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_a_pod_with_everything_from_the_template_is_taken(connection: httpx.Clie
         assert applied(connection, item).status_code in (200, 201)
 
 
-# A value of another shape in place of a label or number is refused by the decoder, with status 400 or 500.
+# The decoder refuses a value of another shape in place of a label or number, with status 400 or
+# 500.
 @pytest.mark.parametrize(("template", "path", "words"), WRONG, ids=[path for _, path, _ in WRONG])
 def test_what_is_refused_as_no_pod_is_refused_by_the_api_server(
     connection: httpx.Client, template: Any, path: str, words: str
@@ -111,10 +112,13 @@ SEQUENCES = {
 
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "parsed")
 def test_affinity_comes_with_sequences_and_goes_with_them(connection: httpx.Client) -> None:
-    """The API server takes no timeout without an affinity: what was applied has to go as a whole."""
+    """The API server accepts no timeout without an affinity.
+
+    What was applied must therefore be removed as a whole.
+    """
 
     def owned(item: dict[str, Any]) -> dict[str, Any]:
-        # Nobody owns it here, so that the garbage collector has no say.
+        # It has no owner here, so that the garbage collector does not interfere.
         return {
             **item,
             "metadata": {

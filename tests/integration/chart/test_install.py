@@ -1,4 +1,8 @@
-"""The chart on a real API server: installed, upgraded and removed by helm; what its roles allow; its pod under the restricted standard."""
+"""The chart on a real API server.
+
+Helm installs, upgrades and removes it. The tests cover what its roles allow, and its pod under the
+restricted standard.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +30,10 @@ CHILDREN = tuple(resource for resource in resources.WATCHED_CHILDREN if resource
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ControlPlane]:
-    """A control plane of its own: the chart installs cluster-wide objects that would be in the way of other tests."""
+    """Start a separate control plane.
+
+    The chart installs cluster-wide objects that would interfere with other tests.
+    """
     with ControlPlane(controllers=True) as plane:
         yield plane
 
@@ -112,7 +119,10 @@ def may(
 
 
 def rights(connection: httpx.Client, user: str, namespace: str) -> dict[str, set[str]]:
-    """Verbs that a user holds in a namespace (empty: everywhere), by kind, as the API server itself answers."""
+    """Return the verbs that a user holds in a namespace (empty: everywhere), by kind.
+
+    The answer is that of the API server itself.
+    """
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
     found = {
         resource.plural: {

@@ -1,4 +1,8 @@
-"""What the chart renders: lint, schemas, the operator's own reading of its settings, and the same content as the kustomize manifests."""
+"""What the chart renders.
+
+The tests cover lint, schemas, the operator's own reading of its settings, and equality with the
+kustomize manifests.
+"""
 
 import subprocess
 from pathlib import Path
@@ -37,7 +41,10 @@ def deployment(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def operator_config(objects: list[dict[str, Any]]) -> OperatorConfig:
-    """The configuration that the operator reads from the rendered environment, as the kubelet would set it."""
+    """Return the configuration that the operator reads from the rendered environment.
+
+    The environment is set as the kubelet would set it.
+    """
     return load_config(
         {}, environment(objects, namespace=chart.NAMESPACE, pod="triton-pipelines-0")
     )
@@ -66,7 +73,7 @@ def test_every_object_is_labelled_and_in_its_namespace() -> None:
     for item in render("full"):
         labels = item["metadata"]["labels"]
         assert labels[names.LABEL_NAME] == names.APP, item["metadata"]["name"]
-        # Children of pipelines are found by this label: the operator's own objects must not be taken for them.
+        # This label identifies children of pipelines. The operator's own objects must not match it.
         assert labels[names.LABEL_MANAGED_BY] != names.MANAGED_BY
         assert ("namespace" in item["metadata"]) == (item["kind"] not in cluster_scoped), item[
             "kind"
@@ -89,8 +96,10 @@ def test_crd_in_the_chart_is_the_generated_one() -> None:
 
 def test_braces_survive_the_template_engine(tmp_path: Path) -> None:
     text = (
-        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: things.example.com\n  annotations:\n"
-        "    example.com/x: '{{ .Values }}'\nspec:\n  description: 'a {{ template }} }} and {{{nested}}}'\n"
+        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata:\n  name: "
+        "things.example.com\n  annotations:\n"
+        "    example.com/x: '{{ .Values }}'\nspec:\n  description: 'a {{ template }} }} and "
+        "{{{nested}}}'\n"
     )
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("apiVersion: v2\nname: braces\nversion: 0.1.0\n")
@@ -159,7 +168,8 @@ def test_full_values_reach_the_operator() -> None:
 
 
 def test_every_option_of_the_operator_can_be_set() -> None:
-    # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the kubelet's own mounting.
+    # Not for a pod in a cluster: addresses to bind, a kubeconfig, and how long to wait for the
+    # kubelet's own mounting.
     inside = {"kubeconfig", "context", "metrics_host", "liveness_host", "operator_key_wait_seconds"}
     rendered = {
         item["name"]

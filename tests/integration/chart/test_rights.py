@@ -1,4 +1,7 @@
-"""The real operator process with the chart's own settings and rights, on a real API server: nothing that it asks for is refused."""
+"""The real operator process with the chart's settings and rights on a real API server.
+
+Nothing that it requests is refused.
+"""
 
 import contextlib
 import re
@@ -30,8 +33,12 @@ DEADLINE_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ControlPlane]:
-    """With a scheduler: without nodes it says that pods do not fit, and the operator then asks which nodes there are. The CRD is there before
-    the garbage collector, which looks for new kinds every 30 s only."""
+    """Start a control plane with a scheduler.
+
+    The scheduler reports, for lack of nodes, that pods do not fit, and the operator then lists the
+    nodes. The CRD is installed before the garbage collector starts, which looks for new kinds only
+    every 30 s.
+    """
     with ControlPlane(controllers=True, scheduler=True, crds=(CRD_FILE,)) as plane:
         yield plane
 
@@ -57,7 +64,10 @@ class Running:
 def running(
     cluster: ControlPlane, folder: Path, namespace: str, *settings: str
 ) -> Iterator[Running]:
-    """Install the chart, take the Deployment's pod to be this process, and remove all of it at the end."""
+    """Install the chart and run its operator as this process.
+
+    The process takes the place of the Deployment's pod. Everything is removed at the end.
+    """
     release = [
         f"--namespace={namespace}",
         "--set",
@@ -113,7 +123,10 @@ def running(
 
 
 def tell_a_story(operator: Running, namespace: str) -> dict[str, Any]:
-    """A pipeline is made, changed, loses a child and is deleted; the operator answers each. Returns its last status."""
+    """Create a pipeline, change it, delete one of its children, then delete it.
+
+    The operator reacts to each step. Returns the pipeline's last status.
+    """
     connection = operator.connection
     path = INFERENCE_PIPELINES.path(namespace, NAME)
 

@@ -78,9 +78,7 @@ def test_kubectl_takes_the_manifests(
 def test_the_stored_resource_gives_the_same_manifests(
     cluster: tuple[ControlPlane, httpx.Client], file: Path
 ) -> None:
-    """The API server fills in defaults: what the operator makes of that is what the file alone
-    gave.
-    """
+    """The operator makes the same of a file with the API server's defaults as of the file alone."""
     plane, client = cluster
     kubectl(plane, "apply", "--server-side", f"--filename={file}")
     stored: dict[str, Any] = client.get(f"{PIPELINES}/{file.stem}").json()

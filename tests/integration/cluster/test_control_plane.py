@@ -1,4 +1,4 @@
-"""The bare control plane that other integration tests stand on: real, isolated, and gone afterwards."""
+"""The bare control plane of other integration tests: real, isolated, and removed afterwards."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
 """The kind configuration is one that kind itself accepts.
 
-kind validates a configuration only on its way to creating a cluster, for which it asks Docker first. Docker is a stand-in
-here that answers the questions kind asks before and refuses to make anything: how far kind came tells what it thought.
+kind validates a configuration only on its way to creating a cluster, for which it asks Docker
+first. Docker is a stand-in here that answers the questions kind asks before and refuses to make
+anything: how far kind came tells what it thought.
 """
 
 import os
@@ -22,7 +23,7 @@ case "$1" in
   ps|version|-v) ;;
   *) echo "refused by the stand-in" >&2; exit 1;;
 esac
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

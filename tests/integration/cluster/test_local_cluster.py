@@ -1,4 +1,7 @@
-"""The local cluster on this machine: real pods, Services, GPUs by count, crashes, and no trace afterwards. Needs root."""
+"""The local cluster on this machine. Needs root.
+
+The tests cover real pods, Services, GPUs by count, crashes, and that no trace remains afterwards.
+"""
 
 import json
 import os
@@ -27,7 +30,7 @@ class TritonPythonModel:
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(request, "A").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", 2 * values)]) for values in inputs]
-"""
+"""  # noqa: E501
 CONFIG = """
 name: "double" backend: "python"
 input [{ name: "A" data_type: TYPE_FP32 dims: [2] }]
@@ -200,7 +203,10 @@ def test_pod_waits_for_gpus_and_gets_them_when_the_node_has_more(
 def test_operator_image_runs_without_root_and_without_a_writable_disk(
     connection: httpx.Client,
 ) -> None:
-    program = "import os, triton_pipelines; assert os.getuid() == 65532; open('/dev/termination-log', 'w').write('fine')"
+    program = (
+        "import os, triton_pipelines; assert os.getuid() == 65532; open('/dev/termination-log', "
+        "'w').write('fine')"
+    )
     path = create(
         connection,
         "pods",
@@ -289,7 +295,10 @@ def test_failed_start_leaves_nothing_behind_and_tells_why(
 
 
 def machine() -> dict[str, str]:
-    """Settings of the whole machine that a node likes to change: kernel parameters and packet filter rules."""
+    """Return machine-wide settings that a node tends to change.
+
+    They are kernel parameters and packet filter rules.
+    """
     names = (
         "vm/overcommit_memory",
         "vm/panic_on_oom",

@@ -1,4 +1,7 @@
-"""The judge against a real Triton: generated repositories, and every rule broken once on a good one."""
+"""Compare the validator with a real Triton.
+
+The inputs are generated repositories, and a good one with every rule broken once.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +90,14 @@ def test_what_ends_the_server_is_refused(tmp_path: Path, broken: breaks.Break) -
 
 
 def test_resources_of_both_kinds_are_refused_by_a_server_that_limits_rates(tmp_path: Path) -> None:
-    group = "instance_group {{ kind: KIND_CPU rate_limiter {{ resources {{ name: 'R' count: 1 global: {} }} }} }}"
-    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+    group = (
+        "instance_group {{ kind: KIND_CPU rate_limiter {{ resources {{ name: 'R' count: 1 global: "
+        "{} }} }} }}"
+    )
+    tensors = (
+        'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 '
+        "dims: 1 }"
+    )
     for mixed in (False, True):
         repository = Repository({})
         for name, everywhere in (("a", True), ("b", not mixed)):

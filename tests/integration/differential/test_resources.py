@@ -1,4 +1,8 @@
-"""Whole resources against a real Triton: what the product accepts loads; what it refuses by a rule of Triton's, Triton refuses."""
+"""Compare whole resources with a real Triton.
+
+What the product accepts, Triton loads. What the product refuses by one of Triton's rules, Triton
+refuses.
+"""
 
 from __future__ import annotations
 

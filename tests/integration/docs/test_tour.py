@@ -1,4 +1,7 @@
-"""The README's tour and the quickstart, as they stand on the page, against a real Triton: every request gets the answer that the page tells of."""
+"""The README's tour and the quickstart, unchanged, against a real Triton.
+
+Every request gets the answer that the page shows.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ ENVIRONMENT = {
 
 @contextmanager
 def serving(log: Path, *command: str, cwd: Path = markdown.ROOT) -> Iterator[dict[str, str]]:
-    """A command that serves a pipeline, once it announced its addresses: page's address → that of this run."""
+    """Run a command that serves a pipeline, and wait until it has announced its addresses.
+
+    Yields a map from each address on the page to that of this run.
+    """
     with (
         log.open("w") as output,
         subprocess.Popen(
@@ -157,7 +163,10 @@ def test_the_table_is_the_one_of_the_readme(sentiment: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's working folder: `topics/` with the sample's files, and `topics.yaml` as the page has it."""
+    """Return the quickstart's working folder.
+
+    It holds `topics/` with the sample's files, and `topics.yaml` as on the page.
+    """
     place, built = tmp_path_factory.mktemp("quickstart"), tree.build()
     (place / "topics").mkdir()
     for name in (

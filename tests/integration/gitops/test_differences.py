@@ -1,4 +1,7 @@
-"""Manifests in Git against the live object on a real API server: no tool may see a difference that no one made, and all see one that someone did."""
+"""Manifests in Git against the live object on a real API server.
+
+No tool reports a difference that no one made, and all tools report one that someone made.
+"""
 
 import json
 import subprocess
@@ -36,7 +39,8 @@ def connection(api_server: ControlPlane) -> Iterator[httpx.Client]:
 
         def served() -> bool:
             known = client.get(f"/apis/{names.API_VERSION}").status_code == 200
-            # Clients that compare by schema need the kind in the published OpenAPI document, which follows a moment later.
+            # Clients that compare by schema need the kind in the published OpenAPI document, which
+            # follows a moment later.
             return known and names.KIND in client.get("/openapi/v2").text
 
         api.wait_for("the CRD", served, 60)
@@ -60,7 +64,10 @@ def kubectl_apply(server: ControlPlane, item: dict[str, Any], *flags: str) -> No
 
 
 def as_operator(connection: httpx.Client, item: dict[str, Any]) -> None:
-    """Writes a full status as the operator does: server-side apply of the status subresource by its own manager."""
+    """Write a full status as the operator does.
+
+    It uses server-side apply of the status subresource with its own field manager.
+    """
     path = INFERENCE_PIPELINES.path(NAMESPACE, item["metadata"]["name"], "status")
     status = statuses.ready()["status"]
     body = {

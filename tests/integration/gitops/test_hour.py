@@ -1,4 +1,7 @@
-"""An hour of live scaling, told to a real API server: whoever compares Git with the cluster sees nothing, whenever he looks (goal P1)."""
+"""An hour of live scaling, replayed on a real API server (goal P1).
+
+A comparison of Git with the cluster finds no difference at any time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ Deployed = dict[str, Any]
 
 
 async def hour(loop: Loop) -> list[list[Plan]]:
-    """Load that swings four times; the writes of each third of the hour. Real decisions, real plans; pods and samples are stand-ins."""
+    """Apply a load that swings four times, and return the writes of each third of the hour.
+
+    Decisions and plans are real. Pods and samples are simulated.
+    """
     parts = []
     ticks = int(HOUR_SECONDS / TICK_SECONDS)
     for part in range(LOOKS):
@@ -120,7 +126,8 @@ def test_an_hour_of_scaling_shows_no_tool_a_difference(
     writes = [decided for part in parts for decided in part if decided.status is not None]
     assert len({count for _, count in loop.tritons.loads}) >= 4, "the count was to move"
     assert len(loop.tritons.loads) >= 8
-    # A change is told, live figures are not: at most one status a minute beside the changes (two passes each: intent, then what came of it).
+    # Changes are reported, live figures are not. At most one status a minute comes in addition to
+    # the changes (two reconciles each: the intent, then the result).
     assert len(writes) <= HOUR_SECONDS / 60 + 3 * len(loop.tritons.loads)
     assert {item["kind"] for part in parts for decided in part for item in decided.apply} == {
         "ConfigMap"

@@ -1,5 +1,6 @@
-"""`tritonpipe bench` and the load engine on a real Triton: what they say against what Triton itself
-says.
+"""Compare `tritonpipe bench` and the load engine with Triton's own figures.
+
+Triton is real.
 """
 
 from __future__ import annotations
@@ -246,8 +247,10 @@ def test_made_up_texts_have_as_many_tokens_as_asked_for() -> None:
 
 
 def as_in_the_foreground() -> None:
-    """Signals as a terminal's command has them: what a shell runs in the background, tests perhaps,
-    ignores SIGINT, and so do its children.
+    """Handle signals as a command in a terminal does.
+
+    A process that a shell runs in the background ignores SIGINT, and so do its children. Tests may
+    run like that.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -281,5 +284,5 @@ def test_an_interrupt_ends_the_load_and_the_server_that_it_started(
         assert process.wait(30) == 128 + number, said
     assert said[-1] == "stopped\n"
     assert "Traceback" not in "".join(said)
-    # It was told to end, and did.
+    # It received the signal to end, and did.
     assert "Waiting for in-flight requests to complete" in log.read_text()

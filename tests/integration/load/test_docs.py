@@ -1,5 +1,6 @@
-"""The commands of docs/user/bench.md, run as they stand there but for addresses and times, on a
-real Triton.
+"""Run the commands of docs/user/bench.md on a real Triton.
+
+They are unchanged except for addresses and times.
 """
 
 from __future__ import annotations

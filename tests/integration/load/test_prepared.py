@@ -1,5 +1,6 @@
-"""Prepared load against a gRPC server on loopback that answers late, refuses, and counts what it
-has at once.
+"""Prepared load against a gRPC server on loopback.
+
+The server answers late, refuses, and counts the requests in flight.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_open_loop_does_not_wait_for_answers(server: Server) -> None:
-    """60 requests/s that take 0.2 s each: a dozen are under way at once, and each has its own time."""
+    """Send 60 requests/s that take 0.2 s each.
+
+    A dozen are in flight at once, and each has its own time.
+    """
     request = request_of("documents", "TEXT", ["one", "two"])
     with prepared_load(f"127.0.0.1:{server.port}", [request]) as load:
         assert load.since(0) == []

@@ -1,5 +1,6 @@
-"""The architectures of the benchmark S3: all three give the same answers, and take load from many
-clients without an error.
+"""The three architectures of the benchmark S3 give the same answers.
+
+They take load from many clients without an error.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ SECRETS = (
 
 @dataclass
 class Pod:
-    """The mounts of an init container, and what it said."""
+    """The mounts of an init container, and its output."""
 
     root: Path
     options: LoadOptions
@@ -151,8 +151,9 @@ class Pod:
         return process
 
     def assert_discreet(self) -> None:
-        """No credential in the log, in the report, or in what lies on the volume outside the
-        models.
+        """Assert that no credential is in the log, in the report, or on the volume.
+
+        Models on the volume are excepted.
         """
         texts = [self.output]
         if self.options.termination is not None and self.options.termination.exists():

@@ -1,6 +1,6 @@
 """A faulty web server for the loader's tests.
 
-What it serves, how it fails, and a plan item of a file on it.
+The module defines the content that it serves, how it fails, and a plan item of a file on it.
 """
 
 from __future__ import annotations

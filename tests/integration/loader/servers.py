@@ -66,7 +66,7 @@ def running(
 
 
 def free_port() -> int:
-    """A port of loopback that nobody has now."""
+    """Return a port of loopback that is free now."""
     with reserved_ports(1) as (port,):
         return port
 
@@ -142,8 +142,9 @@ class Azure:
         return f"{self.url}/{ACCOUNT}"
 
     def sas(self, permissions: str) -> str:
-        """An account's shared access signature (Azure Storage services, Create an account SAS,
-        version 2018-11-09).
+        """Return an account's shared access signature.
+
+        It follows Azure Storage services, Create an account SAS, version 2018-11-09.
         """
         expiry = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).strftime(
             "%Y-%m-%dT%H:%M:%SZ"

@@ -1,5 +1,6 @@
-"""s3:// sources against a real S3 server (Versity S3 Gateway on a POSIX folder), with TLS, keys
-and versions.
+"""Load s3:// sources from a real S3 server, with TLS, keys and versions.
+
+The server is Versity S3 Gateway on a POSIX folder.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ def test_requests_are_signed_with_the_key_file(
     )
     assert json.loads(_b64(claims))["iss"] == MAIL
     assert token not in pod.output
-    # On loopback nothing leaves the pod; elsewhere the same is told.
+    # On loopback nothing leaves the pod; elsewhere the same is reported.
     assert [item.reason for item in report.findings] == []
 
 

@@ -57,7 +57,7 @@ def model(uri: str, **rest: object) -> PlanFetch:
 def graph(
     path: Path, *, external: bool = False, batch: int | str = "batch", classes: int = 2
 ) -> None:
-    """ids [batch, sequence] → logits [batch, classes]."""
+    """The model maps ids [batch, sequence] to logits [batch, classes]."""
     weight = numpy_helper.from_array(
         np.arange(classes * 256, dtype=np.float32).reshape(256, classes), "weight"
     )

@@ -1,6 +1,6 @@
-"""Workload identity.
+"""Load with workload identity.
 
-What the platform gives a pod, asked of stand-ins for the cloud's own token servers.
+The pod has what the platform gives it. The cloud's own token servers are simulated.
 """
 
 from __future__ import annotations

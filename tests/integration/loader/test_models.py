@@ -1,6 +1,6 @@
-"""Models as version folders, whole folders and side files.
+"""Load models as version folders, whole folders and side files.
 
-From claims and a hub, through to the repository that Triton reads.
+They come from claims and a hub, and the tests follow them to the repository that Triton reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Every scheme goes through the proxy that the environment names, and past it where NO_PROXY says
-so.
-"""
+"""Every scheme uses the proxy from the environment, except where NO_PROXY excludes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The init container adapts ONNX files.
 
-One file and versions, a refusal in the termination message, a restart.
+The tests cover one file, several versions, a refusal in the termination message, and a restart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The model cache through whole loads.
+"""The model cache in whole loads.
 
-Shared by pods, in front of permissions it does not replace, and never needed.
+Pods share it. It replaces no permission check, and a load also works without it.
 """
 
 from __future__ import annotations

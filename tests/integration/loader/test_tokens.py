@@ -1,5 +1,6 @@
-"""The init container finds a tokenizer that the model does not fit, and rows that it does not
-take, in every padding mode.
+"""The init container detects a tokenizer that does not match the model, and bad rows.
+
+Bad rows are those that the model does not accept, in every padding mode.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Po
             missing.model_copy(update={"target": "never/1/reached", "slot": "more"}),
         )
         code, report = small.load()
-    # What failed before is told too; nothing more is tried on a full volume.
+    # Earlier failures are reported too; nothing more is tried on a full volume.
     assert [item.reason for item in report.findings] == [
         LoadReason.SOURCE_UNAVAILABLE,
         LoadReason.NO_SPACE,
@@ -109,7 +109,7 @@ def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
                 step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True
             )
         )
-        # What stands still goes on once the refusal has come.
+        # Stalled downloads continue after the refusal.
         releasing = threading.Timer(0.3, release.set)
         releasing.start()
         code, report = pod.load()
@@ -154,8 +154,9 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
 
 
 def _interpreter(version: str) -> str:
-    """A Python of ``version`` that starts (a version manager may have a stub without one behind
-    it).
+    """Return a Python of ``version`` that starts.
+
+    A version manager may have a stub without an interpreter behind it.
     """
     found = shutil.which(f"python{version}")
     if (

@@ -1,5 +1,6 @@
-"""https sources against a real TLS server with a CA of its own and every fault that the loader
-must stand.
+"""Load https sources from a real TLS server with its own CA.
+
+The server injects every fault that the loader must tolerate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The collector on a real Prometheus that scrapes a real Triton and pages in Triton's form, with faults in front of it."""
+"""The collector on a real Prometheus, with injected faults.
+
+Prometheus scrapes a real Triton and pages in Triton's format.
+"""
 
 import asyncio
 import datetime
@@ -38,14 +41,15 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy())]) for r in requests]
-"""
+"""  # noqa: E501
 ECHO_CONFIG = """
 name: "echo" backend: "python" max_batch_size: 4
 input { name: "X" data_type: TYPE_INT32 dims: [ 1 ] } output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
-"""
+"""  # noqa: E501
 USER, PASSWORD = "operator", "c0rrect horse"
-HASH = "$2b$04$abcdefghijklmnopqrstuuLw4a6zzhmP3yhLbN7O6IGz7nfuX0j2G"  # bcrypt of the password, with the cheapest cost
+# bcrypt of the password, with the cheapest cost.
+HASH = "$2b$04$abcdefghijklmnopqrstuuLw4a6zzhmP3yhLbN7O6IGz7nfuX0j2G"
 COUNTERS = r"query\?query=%7B__name__"  # the query for counters, as it stands in a URL
 Key = tuple[str, str]
 
@@ -66,7 +70,11 @@ def pages() -> Iterator[Pages]:
 
 @pytest.fixture(scope="module")
 def prometheus(triton: LocalTriton, pages: Pages) -> Iterator[PrometheusServer]:
-    """Scrapes Triton as pod triton-0 of namespace real, and pages as pods of namespace default; some in more than one way."""
+    """Run a Prometheus that scrapes Triton and the pages.
+
+    Triton is pod triton-0 of namespace real. Pages are pods of namespace default, some of them
+    scraped in more than one way.
+    """
     pages.text = {
         name: page(100) for name in ("a", "b", "twice", "clusters", "reset", "nan", "restarted")
     }
@@ -227,7 +235,7 @@ container_cpu_cfs_throttled_periods_total{{container="triton",namespace="default
 container_memory_working_set_bytes{{container="triton",namespace="default",pod="boxed"}} 123456789
 DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="0"}} 40
 DCGM_FI_DEV_GPU_UTIL{{exported_namespace="default",exported_pod="boxed",gpu="1"}} 75
-"""
+"""  # noqa: E501
 
 
 async def test_figures_of_containers_and_of_a_gpu_exporter(

@@ -1,4 +1,7 @@
-"""Recording rules, alerts and dashboard: promtool judges them on given series, and nothing in them names a metric that is nowhere made."""
+"""Recording rules, alerts and dashboard.
+
+promtool evaluates them on given series. They name no metric that nothing produces.
+"""
 
 import json
 import re
@@ -19,7 +22,8 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 pytestmark = pytest.mark.integration
 
 RUNBOOK = monitoring.ROOT / monitoring.RUNBOOKS
-# Of Triton, cAdvisor and the DCGM exporter; what is asked of the first two is tried on real ones elsewhere.
+# Series of Triton, cAdvisor and the DCGM exporter. Other tests verify those of the first two on
+# real ones.
 FOREIGN = re.compile(r"nv_\w+|container_\w+|DCGM_\w+")
 
 
@@ -82,7 +86,11 @@ def test_rules_give_what_was_worked_out_by_hand() -> None:
 
 
 def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> None:
-    """Two pipelines of one namespace whose names begin alike, and one of the same name elsewhere."""
+    """Rules of one pipeline ignore the series of similar pipelines.
+
+    There are two pipelines in one namespace whose names share a prefix, and one with the same name
+    in another namespace.
+    """
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups(Scope("n", "p"))))
     promtool("check", "rules", tmp_path / "rules.yaml")
     places = [
@@ -92,7 +100,10 @@ def test_rules_of_one_pipeline_are_about_its_series_alone(tmp_path: Path) -> Non
     ]
     series = [
         {
-            "series": f'{metric}{{namespace="{namespace}",pod="{pod}"{more.replace("PIPELINE", pipeline)}}}',
+            "series": (
+                f'{metric}{{namespace="{namespace}",'
+                f'pod="{pod}"{more.replace("PIPELINE", pipeline)}}}'
+            ),
             "values": "0+300x20",
         }
         for namespace, pipeline, pod in places
@@ -156,7 +167,8 @@ def test_no_expression_names_what_nobody_makes(tmp_path: Path) -> None:
             if name not in recorded | own_metrics() and not FOREIGN.fullmatch(name)
         }
         assert not strange, expression
-    # promtool parses the dashboard's queries as it does rules, once Grafana's variables have values.
+    # promtool parses the dashboard's queries as it does rules, once Grafana's variables have
+    # values.
     parsed = [
         {"record": "x", "expr": expression.replace("$__range", "1h").replace("$", "x")}
         for expression in shown

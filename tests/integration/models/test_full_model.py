@@ -1,4 +1,7 @@
-"""The real MiniLM files on ONNX Runtime against the golden answers; that these and the head are current is a check of ``hack.verify``."""
+"""The real MiniLM files on ONNX Runtime against the golden answers.
+
+``hack.verify`` checks that the answers and the head are current.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,11 @@ def encoder(built: Path) -> Model:
 
 
 def compositions(count: int) -> list[list[int]]:
-    """Row numbers of batches: each alone, neighbours in pairs, everything at once, backwards, one row many times among others."""
+    """Return the row numbers of batches.
+
+    The batches are each row alone, neighbors in pairs, all rows at once, all in reverse, and one
+    row repeated among others.
+    """
     rows = list(range(count))
     pairs = [[number, number + 1] for number in range(0, count - 1, 3)]
     return [*([number] for number in rows), *pairs, rows, rows[9::-1], [0, 3, 0, 0, 5]]
@@ -106,7 +113,10 @@ def test_embeddings(encoder: Model, extra: int) -> None:
 
 
 def test_similarities_are_the_published_ones() -> None:
-    """The quick start of the Sentence Transformers documentation prints these for all-MiniLM-L6-v2, to four digits."""
+    """The similarities for all-MiniLM-L6-v2 match the published ones to four digits.
+
+    They are from the quick start of the Sentence Transformers documentation.
+    """
     vectors = np.array([case["embedding"] for case in cases("embedding.json")[-3:]])
     published = [[1.0000, 0.6660, 0.1046], [0.6660, 1.0000, 0.1411], [0.1046, 0.1411, 1.0000]]
     np.testing.assert_allclose(vectors @ vectors.T, published, atol=6e-5, rtol=0)

@@ -1,4 +1,7 @@
-"""The real MiniLM files, adapted, against their golden answers; and the configs of adapted models under Triton's own core."""
+"""The real MiniLM files, adapted, against their golden answers.
+
+The configs of adapted models are loaded under Triton's own core.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,10 @@ def test_a_graph_that_was_fused_for_onnx_runtime(built: Path, file: Path) -> Non
 
 
 def test_the_configs_load_under_tritons_core(tmp_path: Path) -> None:
-    """Triton's validation of the config is real; its ONNX Runtime backend is stood in for and checks nothing of the file."""
+    """Triton's validation of the config is real.
+
+    Its ONNX Runtime backend is a stub that does not check the file.
+    """
     configs = {
         "sentiment": config_of(INPUTS, [SENTIMENT.output]),
         "embedding": config_of(INPUTS, [EMBEDDING.output]),

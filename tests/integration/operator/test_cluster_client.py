@@ -1,4 +1,7 @@
-"""Client and comparison against a real API server, directly and through a proxy that injects faults."""
+"""Client and comparison against a real API server.
+
+They run directly and through a proxy that injects faults.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +268,7 @@ async def test_what_apply_alone_cannot_mend_is_replaced_on_what_was_seen(client:
     assert mended["metadata"]["annotations"] == {"hand": "made"}
     assert mended["spec"]["clusterIP"] == live["spec"]["clusterIP"]
     assert needs_apply(mended, desired, MANAGER) == []
-    # Nobody but the one manager owns the ports: dropping one from the applied set drops it.
+    # Only one manager owns the ports: dropping one from the applied set removes it.
     del desired["spec"]["ports"][1]
     shrunk = await client.apply(copy.deepcopy(desired))
     assert [port["port"] for port in shrunk["spec"]["ports"]] == [8000]
@@ -354,7 +357,11 @@ async def test_apply_without_force_meets_the_other_owner(client: Client) -> None
 
 
 async def test_of_a_secret_nothing_but_metadata_comes_back(client: Client) -> None:
-    """Neither from a write nor from the look at whose it is, which needs no right to read and changes nothing."""
+    """Only a Secret's metadata is returned.
+
+    This holds for writes and for the ownership check, which needs no read permission and changes
+    nothing.
+    """
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -472,7 +479,7 @@ async def test_an_event_is_taken_by_the_server(client: Client) -> None:
     assert refused.status in (400, 422)
 
 
-# --- faults ------------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 async def test_faults_before_the_server_are_ridden_out(proxy: FaultProxy, tmp_path: Any) -> None:

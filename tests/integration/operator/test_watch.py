@@ -1,4 +1,7 @@
-"""The operator's start-up on a real API server: Kopf's real watches, store, queue, probes and metrics, with faults in between."""
+"""The operator's start-up on a real API server, with faults in between.
+
+Kopf's watches, store, queue, probes and metrics are real.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ async def test_events_make_the_owner_due_and_nothing_is_written(
         )
         await client.apply(pipeline("b", namespace))
         await eventually("pass on a new pipeline", lambda: (namespace, "b") in operator.passes)
-        # What is not ours is not even told: the watch is selected by the server.
+        # Foreign objects are not even reported: the server filters the watch.
         foreign = child("foreign", "a", namespace)
         foreign["metadata"]["labels"][names.LABEL_MANAGED_BY] = "someone"
         await client.apply(foreign)
@@ -222,7 +225,8 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(
     key = (namespace, "a")
     await client.apply(pipeline("a", namespace))
     await client.apply(child("doomed", "a", namespace))
-    # A watch is cut, and its successor is kept waiting until the object is gone and then told that its version is too old.
+    # A watch is cut. Its successor has to wait until the object is gone, and then learns that its
+    # version is too old.
     async with running(proxy, tmp_path, namespace, relist_seconds=1.0) as operator:
         await eventually("first pass", lambda: operator.passes == [key])
         await watched(proxy)

@@ -1,4 +1,7 @@
-"""Pods that are made anew, on a real control plane whose controllers make the new ones: other content than recorded, a dead process."""
+"""Pods that are recreated because their content differs or a process died.
+
+The control plane is real, and its controllers create the new pods.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def content(pod: Object) -> str:
 
 
 async def load_pods(admin: Client, namespace: str) -> None:
-    """The kubelet's and the loader's part, once: pods load what is recorded for their revision, else each what its source is at that moment."""
+    """Act as kubelet and loader, once.
+
+    A pod loads what is recorded for its revision, or else the current content of its source.
+    """
     try:
         live = (await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))).get("data") or {}
     except NotFound:

@@ -1,7 +1,9 @@
-"""The operator is killed at every single write, before or after its effect, and another process goes on: the end is always the same.
+"""The operator is killed at every single write, and another process continues.
 
-A life of the operator here is what a process does without its watches: list everything into an empty store, then pass after pass. Dead is
-whoever gets no more answers.
+The kill comes before or after the write's effect. The end state is always the same.
+
+A life of the operator here is what a process does without its watches: list everything into an
+empty store, then pass after pass. Dead is whoever gets no more answers.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ def derive(uid: str, revision: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Death(Fault):
-    """The connection is lost at the n-th write, before or after its effect, and nothing that is sent later arrives."""
+    """The connection is lost at the n-th write, before or after its effect.
+
+    Nothing that is sent later arrives.
+    """
 
     at: int = 0
     after: bool = False
@@ -109,7 +114,10 @@ KUBECONFIG: dict[str, Any] = {}
 
 
 async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str], Object]:
-    """Everything in the namespace, with placeholders for what differs between namespaces; Secrets are checked on the way."""
+    """Return everything in the namespace.
+
+    Placeholders replace what differs between namespaces. Secrets are checked on the way.
+    """
     pipeline = await admin.get(INFERENCE_PIPELINES, namespace, name)
     uid, status = pipeline["metadata"]["uid"], pipeline["status"]
     items = [
@@ -134,7 +142,8 @@ async def end(admin: Client, namespace: str, name: str) -> dict[tuple[str, str],
         assert base64.b64decode(secret["data"][names.KEY_CONTROL]).decode() == derive(uid, revision)
         items.append({"kind": "Secret", "metadata": secret["metadata"]})
     for item in items:
-        # Which of several revisions made within one second is the older one, nobody can tell: of those that are history, their number counts.
+        # The order of several revisions made within one second is unknown. Of the revisions in the
+        # history, only the number counts.
         if item["metadata"]["labels"].get(names.LABEL_REVISION, wanted) != wanted:
             item["data"] = {}
     found = essence(
@@ -169,7 +178,10 @@ CHANGED = {
 async def story(
     admin: Client, api_server: ControlPlane, namespace: str, folder: Any, at: int, after: bool
 ) -> tuple[Any, int]:
-    """Create, serve, change; killed once at the given write of each part. The end, and the most writes that a part took."""
+    """Create, serve and change a pipeline, killed once at the given write of each part.
+
+    Returns the end state and the highest number of writes in a part.
+    """
     KUBECONFIG[namespace] = folder / f"{namespace}.kubeconfig"
     await make_namespace(admin, namespace)
     most = 0

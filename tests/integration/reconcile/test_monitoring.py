@@ -1,4 +1,7 @@
-"""PodMonitors and PrometheusRules on a real API server: made where their kinds are served, as the spec asks for them, and gone with that."""
+"""PodMonitors and PrometheusRules on a real API server.
+
+They are created where their kinds are served, as the spec requests, and removed with that request.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,8 @@ async def test_they_follow_the_spec_and_what_the_cluster_serves(
             await applied(bare, namespace, name, value)
         said = await until_warned(bare, namespace, "enabled", *FIELDS)
         assert said["podMonitor"].startswith(
-            "the cluster does not serve PodMonitor (monitoring.coreos.com): install the Prometheus operator's CRDs"
+            "the cluster does not serve PodMonitor (monitoring.coreos.com): install the "
+            "Prometheus operator's CRDs"
         )
         assert "PrometheusRule" in said["prometheusRule"]
         for name in ("unsaid", "auto", "disabled"):
@@ -176,7 +180,10 @@ async def test_what_others_made_stays_theirs_and_auto_is_the_operators_choice(
 
 
 def looked_at(item: Object, name: str) -> None:
-    """A PodMonitor that Prometheus selects, of the pipeline's pods and no others, and that goes with it."""
+    """Check that a PodMonitor selects exactly the pipeline's pods.
+
+    Prometheus selects it, and it is deleted with the pipeline.
+    """
     assert item["metadata"]["labels"]["release"] == "kube-prometheus"
     assert item["metadata"]["labels"][names.LABEL_PIPELINE] == name
     (owner,) = item["metadata"]["ownerReferences"]

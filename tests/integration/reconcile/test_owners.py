@@ -1,5 +1,8 @@
-"""Who says how many pods there are, and how much CPU each has, on a real API server with real controllers: autoscalers are served or left alone,
-never fought; pods are resized through their own subresource. The kubelet is a stand-in."""
+"""Who sets the number of pods and the CPU of each, on a real API server.
+
+The controllers are real. Autoscalers are supported or left alone, and never fought. Pods are
+resized through their own subresource. The kubelet is simulated.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,7 @@ async def write(
     subresource: str | None = None,
     manager: str = "keda",
 ) -> None:
-    """Somebody else writes the number of pods."""
+    """Write the number of pods as another manager."""
     path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
     await admin._call(
         "patch",
@@ -121,7 +124,10 @@ async def write(
 
 
 async def next_second() -> None:
-    """Times of managed fields are whole seconds: what is written from now on is later than what was written before."""
+    """Wait for the next second, because times in managed fields are whole seconds.
+
+    What is written from then on is later than what was written before.
+    """
     second = int(time.time())
     await eventually("the second has gone by", lambda: time.time() >= second + 1)
 
@@ -132,7 +138,10 @@ async def scale(admin: Client, resource: Resource, namespace: str, number: int) 
 
 
 def autoscaler(namespace: str, target: Resource, least: int) -> Object:
-    """One that knows of no metrics, as in a cluster without a metrics server: it holds its least."""
+    """Return an autoscaler without metrics.
+
+    As in a cluster without a metrics server, it holds its minimum.
+    """
     reference = {"apiVersion": target.api_version, "kind": target.kind, "name": "p"}
     spec = {"scaleTargetRef": reference, "minReplicas": least, "maxReplicas": 9}
     return {
@@ -200,7 +209,10 @@ async def test_an_autoscaler_of_the_pipeline_is_served(
 async def test_an_autoscaler_of_the_deployment_is_not_fought(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
-    """The real HPA controller first; then one that changes its mind all the time; then the number is given back."""
+    """The real HPA controller scales first, then one that keeps changing its mind.
+
+    Finally the number is given back.
+    """
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
         await ready(admin, namespace, 1)
@@ -262,7 +274,10 @@ async def test_whoever_insists_on_the_deployments_number_gets_it(
 async def test_who_take_turns_are_named_and_not_fought(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
-    """At the pipeline's own number, an autoscaler and a GitOps tool: it is followed. At the Deployment's, two tools: each is mended once."""
+    """The operator follows an autoscaler and a GitOps tool that set the pipeline's own number.
+
+    If two tools set the Deployment's number, each is reverted once.
+    """
     async with running(admin, proxy, tmp_path, namespace):
         await make(admin, namespace)
         await ready(admin, namespace, 1)
@@ -301,7 +316,7 @@ async def _has(admin: Client, namespace: str, number: int) -> bool:
 
 
 async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, before: int) -> bool:
-    """Whether the number was mended, or is told as the other's."""
+    """Return whether the number was reverted, or is reported as the other manager's."""
     told = await condition(admin, namespace, "ScalingLimited")
     return f" {number} where this pipeline says 1" in told.get("message", "") or (
         writes(proxy) - before == 1 and await replicas(admin, namespace) == 1 and number == 3
@@ -334,7 +349,7 @@ async def test_who_scales_the_pipeline_while_scaling_owns_its_pods_is_told(
         await no_conflict(admin, namespace)
 
 
-# --- CPU in place ---------------------------------------------------------------------------------------------------------------------------
+# --- CPU in place ---------------------------------------------------------------------------------
 
 
 async def asked(admin: Client, namespace: str) -> list[str]:
@@ -357,7 +372,8 @@ async def test_pods_are_resized_in_place_one_after_the_other(
             live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
             assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 1350}
         uids = {item["metadata"]["uid"] for item in await pods(admin, namespace)}
-        # What a decision would have recorded before its operator was killed: the next one carries it out.
+        # What a decision would have recorded before its operator was killed. The next operator
+        # carries it out.
         await patch(
             admin,
             CONFIG_MAPS,
@@ -469,7 +485,8 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
             assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 3350}, (
                 "no node is too small"
             )
-            # Raised, as the message says: of a deleted one the API server's admission may know for half a minute more.
+            # Raised, as the message says. The API server's admission may know a deleted one for
+            # another 30 s.
             await patch(admin, QUOTAS, namespace, "q", {"spec": {"hard": {"requests.cpu": "30"}}})
 
             async def resized() -> bool:

@@ -1,5 +1,9 @@
-"""One running operator on a real control plane: edits and deletions by hand are repaired, others' objects left alone, deletion and a new pipeline of
-the same name at once; kubectl waits and applies as with any resource."""
+"""One running operator on a real control plane.
+
+It reverts manual edits and deletions, leaves other owners' objects alone, and handles a deletion
+directly followed by a new pipeline of the same name. kubectl waits and applies as with any
+resource.
+"""
 
 from __future__ import annotations
 
@@ -232,9 +236,9 @@ async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(
         await apply_any(admin, INFERENCE_PIPELINES, pipeline(namespace))
         message = await eventually("refused", said, 60)
         assert (
-            "failed quota: team: must specify limits.cpu for: load; ResourceQuota team counts limits.cpu: write it in resources"
-            in message
-        )
+            "failed quota: team: must specify limits.cpu for: load; ResourceQuota team "
+            "counts limits.cpu: write it in resources"
+        ) in message
         limit = {"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}
         await apply_any(
             admin,
@@ -271,7 +275,10 @@ async def test_others_objects_are_not_touched(
 async def test_a_secret_of_somebody_else_is_not_touched(
     admin: Client, proxy: FaultProxy, tmp_path: Path, namespace: str
 ) -> None:
-    """Its name can be foretold: the operator may not read Secrets, and learns whose it is all the same."""
+    """The Secret's name is predictable.
+
+    The operator may not read Secrets but still learns who owns it.
+    """
     resource = pipeline(namespace)
     parsed, wrong = parse(resource)
     assert parsed is not None

@@ -77,7 +77,8 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
         partial(serve_pods, bare, bare_namespace),
     )
     async with operator(bare_proxy, tmp_path, bare_namespace) as first:
-        # Lists of hundreds of objects cost more than the operator does: they are asked for now and then.
+        # Lists of hundreds of objects cost more than the operator does, so they are requested only
+        # occasionally.
         async with repeated(*cluster, every=1.0):
             await eventually(
                 "all are served", lambda: all_ready(bare, bare_namespace), 300, every=1.0
@@ -103,7 +104,8 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     assert await versions(bare, bare_namespace) == before
     assert seconds < SETTLED_SECONDS
     print(
-        f"\n{PIPELINES} pipelines: built in {built:.1f} s; after a restart settled in {seconds:.1f} s, {len(bare_proxy.requests)} requests, 0 writes"
+        f"\n{PIPELINES} pipelines: built in {built:.1f} s; after a restart settled in "
+        f"{seconds:.1f} s, {len(bare_proxy.requests)} requests, 0 writes"
     )
     # The count is of the one thing that writes: a change is seen by it.
     changed = documents[0]

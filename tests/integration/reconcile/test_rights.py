@@ -1,5 +1,8 @@
-"""The operator under exactly the rights that the chart gives its account, cluster-wide and namespaced: nothing it does is refused, and no Secret
-is ever read."""
+"""The operator with exactly the rights that the chart gives its account.
+
+The tests run cluster-wide and namespaced. Nothing that the operator does is refused, and no Secret
+is ever read.
+"""
 
 from __future__ import annotations
 
@@ -149,13 +152,14 @@ async def everything_it_does(admin: Client, namespace: str) -> None:
     document["spec"]["scaling"] = {"cpuResize": "InPlace"}
     await apply_any(admin, INFERENCE_PIPELINES, document)
     await served(admin, namespace, 1)
-    # Somebody else's resize of a pod is mended through the same subresource.
+    # Another controller's resize of a pod is reverted through the same subresource.
     pod = (await running_pods(admin, namespace))[0]
     start = cpu_of(pod)
     await resize_by_hand(admin, pod, "3", "somebody")
     await eventually("the pod has its CPU again", lambda: evenly(admin, namespace, start))
     del document["spec"]["scaling"], document["spec"]["tokenizer"]["instances"]
-    # A hand-made change that apply alone cannot mend: its own port would come beside the edited one, with the same name.
+    # A manual change that apply alone cannot revert: its own port would be added next to the edited
+    # one with the same name.
     service = await admin.get(SERVICES, namespace, "p")
     service["spec"]["ports"][0]["port"] = 9000
     await patch(admin, SERVICES, namespace, "p", {"spec": {"ports": service["spec"]["ports"]}})

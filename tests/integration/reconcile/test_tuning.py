@@ -1,4 +1,6 @@
-"""Tuning runs on a real API server with its controllers: what a run makes, what it leaves, and whom it touches.
+"""Tuning runs on a real API server with its controllers.
+
+The tests check what a run creates, what it leaves, and what it affects.
 
 Stand-ins: the kubelet, and the Job's container, whose result is written by the test.
 """
@@ -61,7 +63,10 @@ QUOTAS = Resource("", "v1", "ResourceQuota", "resourcequotas")
 
 
 class Kubelet:
-    """The kubelet's part: pods with Triton get ready; the Job's pod ends with ``result`` once there is one."""
+    """Act as the kubelet.
+
+    Pods with Triton become ready. The Job's pod ends with ``result`` once there is one.
+    """
 
     def __init__(self, client: Client, namespace: str) -> None:
         self.client, self.namespace = client, namespace
@@ -186,7 +191,8 @@ async def test_a_run_ends_with_its_result_and_leaves_nothing(
         )
         assert {key: told[key] for key in RESULT} == RESULT
         assert (told["request"], told["revision"]) == ("monday", status["revision"])
-        # The garbage collector's and the kubelet's part take their time; pods of a kubelet that is none go when they are told to.
+        # The garbage collector and the kubelet take their time. With the simulated kubelet, pods go
+        # when they are deleted.
         await eventually(
             "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
         )
@@ -418,7 +424,10 @@ async def test_auto_takes_a_proven_padding_and_keeps_it_over_restarts_and_a_lost
 
 @contextlib.asynccontextmanager
 async def refused_record(client: Client, namespace: str) -> AsyncIterator[None]:
-    """The API server takes no ConfigMap of the namespace that holds a measured padding, for the time of the context."""
+    """Refuse every ConfigMap of the namespace that holds a measured padding.
+
+    The API server refuses them for the duration of the context.
+    """
     name, key, version = (
         f"no-record-{namespace}",
         names.KEY_MEASURED_PADDING,
@@ -534,7 +543,10 @@ async def test_a_result_whose_record_is_refused_stands_in_the_status_and_is_acte
 
 
 async def refused_for(client: Client, namespace: str, why: str) -> Any:
-    """The status, once Ready says for the present generation that something is refused for that reason."""
+    """Return the status once Ready reports a refusal for that reason.
+
+    Ready must be of the current generation.
+    """
     item = await client.get(INFERENCE_PIPELINES, namespace, "p")
     ready = next((one for one in item["status"]["conditions"] if one["type"] == "Ready"), {})
     present = ready.get("observedGeneration") == item["metadata"]["generation"]

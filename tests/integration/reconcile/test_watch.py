@@ -1,6 +1,9 @@
-"""The watch after a rollout on a real API server with its controllers, over a restart of the operator.
+"""The SLO guard after a rollout, over a restart of the operator.
 
-Stand-ins: the kubelet, and the reader of the pods' metrics pages; its clock runs faster, since a figure takes more than a minute.
+It runs on a real API server with its controllers.
+
+Stand-ins: the kubelet, and the reader of the pods' metrics pages; its clock runs faster, since a
+figure takes more than a minute.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ FASTER = 200.0
 
 
 class Reader:
-    """Says a p99 for pods of each revision (by the order in which they came), at 50 requests/s; knows a pod by what the operator's cache has."""
+    """Return a p99 for pods of each revision, in order of appearance, at 50 requests/s.
+
+    A pod is identified through the operator's cache.
+    """
 
     def __init__(self, running: Running, *p99: float) -> None:
         self.running, self.p99 = running, p99
@@ -49,7 +55,8 @@ class Reader:
     async def __aexit__(self, *_: Any) -> None: ...
 
     async def read(self, address: str, model: str) -> ModelLatency | str:
-        # All pods have one address here: while both revisions are there, both tell the newer one's figure.
+        # All pods have one address here. While both revisions exist, both report the newer one's
+        # figure.
         present = {
             item["metadata"]["labels"][names.LABEL_REVISION]
             for item in self.running.store.all(PODS)
@@ -101,8 +108,12 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first operator measures the predecessor and rolls out; the second finds that the new revision breaks the promise."""
-    # Pods are looked at as often as the faster clock asks for, and the planner looks at the figures as often as they can change.
+    """The first operator measures the predecessor and rolls out.
+
+    The second one finds that the new revision violates the SLO.
+    """
+    # Pods are probed as often as the faster clock requires, and the planner reads the figures as
+    # often as they can change.
     monkeypatch.setattr(
         composition, "SloLatencyMonitor", partial(SloLatencyMonitor, tick_seconds=0.075)
     )

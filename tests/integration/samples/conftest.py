@@ -14,7 +14,7 @@ from tests.support.serving import SAMPLES, sample_sources, served
 def sample(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """The sample that a test's ``on`` mark names, served once for neighbouring tests of it."""
+    """Serve the sample of a test's ``on`` mark, once for consecutive tests with that mark."""
     name: str = request.param
     with served(
         SAMPLES / f"{name}.yaml", *sample_sources(), log=tmp_path_factory.mktemp(name) / "serve.log"

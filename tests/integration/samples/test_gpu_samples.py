@@ -1,7 +1,11 @@
-"""Samples for GPUs, on a Triton whose core, python backend and loader are real, and whose TensorRT, vLLM and ONNX Runtime are stand-ins.
+"""GPU samples on a Triton with a real core, python backend and loader.
 
-The stand-in backend answers with zeros: what is shown is that Triton's own validation takes the whole repository, that files lie where configs say,
-and that requests pass through all steps. What the backends make of their files is not. Instances run as KIND_CPU: a Triton without CUDA refuses KIND_GPU.
+TensorRT, vLLM and ONNX Runtime are replaced by a stub backend.
+
+The stub backend answers with zeros. The tests show that Triton's own validation accepts the whole
+repository, that files are where the configs say, and that requests pass through all steps. They do
+not show what the real backends make of their files. Instances run as KIND_CPU, because a Triton
+without CUDA refuses KIND_GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +41,10 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> SourceMap:
-    """The samples' own sources, and in the place of a plan and of somebody's weights files that nobody reads."""
+    """Return the samples' own sources.
+
+    Files that nobody reads replace a plan and third-party weights.
+    """
     folder, built = tmp_path_factory.mktemp("sources"), tree.build()
     for name in ("model.plan", "qwen/config.json", "qwen/model.safetensors", "qwen/tokenizer.json"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -69,7 +76,8 @@ def infer(client: Client, model: str) -> Any:
 def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
     with loaded("tensorrt", distribution, sources, tmp_path) as (_, client):
         tokens = infer(client, "tokenizer")
-        # Three rows, the longest of which has more than 64 tokens: the bucket of 128, in the plan's type.
+        # Three rows, the longest of which has more than 64 tokens: the bucket of 128, in the plan's
+        # type.
         assert tokens.as_numpy("input_ids").shape == (3, 128)
         assert tokens.as_numpy("input_ids").dtype == np.int32
         np.testing.assert_allclose(
@@ -92,7 +100,8 @@ def test_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path: Path
 def test_mig(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
     with loaded("mig", distribution, sources, tmp_path) as (_, client):
         tokens = infer(client, "tokenizer")
-        # Ragged: the longest row of the request and no more; the loader has adapted the file to such batches.
+        # Ragged: the longest row of the request and no more. The loader has adapted the file to
+        # such batches.
         longest = int(tokens.as_numpy("attention_mask").sum(axis=1).max())
         assert tokens.as_numpy("input_ids").shape == (3, longest)
         assert 64 < longest < 128
@@ -128,7 +137,10 @@ def test_onnx_tensorrt(distribution: Distribution, sources: SourceMap, tmp_path:
 
 @pytest.mark.proves_files("manifests/samples/vllm.yaml", "loaded")
 def test_vllm(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
-    """The reason for the entry point: a request names the text alone, and leaves out whatever else the engine can take."""
+    """A request names the text only and omits the engine's other inputs.
+
+    This is the reason for the entry point.
+    """
     with loaded("vllm", distribution, sources, tmp_path) as (server, client):
         engine = json.loads((tmp_path / "models" / "assistant" / "1" / "model.json").read_text())
         assert engine["max_model_len"] == 4096

@@ -1,4 +1,4 @@
-"""What the operator makes of every sample, before a real API server: each object is taken as it is."""
+"""A real API server accepts every object that the operator makes of a sample, unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_objects_are_accepted(api_server: ControlPlane, name: str) -> None:
 
 
 def container(name: str) -> dict[str, Any]:
-    """The Triton container of a sample's Deployment, beside its pod's spec."""
+    """Return the Triton container of a sample's Deployment and its pod's spec."""
     (deployment,) = [item for item in objects(name) if item["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]
     return {"pod": pod, **pod["containers"][0]}

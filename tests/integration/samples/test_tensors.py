@@ -1,4 +1,7 @@
-"""Samples that read or answer other things than one text and its class: pairs, tags per token, images, streams."""
+"""Samples with other inputs or outputs than one text and its class.
+
+They are pairs, tags per token, images and streams.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.support.samples import Array, Client, cases, column, on
 
 pytestmark = pytest.mark.integration
 
-# --- reranker ---------------------------------------------------------------------------------------------------------------------
+# --- reranker -------------------------------------------------------------------------------------
 
 PAIRS = cases("reranker")
 
@@ -56,7 +59,10 @@ def test_pairs_are_scored_row_by_row(sample: Client) -> None:
 @pytest.mark.proves("spec.tokenizer.truncation", "behaviour")
 @pytest.mark.proves("spec.tokenizer.maxLength", "behaviour")
 def test_only_the_passage_is_cut(sample: Client) -> None:
-    """512 tokens less [CLS], two [SEP] and two of the query leave 507 words: one more is not read."""
+    """512 tokens minus [CLS], two [SEP] and two of the query leave 507 words.
+
+    A further word is not read.
+    """
     filler = "weather " * 506
     inside, outside = scores(
         sample,
@@ -75,7 +81,7 @@ def test_a_query_too_long_is_refused_not_cut(sample: Client) -> None:
         scores(sample, ("weather " * 600, "planet"))
 
 
-# --- ner --------------------------------------------------------------------------------------------------------------------------
+# --- ner ------------------------------------------------------------------------------------------
 
 
 def entities(answer: dict[str, Array]) -> list[list[dict[str, Any]]]:
@@ -109,11 +115,14 @@ def test_entities_stand_where_the_text_has_them(sample: Client) -> None:
             )
 
 
-# --- image ------------------------------------------------------------------------------------------------------------------------
+# --- image ----------------------------------------------------------------------------------------
 
 
 def expected_colours(images: Array) -> Array:
-    """Written down anew: pixel by pixel for the resizing, means of 3 x 3, every seventh, for the convolution."""
+    """Return the expected answer, computed independently.
+
+    Resizing works pixel by pixel. The convolution is the mean of 3 x 3 at every seventh pixel.
+    """
     size = 224
     answers = []
     for image in images.astype(np.float64):
@@ -149,7 +158,11 @@ def expected_colours(images: Array) -> Array:
 @pytest.mark.proves("spec.steps[].outputs[].dims", "behaviour")
 @pytest.mark.proves("spec.steps[].platform", "behaviour")
 def test_the_prevailing_colour(sample: Client) -> None:
-    """Plain colours, a photograph's worth of noise with more green than anything, and a small picture of two halves."""
+    """The model finds the prevailing color.
+
+    The images are plain colors, photo-like noise with more green than anything else, and a small
+    picture of two halves.
+    """
     plain = np.zeros((3, 8, 5, 3), np.uint8)
     for channel in range(3):
         plain[channel, :, :, channel] = 200
@@ -188,7 +201,7 @@ async def test_images_of_different_size_at_once(sample: Client) -> None:
         )
 
 
-# --- sequence ---------------------------------------------------------------------------------------------------------------------
+# --- sequence -------------------------------------------------------------------------------------
 
 
 def value(number: float) -> dict[str, Array]:

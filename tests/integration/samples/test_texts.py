@@ -1,4 +1,7 @@
-"""Samples that read texts: names and shapes as clients know them, other steps before, beside and in the place of the usual ones."""
+"""Samples that read texts, with names and shapes that clients know.
+
+Other steps come before, next to or in place of the usual ones.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
-# --- article ----------------------------------------------------------------------------------------------------------------------
+# --- article --------------------------------------------------------------------------------------
 
 
 @on("article")
@@ -36,7 +39,10 @@ def close(found: Array, expected: Array) -> None:
 @pytest.mark.proves("spec.model.modelName", "behaviour")
 @pytest.mark.proves("spec.tokenizer.modelName", "behaviour")
 def test_the_client_of_the_article_works_unchanged(sample: Client) -> None:
-    """The program beside the sample, as a process of its own: nothing of this project is imported there."""
+    """The program next to the sample runs as a separate process.
+
+    It imports nothing of this project.
+    """
     rows = [case["text"] for case in WORDS]
     command = [sys.executable, str(SAMPLES / "article_client.py"), sample.address, *rows]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -80,7 +86,11 @@ def test_the_steps_answer_by_the_names_of_the_article(sample: Client) -> None:
 
 
 def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
-    """Said in the sample and in the documentation; when a release of tritonclient takes it, both are to be changed."""
+    """The spelling found in tutorials is refused by tritonclient.
+
+    The sample and the documentation mention it. When a release of tritonclient accepts it, both
+    must be changed.
+    """
     with pytest.raises(TypeError, match="binary_format"):
         tritonclient.http.InferInput("TEXT", [1, 1], "BYTES").set_data_from_numpy(
             column("x"), binary_format=True
@@ -89,7 +99,7 @@ def test_what_tutorials_spell_is_refused_by_the_client_library() -> None:
         tritonclient.http.InferRequestedOutput("LOGITS", binary_format=True)
 
 
-# --- cleaner ----------------------------------------------------------------------------------------------------------------------
+# --- cleaner --------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/cleaner.yaml", "loaded")
@@ -119,7 +129,7 @@ async def test_a_text_that_cannot_be_read_hurts_itself_alone(sample: Client) -> 
         close(answer["PROBABILITIES"], PROBABILITIES[:1])
 
 
-# --- slo --------------------------------------------------------------------------------------------------------------------------
+# --- slo ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/slo.yaml", "loaded")
@@ -132,7 +142,7 @@ def test_requests_of_every_priority_are_answered(sample: Client, options: dict[s
     close(sample.ask({"TEXT": TEXTS}, **options)["PROBABILITIES"], PROBABILITIES)
 
 
-# --- unbatched --------------------------------------------------------------------------------------------------------------------
+# --- unbatched ------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/unbatched.yaml", "loaded")
@@ -153,7 +163,7 @@ def test_the_usual_shape_is_refused_there(sample: Client) -> None:
         sample.ask({"TEXT": TEXTS})
 
 
-# --- two-models -------------------------------------------------------------------------------------------------------------------
+# --- two-models -----------------------------------------------------------------------------------
 
 # The large model's golden cases have the same first texts.
 SENTIMENT = {case["text"]: case for case in cases("sentiment")}
@@ -183,7 +193,7 @@ def test_branches_join(sample: Client) -> None:
     )
 
 
-# --- bls --------------------------------------------------------------------------------------------------------------------------
+# --- bls ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.proves_files("manifests/samples/bls.yaml", "loaded")
@@ -230,7 +240,7 @@ def executions(sample: Client) -> dict[str, int]:
         }
 
 
-# --- documents --------------------------------------------------------------------------------------------------------------------
+# --- documents ------------------------------------------------------------------------------------
 
 TOPICS = ["business", "politics", "science", "sports"]
 
@@ -238,7 +248,10 @@ TOPICS = ["business", "politics", "science", "sports"]
 @pytest.mark.proves_files("manifests/samples/documents.yaml", "loaded")
 @on("documents")
 def test_topics_of_long_documents(sample: Client) -> None:
-    """More rows than golden cases, long and short ones in one request; rows of one request stay in order."""
+    """Long and short texts share one request, with more rows than there are golden cases.
+
+    Rows of one request stay in order.
+    """
     known = cases("documents") * 6
     answer = sample.ask({"TEXT": column(*(case["text"] for case in known))})
     expected = np.array([case["probabilities"] for case in known])
@@ -254,7 +267,7 @@ def test_more_rows_than_a_batch_are_refused(sample: Client) -> None:
         sample.ask({"TEXT": np.concatenate([TEXTS] * 17)})
 
 
-# --- advisory ---------------------------------------------------------------------------------------------------------------------
+# --- advisory -------------------------------------------------------------------------------------
 
 
 @on("advisory")

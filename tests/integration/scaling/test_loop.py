@@ -1,4 +1,7 @@
-"""The scaling loop on a real Triton, through the whole operator and a real API server: counts follow the load, and no request is lost."""
+"""The scaling loop on a real Triton, with the whole operator and a real API server.
+
+Counts follow the load, and no request is lost.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def looked(running: Running, namespace: str) -> bool:
 async def test_counts_follow_the_load_in_place(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """Up, over a restart of the operator, and down again: not a request fails, and instances that stay are not touched."""
+    """Scale up, over a restart of the operator, and down again.
+
+    No request fails, and remaining instances are not touched.
+    """
     async with world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place:
         async with place.operator():
             await place.apply()
@@ -72,7 +78,7 @@ async def test_counts_follow_the_load_in_place(
                 assert load.errors == []
                 load.rate = LOW
                 await eventually("fewer answers", lambda: load.p99(2.0) < GOOD_P99)
-        # Nobody is there: what runs goes on, and who comes next takes it over.
+        # No operator runs: running instances continue, and the next operator takes over.
         count = await place.pod.count()
         assert count >= 3
         with place.load(HIGH) as load:
@@ -91,7 +97,10 @@ async def test_counts_follow_the_load_in_place(
 async def test_behind_a_full_gpu_no_tokenizer_is_added(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """The model takes 0.1 s for four requests at most: 40 requests/s, where the tokenizer can do 500."""
+    """The model takes 0.1 s for at most four requests.
+
+    That is 40 requests/s, while the tokenizer can handle 500.
+    """
     async with (
         world(
             bare,
@@ -115,7 +124,10 @@ async def test_behind_a_full_gpu_no_tokenizer_is_added(
 async def test_what_triton_refuses_is_told_and_taken_back(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """A second instance does not start; what runs serves on. Once it can, the growth is tried again."""
+    """A second instance does not start, and the running one continues to serve.
+
+    Once the second can start, the increase is retried.
+    """
     full: dict[str, float | str] = {
         **TOKENIZING,
         "most": 1,
@@ -202,7 +214,10 @@ async def test_a_drifted_pod_is_brought_in_line(
 async def test_a_pod_that_dies_in_mid_change_lowers_nothing(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """The next instance starts slowly, and the pod is killed meanwhile: no failure of the change, and the count stays for the next pod."""
+    """The next instance starts slowly, and the pod is killed meanwhile.
+
+    The change does not count as failed, and the next pod keeps the count.
+    """
     slow: dict[str, float | str] = {**TOKENIZING, "initialize": 3.0}
     async with (
         world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place,
@@ -229,7 +244,10 @@ async def test_a_pod_that_dies_in_mid_change_lowers_nothing(
 async def test_a_slow_change_is_waited_for_and_not_sent_again(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """The next instances start longer than a call may last: the change goes on in the server, and is state."""
+    """The next instances take longer to start than a call may last.
+
+    The change continues in the server and is kept as state.
+    """
     slow: dict[str, float | str] = {**TOKENIZING, "initialize": 4.0}
     async with (
         world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=slow) as place,
@@ -267,7 +285,7 @@ def proven(running: Running) -> bool:
 
 
 async def drift(place: World, count: int) -> None:
-    """Somebody changes a pod's count past the operator."""
+    """Change a pod's count without the operator."""
     async with TritonClient(place.pod.triton.grpc_address, place.pod.key) as client:
         config = await client.model_config("tokenizer")
         await client.load_model(

@@ -1,4 +1,8 @@
-"""The scaling loop with a real Prometheus: it scrapes the pods' Triton, and the operator asks it by a named connection. Whatever becomes of Prometheus, no count falls for it and no request fails."""
+"""The scaling loop with a real Prometheus.
+
+Prometheus scrapes the pods' Triton, and the operator queries it through a named connection.
+Whatever happens to Prometheus, no count falls because of it and no request fails.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +98,10 @@ class Scene:
 async def scene(
     folder: Path, interval: float, place: World, *beside: World
 ) -> AsyncIterator[Scene]:
-    """Prometheus scrapes every ``interval`` seconds; the operator runs, no pipeline is applied yet."""
+    """Run a Prometheus that scrapes every ``interval`` seconds, and the operator.
+
+    No pipeline is applied yet.
+    """
     async with contextlib.AsyncExitStack() as stack:
         pages = stack.enter_context(NodePages(place, *beside))
         prometheus = PrometheusServer(pages.targets, discovery=[pages.discovery], interval=interval)
@@ -120,7 +127,11 @@ async def scene(
 async def test_counts_follow_the_load_and_never_fall_for_want_of_metrics(
     bare: Client, bare_proxy: FaultProxy, bare_namespace: str, tmp_path: Path
 ) -> None:
-    """Up; calm, with every fault of Prometheus in turn; down; Prometheus killed; and back with nothing stored. Scraped every 5 s."""
+    """Scale up, inject every fault of Prometheus in turn, scale down, kill Prometheus.
+
+    The faults come during calm load. Prometheus then returns with nothing stored. It scrapes every
+    5 s.
+    """
     async with (
         world(bare, bare_proxy, bare_namespace, tmp_path, tokenizer=TOKENIZING) as place,
         scene(tmp_path, 5.0, place) as here,
@@ -156,14 +167,17 @@ async def test_counts_follow_the_load_and_never_fall_for_want_of_metrics(
 
 
 async def dark_for(place: World) -> int:
-    """Seconds without metrics after which the last change was made, as the history tells; 0: it does not."""
+    """Return the seconds without metrics after which the last change was made.
+
+    The source is the history. 0 if it does not say.
+    """
     history = ((await place.status()).get("scaling") or {}).get("history") or [{"reason": ""}]
     found = re.search(r"PrometheusError for (\d+) s: up to \d+ \(RecentMax\)", history[0]["reason"])
     return int(found[1]) if found else 0
 
 
 async def told_of_faults(here: Scene) -> None:
-    """503, no answer, an answer that lacks a model: each is told, and over."""
+    """503, no answer, an answer without one model: each is reported and then resolved."""
     here.proxy.inject(Fault(path="query", times=None, status=503))
     await here.until_no_metrics("PrometheusError", "HTTP 503")
     here.proxy.clear()
@@ -193,7 +207,10 @@ async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two pipelines side by side: one behind a full GPU, whose own figures agree or do not, and one at the end of its CPU."""
+    """Two pipelines next to each other.
+
+    One is behind a full GPU, whose own figures agree or not. The other is at its CPU limit.
+    """
     monkeypatch.setattr(controller, "STATUS_SECONDS", 1.0)
     other = await make_namespace(bare, f"{bare_namespace}-cpu")
     slow: dict[str, float | str] = {

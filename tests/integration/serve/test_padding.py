@@ -1,4 +1,4 @@
-"""Every padding mode gives the golden answers, alone and in company."""
+"""Every padding mode gives the golden answers, for single and for batched requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`tritonpipe serve` as a process: what goes wrong around it ends in one message and the right exit
-code.
+"""`tritonpipe serve` as a process.
+
+Every external error ends in one message and the right exit code.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Pipelines of several shapes on `tritonpipe serve`: asked as the operator asks pods, and by
-`tritonpipe infer`.
+"""Pipelines of several shapes on `tritonpipe serve`.
+
+They are queried as the operator queries pods, and by `tritonpipe infer`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def serving(resource: dict[str, Any], folder: Path) -> Iterator[tuple[Served, In
 
 
 async def ask(running: Served, resource: InferencePipeline) -> ProbeResult:
-    """One look at it, with the example request of its resource."""
+    """Probe it once with the example request of its resource."""
     graph = build(resource, Options())
     example = example_of(resource, graph)
     assert example is not None

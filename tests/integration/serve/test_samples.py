@@ -46,8 +46,10 @@ def curl_json(served: Served, rows: Sequence[str]) -> Answer:
 
 
 def curl_binary(served: Served, rows: Sequence[str], folder: Path) -> Answer:
-    """As docs of the binary tensor data extension describe: a JSON header, its length in a request
-    header, then 4-byte lengths and bytes.
+    """Send a request as the docs of the binary tensor data extension describe.
+
+    The body is a JSON header and then 4-byte lengths and bytes. A request header has the JSON
+    header's length.
     """
     data = b"".join(struct.pack("<I", len(row.encode())) + row.encode() for row in rows)
     tensor = {
@@ -120,7 +122,7 @@ def from_json(answer: Mapping[str, Any]) -> Answer:
 
 
 def http_without_binary(served: Served, rows: Sequence[str]) -> Answer:
-    """tritonclient with JSON both ways."""
+    """Send the request with tritonclient, using JSON both ways."""
     client = tritonclient.http.InferenceServerClient(
         served.endpoint.http.removeprefix("http://"), network_timeout=60
     )
@@ -186,8 +188,9 @@ def test_embedding_by_every_client(embedding: Served, way: str, count: int, tmp_
 
 
 def test_the_plain_tritonclient_program(sentiment: Served) -> None:
-    """A client as people write it: text in an object array, one requested output, both as binary
-    tensors.
+    """Use a client as people write it.
+
+    It sends text in an object array and requests one output, both as binary tensors.
     """
     sentences = [
         "I love this product, it works perfectly!",

@@ -1,5 +1,6 @@
-"""Many clients at once, and wrong requests among good ones: every row right, every fault with its
-own client alone.
+"""Many clients at once, with wrong requests among good ones.
+
+Every row is right, and every error affects only its own client.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ async def test_64_clients_with_mixed_lengths_and_batch_sizes(sentiment: Served) 
         rows = sum(await asyncio.gather(*(client(number) for number in range(CLIENTS))))
         (statistics,) = await clients.grpc.statistics("model")
         assert rows > CLIENTS * REQUESTS
-        # Otherwise nothing was shown about answers in company.
+        # Otherwise the test would show nothing about batched answers.
         assert statistics.inference_count > statistics.execution_count
 
 

@@ -1,5 +1,6 @@
-"""Resources that `tritonpipe init` and `tritonpipe import` wrote, served as they are, answer as
-independent computations do.
+"""Resources written by `tritonpipe init` and `tritonpipe import` are served unchanged.
+
+Their answers match independent computations.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def ask(server: Served, rows: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def test_an_onnx_file_with_its_tokenizer(tmp_path: Path) -> None:
-    """What `init` says to try is what is run here; the answer is the tiny model's, computed in
-    numpy.
+    """Run the commands that `init` suggests.
+
+    The answer is that of the tiny model, computed in numpy.
     """
     tinymodel.write(tmp_path / "tiny")
     (tmp_path / "tiny" / "config.json").write_text(
@@ -101,8 +103,9 @@ def test_a_repository_of_a_hub(tmp_path: Path) -> None:
 
 
 def test_a_repository_that_serves(tmp_path: Path) -> None:
-    """The repository of a served pipeline, imported and served again: the same golden answers,
-    without the resource that it was made from.
+    """Import the repository of a served pipeline and serve it again.
+
+    It gives the same golden answers without the resource that it was made from.
     """
     rows = golden("sentiment", 3, longest=SHORT)
     with served(

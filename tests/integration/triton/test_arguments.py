@@ -169,9 +169,9 @@ SEQUENCES = {
 async def test_an_open_sequence_is_waited_for_within_the_exit_timeout(
     tmp_path: Path, timeout: int | None, code: int
 ) -> None:
-    """Told to stop, Triton answers on open connections until the last sequence is idle.
+    """After a stop signal, Triton answers on open connections until the last sequence is idle.
 
-    A shorter timeout ends it before.
+    A shorter timeout ends it earlier.
     """
     one = built(model=SEQUENCES, rollout={"drainSeconds": 1})
     batching = (

@@ -1,5 +1,6 @@
-"""Repository control, health and failures of one real Triton, through the client, the probe and
-the local server.
+"""Repository control, health and failures of one real Triton.
+
+Access is through the client, the probe and the local server.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ def test_an_unknown_flag_is_named(repository: Path) -> None:
 
 
 def _regions() -> set[str]:
-    """This process' servers' shared memory; other workers' come and go beside it."""
+    """Return the shared memory of this process's servers; other workers' comes and goes."""
     return {
         region.name for region in Path("/dev/shm").iterdir() if f"-{os.getpid()}-" in region.name
     }

@@ -1,6 +1,6 @@
 """The runtime files in a real Triton.
 
-Every row of every client right, whatever the company and the padding.
+Every row of every client is right, whatever else is in the batch and however it is padded.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ async def test_64_clients_with_mixed_lengths_and_batches(server: LocalTriton) ->
     await asyncio.gather(*(client(number) for number in range(64)))
     async with TritonClient(server.grpc_address) as connection:
         (statistics,) = await connection.statistics(pipelines.MODEL)
-        # Otherwise nothing was shown about answers in company.
+        # Otherwise the test would show nothing about batched answers.
         assert statistics.inference_count > statistics.execution_count
 
 

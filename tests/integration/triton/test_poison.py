@@ -1,7 +1,7 @@
-"""Nobody harms a neighbour.
+"""No request harms another in its batch.
 
-Poison in the same batches as good traffic, through the pipeline and past it, straight to the inner
-model step.
+Bad requests share batches with good ones, through the pipeline and directly to the inner model
+step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Poison among good traffic where a step calls the others itself, and beside open sequences.
+"""Bad requests among good ones where a step calls the others, and next to open sequences.
 
-Every good answer is what it is alone.
+Every good answer is the same as without bad requests.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Served:
-    """A server, and whether one request without tokens fails all of its batch (a limit of Triton's
-    ONNX Runtime backend: never a wrong answer).
+    """A server, and whether one request without tokens fails its whole batch.
+
+    That is a limit of Triton's ONNX Runtime backend. It never causes a wrong answer.
     """
 
     triton: LocalTriton
@@ -132,9 +133,9 @@ OWN: Mapping[str, Callable[[np.random.Generator], Arrays]] = {
         "attention_mask": random.integers(-(2**40), 2**40, made["input_ids"].shape),
     },
 }
-"""What a stock graph answers somehow.
+"""Requests that a stock graph answers somehow.
 
-That is the sender's business, as long as it is the sender's alone.
+The answers may be wrong, as long as only their sender is affected.
 """
 TEXTS = [texts("fox", b"\xff\xfe"), texts("fox " * 60), texts(b"\xc3")]
 LIES = [

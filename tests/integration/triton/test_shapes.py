@@ -1,6 +1,6 @@
-"""The runtime files in a real Triton.
+"""The runtime files in a real Triton, with other shapes and types.
 
-Pairs, no batch axis, token-level answers, number types and optional inputs.
+They are pairs, no batch axis, token-level answers, number types and optional inputs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def write_postprocess(
 
 
 def optional_graph() -> onnx.ModelProto:
-    """y = x * scale in FP16, scale 10 where it is not given; odd = not flag."""
+    """Return y = x * scale in FP16, with scale 10 if it is not given; odd = not flag."""
     nodes = [
         helper.make_node("Mul", ["x", "scale"], ["y"]),
         helper.make_node("Not", ["flag"], ["odd"]),

@@ -1,5 +1,6 @@
-"""A step that takes fewer rows than the model keeps the ensemble small: the tuner times what such a
-pipeline lets in.
+"""A step that accepts fewer rows than the model limits the ensemble.
+
+The tuner measures what such a pipeline accepts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class TritonPythonModel:
     def execute(self, requests):
         texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("SAME", text)]) for text in texts]
-"""
+"""  # noqa: E501
 
 
 async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path: Path) -> None:
@@ -35,7 +36,8 @@ async def test_requests_have_no_more_rows_than_the_smallest_step_takes(tmp_path:
     text = {"name": "TEXT", "dataType": "STRING", "dims": [1], "from": "pipeline.TEXT"}
     document["spec"]["steps"] = [
         {"name": "same", "platform": "python", "maxBatchSize": ROWS, "inputs": [text],
-         "outputs": [{"name": "SAME", "dataType": "STRING", "dims": [1]}], "python": {"code": {"inline": CODE}}}
+         "outputs": [{"name": "SAME", "dataType": "STRING", "dims": [1]}],
+         "python": {"code": {"inline": CODE}}}
     ]  # fmt: skip
     document["spec"]["tokenizer"] |= {"inputs": {"textFrom": "same.SAME"}, "maxBatchSize": 16}
     file = tmp_path / "pipeline.yaml"

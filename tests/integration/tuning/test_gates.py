@@ -1,5 +1,6 @@
-"""Gates of the control law in the simulator: on the traces that constants were chosen on, on
-others, and when things go wrong.
+"""Gates of the control law in the simulator.
+
+They run on the traces that the constants were chosen on, on other traces, and with faults.
 """
 
 from __future__ import annotations
@@ -170,8 +171,9 @@ def test_two_scaled_steps_share_the_cores() -> None:
 
 
 def test_a_restart_of_the_operator_in_mid_run_changes_nothing() -> None:
-    """The memory goes through JSON at every tick of an outage; here the metrics are away once in
-    between, for one tick.
+    """The state goes through JSON at every tick of an outage.
+
+    Here the metrics are away once in between, for one tick.
     """
     rates = traces.sine(1)[:600]
     plain = Run(WORLD, rates, Managed(WORLD), 1).result()

@@ -1,5 +1,6 @@
-"""Tuning a pipeline with bounded queues, priorities and a response cache, on a real Triton: what
-limits and remembers is no fault of a setting.
+"""Tune a pipeline with bounded queues, priorities and a response cache on a real Triton.
+
+Effects of these limits and of the cache do not count against a setting.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ WAITING = 6
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPipeline]:
-    """The benchmark's step with a queue of few, a time limit in it, two priorities of which
-    requests have the lower one, and the cache.
+    """Run the benchmark's step with a short queue, a queue timeout, priorities and the cache.
+
+    There are two priorities, and requests have the lower one.
     """
     document = yaml.safe_load((ROOT / "bench" / "gpu-step.yaml").read_text())
     document["spec"]["ensemble"] = {"responseCache": "Enabled", "maxBatchSize": 4}

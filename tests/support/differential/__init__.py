@@ -1,4 +1,7 @@
-"""The judge of ``render.judge`` against a real Triton: generated model repositories, rules broken one by one, and the comparison itself."""
+"""Compare the validator ``render.judge`` with a real Triton.
+
+The package generates model repositories, breaks rules one by one, and compares.
+"""
 
 from .engine import Differential, DisagreementError, Repository, running
 

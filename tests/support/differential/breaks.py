@@ -1,4 +1,7 @@
-"""Mutations of the good repository: each breaks one rule once and nothing else, so that both sides must refuse the one model for it."""
+"""Mutations of the good repository.
+
+Each breaks exactly one rule once, so that both sides must refuse the one model for it.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +176,10 @@ TENSORS: Final = (
         "echo",
         merge(
             "echo",
-            'output { name: "z" data_type: TYPE_FP32 dims: [2, -1, 6] reshape { shape: [3, -1, 4] } }',
+            (
+                'output { name: "z" data_type: TYPE_FP32 dims: [2, -1, 6] reshape { shape: '
+                "[3, -1, 4] } }"
+            ),
         ),
         "runs",
     ),
@@ -312,7 +318,10 @@ BATCHING: Final = (
         "model",
         merge(
             "model",
-            f"dynamic_batching {{ priority_levels: 1 default_priority_level: 1 priority_queue_policy {{ key: 1 value {{ {_DELAY} }} }} }}",
+            (
+                f"dynamic_batching {{ priority_levels: 1 default_priority_level: 1 "
+                f"priority_queue_policy {{ key: 1 value {{ {_DELAY} }} }} }}"
+            ),
         ),
         "delay of a level",
     ),
@@ -498,7 +507,10 @@ ENSEMBLES: Final = (
             merge("e", 'output { name: "n" data_type: TYPE_FP32 dims: 2 }'),
             merge(
                 "e",
-                'ensemble_scheduling { step { model_name: "echo" model_version: -1 output_map { key: "y" value: "n" } } }',
+                (
+                    'ensemble_scheduling { step { model_name: "echo" model_version: -1 '
+                    'output_map { key: "y" value: "n" } } }'
+                ),
             ),
         ),
         "input_map",
@@ -508,7 +520,10 @@ ENSEMBLES: Final = (
         "e",
         merge(
             "e",
-            'ensemble_scheduling { step { model_name: "stream" model_version: -1 input_map { key: "x" value: "scores" } } }',
+            (
+                'ensemble_scheduling { step { model_name: "stream" model_version: -1 '
+                'input_map { key: "x" value: "scores" } } }'
+            ),
         ),
         "output_map",
     ),
@@ -517,7 +532,11 @@ ENSEMBLES: Final = (
         "e",
         merge(
             "e",
-            'ensemble_scheduling { step { model_name: "model" model_version: -1 input_map { key: "ids" value: "tok.ids" } output_map { key: "scores" value: "scores" } } }',
+            (
+                'ensemble_scheduling { step { model_name: "model" model_version: -1 input_map '
+                '{ key: "ids" value: "tok.ids" } output_map { key: "scores" value: "scores" } '
+                "} }"
+            ),
         ),
         "by two steps",
     ),
@@ -560,8 +579,10 @@ ENSEMBLES: Final = (
         merge(
             "e",
             "ensemble_scheduling {"
-            ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "one" } output_map { key: "y" value: "two" } }'
-            ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "two" } output_map { key: "y" value: "one" } } }',
+            ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "one" } '
+            'output_map { key: "y" value: "two" } }'
+            ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "two" } '
+            'output_map { key: "y" value: "one" } } }',
         ),
         "of steps",
     ),
@@ -571,7 +592,10 @@ ENSEMBLES: Final = (
         both(
             merge(
                 "outer",
-                'ensemble_scheduling { step { model_name: "outer" model_version: -1 input_map { key: "t" value: "t" } output_map { key: "u" value: "v" } } }',
+                (
+                    'ensemble_scheduling { step { model_name: "outer" model_version: -1 '
+                    'input_map { key: "t" value: "t" } output_map { key: "u" value: "v" } } }'
+                ),
             ),
             merge("outer", 'output { name: "v" data_type: TYPE_FP32 dims: 2 }'),
         ),
@@ -628,7 +652,10 @@ ENSEMBLES: Final = (
             merge("outer", 'output { name: "s" data_type: TYPE_FP32 dims: 2 }'),
             merge(
                 "outer",
-                'ensemble_scheduling { step { model_name: "e" model_version: -1 input_map { key: "TEXT" value: "t" } output_map { key: "scores" value: "s" } } }',
+                (
+                    'ensemble_scheduling { step { model_name: "e" model_version: -1 input_map '
+                    '{ key: "TEXT" value: "t" } output_map { key: "scores" value: "s" } } }'
+                ),
             ),
         ),
     ),
@@ -658,7 +685,7 @@ LIMITED: Final = (
         "stream",
         merge("stream", _STRATEGY % "/usr/lib/x86_64-linux-gnu/libc.so.6"),
     ),
-    # A file that is there: the server's log, beside the repository.
+    # A file that exists: the server's log, next to the repository.
     Break(
         RuleId.LABELS_FOLDER,
         "stream",
@@ -670,7 +697,10 @@ LIMITED: Final = (
         "model",
         merge(
             "model",
-            'model_warmup { name: "v" batch_size: 1 inputs { key: "mask" value { data_type: TYPE_INT64 dims: 1 zero_data: true } } }',
+            (
+                'model_warmup { name: "v" batch_size: 1 inputs { key: "mask" value { '
+                "data_type: TYPE_INT64 dims: 1 zero_data: true } } }"
+            ),
         ),
     ),
     Break(
@@ -680,7 +710,11 @@ LIMITED: Final = (
             merge("e", 'input { name: "more" data_type: TYPE_FP32 dims: 2 }'),
             merge(
                 "e",
-                'ensemble_scheduling { step { model_name: "stream" model_version: -1 input_map { key: "x" value: "more" } output_map { key: "y" value: "more" } } }',
+                (
+                    'ensemble_scheduling { step { model_name: "stream" model_version: -1 '
+                    'input_map { key: "x" value: "more" } output_map { key: "y" value: "more" '
+                    "} } }"
+                ),
             ),
         ),
     ),
@@ -690,13 +724,20 @@ LIMITED: Final = (
         both(
             add_model(
                 "late",
-                'backend: "null" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 2 }',
+                (
+                    'backend: "null" max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 '
+                    'dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 2 }'
+                ),
             ),
             set_field("e", "output[0].dims", [-1]),
             merge("e", 'output { name: "last" data_type: TYPE_FP32 dims: 2 }'),
             merge(
                 "e",
-                'ensemble_scheduling { step { model_name: "late" model_version: -1 input_map { key: "x" value: "scores" } output_map { key: "y" value: "last" } } }',
+                (
+                    'ensemble_scheduling { step { model_name: "late" model_version: -1 '
+                    'input_map { key: "x" value: "scores" } output_map { key: "y" value: '
+                    '"last" } } }'
+                ),
             ),
         ),
     ),
@@ -762,7 +803,12 @@ FATAL: Final = (
         "sequence",
         merge(
             "sequence",
-            "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: TYPE_INT8 dims: 1 initial_state { name: 'k' data_type: TYPE_INT8 dims: 1 zero_data: true } initial_state { name: 'l' data_type: TYPE_INT8 dims: 1 zero_data: true } } }",
+            (
+                "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: "
+                "TYPE_INT8 dims: 1 initial_state { name: 'k' data_type: TYPE_INT8 dims: 1 "
+                "zero_data: true } initial_state { name: 'l' data_type: TYPE_INT8 dims: 1 "
+                "zero_data: true } } }"
+            ),
         ),
         "two values",
     ),
@@ -776,7 +822,10 @@ DEADLY: Final = (
         "sequence",
         merge(
             "sequence",
-            "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: TYPE_INT8 dims: -3 } }",
+            (
+                "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: "
+                "TYPE_INT8 dims: -3 } }"
+            ),
         ),
     ),
     Break(
@@ -790,7 +839,10 @@ DEADLY: Final = (
         "tok",
         merge(
             "tok",
-            'model_warmup { name: "v" batch_size: 4000000000 inputs { key: "TEXT" value { data_type: TYPE_STRING dims: 1 zero_data: true } } }',
+            (
+                'model_warmup { name: "v" batch_size: 4000000000 inputs { key: "TEXT" value { '
+                "data_type: TYPE_STRING dims: 1 zero_data: true } } }"
+            ),
         ),
     ),
 )

@@ -1,7 +1,10 @@
-"""Compares the judge of ``render.judge`` with a real Triton: both get the same model repositories, every difference is shown.
+"""Compare the validator ``render.judge`` with a real Triton.
 
-One server runs for many repositories; models are loaded over gRPC, many at a time, and removed afterwards. Its backends are the null backend,
-so that a load takes milliseconds; its core, which validates, is real.
+Both get the same model repositories, and every difference is shown.
+
+One server runs for many repositories. Models are loaded over gRPC, many at a time, and removed
+afterwards. Its backends are the null backend, so that a load takes milliseconds. Its core, which
+validates, is real.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from triton_pipelines.triton.local_server import LocalTriton
 RELEASE: Final = (24, 10)
 """Release of the local Triton (2.51.0)."""
 FOLDER: Final = "{folder}"
-"""In a parameter: stands for the model's folder as the server sees it."""
+"""Placeholder in a parameter for the model's folder as the server sees it."""
 
 _LOAD_S: Final = 60.0
 _POLL_FAILED: Final = re.compile(
@@ -54,7 +57,8 @@ class Repository:
 
     Attributes:
         configs: model folder → its config.
-        files: model folder → path below it → content; a model that is not here has the empty version folder 1. A path that ends in "/" is a folder.
+        files: model folder → path below it → content; a model that is not here has the empty
+            version folder 1. A path that ends in "/" is a folder.
     """
 
     configs: dict[str, Any]
@@ -69,11 +73,14 @@ class Repository:
         return Repository(configs, {name: dict(files) for name, files in self.files.items()})
 
     def beside(self, name: str) -> dict[str, bytes]:
-        """The files of one model beside its config."""
+        """The files of one model next to its config."""
         return self.files.get(name, {"1/": b""})
 
     def renamed(self, prefix: str, root: Path) -> Repository:
-        """The same with ``prefix`` before every name, so that many can lie in one repository, and with the folder's place filled in."""
+        """Return the same repository with ``prefix`` before every name.
+
+        Many can then share one model repository. The folder's path is filled in.
+        """
         result = self.copy()
         result.configs = {f"{prefix}{name}": config for name, config in result.configs.items()}
         result.files = {f"{prefix}{name}": dict(self.beside(name)) for name in self.configs}
@@ -126,8 +133,10 @@ class Counts:
 
     def __str__(self) -> str:
         return (
-            f"{self.loads} real loads: accepted and loaded {self.accepted}, refused by both {self.refused}, stated limits {self.limits} "
-            f"(and {self.untried} not tried), refused for a step {self.through_step}, disagreements {self.disagreements}"
+            f"{self.loads} real loads: accepted and loaded {self.accepted}, refused by both "
+            f"{self.refused}, stated limits {self.limits} "
+            f"(and {self.untried} not tried), refused for a step {self.through_step}, "
+            f"disagreements {self.disagreements}"
         )
 
 
@@ -175,7 +184,10 @@ class Differential:
         asyncio.run(self._compare(repositories))
 
     def alone(self, repository: Repository, model: str) -> str | None:
-        """Why the server does not serve one model of a repository, which may end it: None where it loads."""
+        """Return why the server does not serve one model of a repository.
+
+        The model may end the server. None if it loads.
+        """
         placed, prefix = self._place(
             Repository({model: repository.configs[model]}, {model: repository.beside(model)})
         )
@@ -193,7 +205,10 @@ class Differential:
         }
 
     def outcome(self, repository: Repository) -> tuple[list[Violation], dict[str, str | None]]:
-        """Both sides' answers for one repository: the judge's violations, and model → the server's reason (None: loaded). Names as given."""
+        """Return both sides' results for one repository, with names as given.
+
+        The results are the validator's violations, and model → the server's reason (None: loaded).
+        """
         return asyncio.run(self._outcome(repository))
 
     async def _outcome(
@@ -266,9 +281,12 @@ class Differential:
                 )
         return "\n".join([*differ, repository.text()]) if differ else ""
 
-    # --- the server ------------------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------
     async def _ask(self, repositories: Sequence[Repository]) -> dict[str, str | None]:
-        """Model → why the server refused it, None where it loaded; afterwards nothing of it is left."""
+        """Return why the server refused each model, None if it loaded.
+
+        Afterwards, the server holds nothing of the repositories.
+        """
         configs = {
             name: config
             for repository in repositories
@@ -294,7 +312,8 @@ class Differential:
 
                 async def unload(name: str) -> None:
                     async with limit:
-                        # A refused model stays in the server's graph of models until it is unloaded.
+                        # A refused model remains in the server's graph of models until it is
+                        # unloaded.
                         with contextlib.suppress(InferenceServerException):
                             await client.unload_model(name, client_timeout=_LOAD_S)
 
@@ -304,7 +323,7 @@ class Differential:
                 for level in reversed(levels):
                     await asyncio.gather(*(unload(name) for name in level))
                 async with asyncio.timeout(_LOAD_S):
-                    # The server tells nobody when it is done.
+                    # The server does not report when it is done.
                     while any(  # noqa: ASYNC110
                         state.state in _BUSY
                         for state in (await client.get_model_repository_index()).models
@@ -387,12 +406,16 @@ def _levels(configs: Mapping[str, Any]) -> list[list[str]]:
 def running(
     folder: Path, extra_args: Sequence[str] = (), rate_limiting: bool = False, python: bool = True
 ) -> Iterator[Differential]:
-    """A server with the null backend and an empty repository below ``folder`` (new), ready to compare with; ``python`` as of the null backend."""
+    """Start a server with the null backend and an empty repository below ``folder`` (new).
+
+    The server is ready to compare with. ``python`` is the option of the null backend.
+    """
     repository, backends = folder / "repository", folder / "backends"
     repository.mkdir(parents=True)
     distribution = nullbackend.distribution(backends, python=python)
     log = folder / "tritonserver.log"
-    # TRITONSERVER logs a line per request at this verbosity for nothing that is looked at here; errors stay.
+    # TRITONSERVER logs a line per request at this verbosity, which nothing here reads. Errors
+    # remain.
     with triton_server(
         repository,
         [],

@@ -1,6 +1,7 @@
-"""A long comparison of the judge with a real Triton, with new repositories every time: ``make fuzz``.
+"""Compare the validator with a real Triton for a long time: ``make fuzz``.
 
-Stops at the first disagreement, makes it as small as it can, and leaves it in a folder.
+Every run uses new repositories. It stops at the first disagreement, makes it as small as it can,
+and leaves it in a folder.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _AT_ONCE = 4
 
 
 def campaign(differential: Differential, number: int, examples: int = _EXAMPLES) -> None:
-    """Compare ``examples`` draws of up to four repositories each; the draws are those of seed ``number``.
+    """Compare ``examples`` draws of up to four repositories each.
+
+    The draws are those of seed ``number``.
 
     Raises:
         DisagreementError: the first one, made as small as can be.
@@ -94,7 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
                 target = options.out / f"disagreement-{number + rounds}.txt"
                 target.write_text(f"{error}\n")
                 print(
-                    f"{error}\n\nseed {number + rounds}: the judge and Triton disagree; saved as {target}",
+                    (
+                        f"{error}\n\nseed {number + rounds}: the judge and Triton disagree; "
+                        f"saved as {target}"
+                    ),
                     flush=True,
                 )
                 return 1

@@ -1,4 +1,7 @@
-"""A good repository that has nearly every field, and the small changes that ``breaks`` is made of."""
+"""A good repository that has nearly every field.
+
+The module also has the small changes that ``breaks`` consists of.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _TENSORS: Final = """
     input { name: "mask" data_type: TYPE_INT64 dims: [ -1 ] optional: true allow_ragged_batch: true }
     output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }
     output { name: "pooled" data_type: TYPE_FP32 dims: [ 2, 4 ] reshape { shape: [ 8 ] } }
-"""
+"""  # noqa: E501
 GOOD: Final = {
     "tok": """
         name: "tok" backend: "null" max_batch_size: 16
@@ -34,7 +37,7 @@ GOOD: Final = {
         model_warmup { name: "w" batch_size: 2 inputs { key: "TEXT" value { data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } }
         model_warmup { name: "zeros" batch_size: 1 count: 2 inputs { key: "TEXT" value { data_type: TYPE_STRING dims: [ 1 ] random_data: true } } }
         response_cache { enable: true }
-    """,
+    """,  # noqa: E501
     "model": f"""
         name: "model" platform: "onnxruntime_onnx" max_batch_size: 8 {_TENSORS}
         dynamic_batching {{ preserve_ordering: true }}
@@ -47,14 +50,14 @@ GOOD: Final = {
           name: "w" batch_size: 1
           inputs {{ key: "ids" value {{ data_type: TYPE_INT64 dims: [ 3 ] input_data_file: "ids" }} }}
         }}
-    """,
+    """,  # noqa: E501
     "plan": """
         name: "plan" backend: "tensorrt" max_batch_size: 8
         input { name: "image" data_type: TYPE_FP16 format: FORMAT_NCHW dims: [ 3, 8, 8 ] is_non_linear_format_io: true }
         input { name: "shape" data_type: TYPE_INT32 dims: [ 2 ] is_shape_tensor: true }
         output { name: "out" data_type: TYPE_FP32 dims: [ 2 ] }
         instance_group { kind: KIND_AUTO profile: [ "0", "1" ] }
-    """,
+    """,  # noqa: E501
     "sequence": """
         name: "sequence" backend: "null" max_batch_size: 4
         input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }
@@ -69,7 +72,7 @@ GOOD: Final = {
                   initial_state { name: "i" data_type: TYPE_FP32 dims: [ 1, 2 ] data_file: "zeros" } }
           state { input_name: "ti" output_name: "to" data_type: TYPE_INT32 dims: [ 1 ] initial_state { name: "j" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }
         }
-    """,
+    """,  # noqa: E501
     "direct": """
         name: "direct" backend: "null" max_batch_size: 4
         input { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }
@@ -93,7 +96,7 @@ GOOD: Final = {
           step { model_name: "model" model_version: -1 input_map { key: "ids" value: "tok.ids" } input_map { key: "mask" value: "tok.mask" }
                  output_map { key: "scores" value: "scores" } }
         }
-    """,
+    """,  # noqa: E501
     "outer": """
         name: "outer" platform: "ensemble" max_batch_size: 4
         input { name: "t" data_type: TYPE_STRING dims: [ -1 ] }
@@ -102,7 +105,7 @@ GOOD: Final = {
           step { model_name: "stream" model_version: -1 input_map { key: "x" value: "s2" } output_map { key: "y" value: "u" } }
           step { model_name: "echo" model_version: -1 input_map { key: "x" value: "t" } output_map { key: "y" value: "s2" } }
         }
-    """,
+    """,  # noqa: E501
     "echo": """
         name: "echo" backend: "null" max_batch_size: 0
         input { name: "x" data_type: TYPE_STRING dims: [ -1, 1 ] }
@@ -115,7 +118,8 @@ def good(library: bytes = b"") -> Repository:
     """The good repository.
 
     Args:
-        library: some shared library, which is no batching strategy but may stand for one; a server does not take an empty one.
+        library: some shared library, which is no batching strategy but may stand for one; a server
+            does not take an empty one.
     """
     configs = {name: text_format.Parse(text, pb.ModelConfig()) for name, text in GOOD.items()}
     files = {name: {"1/": b""} for name in configs}

@@ -1,4 +1,8 @@
-"""Hypothesis strategies for the config of one model: every field of ModelConfig, and valid but for a chance set on purpose elsewhere."""
+"""Hypothesis strategies for the config of one model.
+
+They cover every field of ModelConfig. The config is valid except for faults that are injected
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +86,7 @@ def tensor(
 
 
 def _reshape(draw: Draw, target: Any, shape: list[int], batching: bool) -> None:
-    """Another shape of as many elements: sizes of 1 put in or left out, neighbours joined."""
+    """Return another shape with as many elements: sizes of 1 added or removed, neighbors joined."""
     target.reshape.SetInParent()
     if batching and all(dim == 1 for dim in shape) and chance(draw, 50):
         return
@@ -98,7 +102,10 @@ def _reshape(draw: Draw, target: Any, shape: list[int], batching: bool) -> None:
 
 
 def decorate(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
-    """Everything of a model that has its tensors and ``max_batch_size`` but no backend yet; ``files`` gets the files it needs."""
+    """Draw everything of a model that has its tensors and ``max_batch_size`` but no backend.
+
+    ``files`` receives the files that it needs.
+    """
     config.backend = draw(st.sampled_from(BACKENDS))
     if chance(draw, 50):
         config.platform = _PLATFORMS.get(config.backend, "")
@@ -247,7 +254,11 @@ def _instances(draw: Draw, config: Any) -> None:
 
 
 def _warmup(draw: Draw, config: Any, files: dict[str, bytes]) -> None:
-    """Samples of all required inputs. Shape tensors have a batch dimension of their own in Triton's warm-up, so there are none beside them."""
+    """Draw samples of all required inputs.
+
+    In Triton's warm-up, shape tensors have their own batch dimension, so a model with shape tensors
+    gets no samples.
+    """
     if any(tensor.is_shape_tensor for tensor in config.input):
         return
     for number in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):

@@ -1,4 +1,7 @@
-"""Compares what the product says of whole resources with what a real Triton says of the configs rendered of them."""
+"""Compare the product's verdicts on whole resources with those of a real Triton.
+
+Triton gets the configs that are rendered from the resources.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,16 @@ from .engine import Differential, DisagreementError
 from .resources import Document, documents, through
 
 STRICTER: Final = {
-    r"since only one side batches": "Triton takes equal dims where one side alone batches, and then fails every batch of two or more rows",
-    r"is already answered as": "the renderer maps a tensor once; what is rendered past the check lacks the second output",
-    r"runs on GPUs only": "the plan would fail in its backend, which the null backend stands in for",
+    r"since only one side batches": (
+        "Triton takes equal dims where one side alone batches, and then fails every batch of two "
+        "or more rows"
+    ),
+    r"is already answered as": (
+        "the renderer maps a tensor once; what is rendered past the check lacks the second output"
+    ),
+    r"runs on GPUs only": (
+        "the plan would fail in its backend, which the null backend stands in for"
+    ),
 }
 """Findings that speak of Triton's rules and go further on purpose: what they say → why."""
 
@@ -35,7 +45,8 @@ class Tally:
         loaded: accepted, and every model of it loaded.
         refused: refused by both sides.
         unrendered: refused, and no config can be made of them.
-        own: refused for the product's own reasons, and Triton loads them; by what the first finding says.
+        own: refused for the product's own reasons, and Triton loads them; by what the first finding
+            says.
         loads: models that Triton was asked to load.
     """
 
@@ -47,8 +58,12 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.loads} real loads of {self.loaded + self.refused + self.unrendered + self.own.total()} resources: accepted and loaded {self.loaded}, "
-            f"refused by both {self.refused}, refused by the product's own rules {self.own.total()}, refused and not to be rendered {self.unrendered}, disagreements 0"
+            f"{self.loads} real loads of "
+            f"{self.loaded + self.refused + self.unrendered + self.own.total()} resources: "
+            f"accepted and loaded {self.loaded}, "
+            f"refused by both {self.refused}, refused by the product's own rules "
+            f"{self.own.total()}, refused and not to be rendered {self.unrendered}, disagreements "
+            f"0"
         )
 
 
@@ -56,7 +71,8 @@ def compare(differential: Differential, document: Document, tally: Tally) -> Non
     """Take one resource through the product and ask Triton.
 
     Raises:
-        DisagreementError: an accepted resource does not load, or one loads that the judge refused, or that was refused for no stated reason.
+        DisagreementError: an accepted resource does not load, or one loads that the judge refused,
+            or that was refused for no stated reason.
     """
     passage = through(document)
     if passage.repository is None:

@@ -1,4 +1,7 @@
-"""Makes a repository on which the judge and Triton disagree as small as it can: takes away one thing after another while they still do."""
+"""Minimize a repository on which the validator and Triton disagree.
+
+It removes one thing after another while they still disagree.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ _Path = tuple[tuple[str, Any], ...]
 
 
 def _paths(message: Any, before: _Path = ()) -> Iterator[_Path]:
-    """Everything that is set: (field, None), or (field, index or key) for a part of a repeated field or a map; outer things first."""
+    """Yield everything that is set, outer things first.
+
+    Each is (field, None), or (field, index or key) for a part of a repeated field or a map.
+    """
     for field, value in message.ListFields():
         if not field.is_repeated:
             yield (*before, (field.name, None))

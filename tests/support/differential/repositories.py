@@ -1,4 +1,7 @@
-"""Hypothesis strategies for whole model repositories: steps, an ensemble over them, sometimes an ensemble over that, and a few random faults."""
+"""Hypothesis strategies for whole model repositories.
+
+They have steps, an ensemble over them, sometimes an ensemble over that, and a few random faults.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,14 @@ _TEXTS: Final = (
     "zz",
 )
 _NUMBERS: Final = (-2, -1, 0, 1, 2, 3, 7)
-# Fields whose random values would end or fill up the machine's memory, or ask for things beyond Triton's core.
+# Fields whose random values would exhaust the machine's memory, or request features beyond Triton's
+# core.
 _SPARED: Final = frozenset({"name", "profile", "parameters"})
 
 
 @dataclass
 class _Tensor:
-    """A tensor of an ensemble: its name, element type, dims and whether somebody reads it."""
+    """A tensor of an ensemble: its name, element type, dims and whether a step reads it."""
 
     name: str
     data_type: int
@@ -49,7 +53,10 @@ class _Tensor:
 
 @st.composite
 def repositories(draw: Draw, faults: bool = True) -> Repository:
-    """A repository that is valid, or (with ``faults``, in more than half) has a few random faults."""
+    """Draw a repository that is valid or has a few random faults.
+
+    Faults need ``faults``; then more than half of the repositories have some.
+    """
     repository = Repository({})
     _ensemble(draw, repository)
     if chance(draw, 15):
@@ -103,7 +110,10 @@ def _ensemble(draw: Draw, repository: Repository) -> None:
 
 
 def _prune(config: Any, needed: set[str]) -> set[str]:
-    """Leave out the steps that nobody needs, and the tensors; the names of the tensors that are read."""
+    """Remove steps and tensors that nothing needs.
+
+    Returns the names of the tensors that are read.
+    """
     steps = []
     read: set[str] = set()
     for step in reversed(config.ensemble_scheduling.step):
@@ -218,7 +228,10 @@ def _outer(draw: Draw, repository: Repository) -> None:
 
 
 def _fault(draw: Draw, message: Any) -> None:
-    """Set one field, somewhere in a message, to some value; what becomes of it is for both sides to say."""
+    """Set one random field of a message to a random value.
+
+    Both sides decide whether the result is valid.
+    """
     fields = [field for field in message.DESCRIPTOR.fields if field.name not in _SPARED]
     if not fields:
         return

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for whole resources, and the way of one through the product to a real Triton."""
+"""Hypothesis strategies for whole resources, and their path to a real Triton."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ _SOURCES: Final = {
     "pytorch_libtorch": "model.pt",
     "tensorrt_plan": "model.plan",
 }
-_CODE: Final = "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+_CODE: Final = (
+    "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n    def "
+    "execute(self, requests):\n        return []\n"
+)
 _VALUES: Final[tuple[Any, ...]] = (
     None,
     0,
@@ -87,7 +90,10 @@ def documents(draw: Draw) -> Document:
 
 
 def _made(draw: Draw) -> Document:
-    """A pipeline of one to four steps of any platform, each with batchers, groups and tensors of its own."""
+    """Draw a pipeline of one to four steps of any platform.
+
+    Each step has its own batchers, groups and tensors.
+    """
     size = draw(st.sampled_from((0, 1, 8)))
     inputs = [
         {"name": f"IN{index}", "dataType": draw(st.sampled_from(_TYPES)), "dims": draw(_DIMS)}
@@ -276,7 +282,7 @@ def through(document: Document) -> Passage:
 
 
 def _for_the_local_server(document: Document) -> Document:
-    """The resource with the release of the local Triton, whose rules are the ones to compare with."""
+    """Return the resource with the local Triton's release, whose rules are compared."""
     spec = document["spec"]
     server = spec.get("server") or {}
     if not isinstance(server, dict):
@@ -307,7 +313,10 @@ def _past_the_checks(graph: Graph) -> dict[str, str]:
 
 
 def _repository(graph: Graph, texts: dict[str, str]) -> Repository:
-    """The configs with the version folders that the loader makes. A machine without GPUs stands for one with them: KIND_GPU becomes KIND_CPU."""
+    """Return the configs with the version folders that the loader creates.
+
+    A machine without GPUs replaces one with GPUs, so KIND_GPU becomes KIND_CPU.
+    """
     configs = {name: text_format.Parse(text, pb.ModelConfig()) for name, text in texts.items()}
     files = {name: {"1/": b""} for name in configs}
     for step in graph.models:

@@ -1,7 +1,10 @@
-"""A Triton whose core is real and whose model backends are one small C library that answers with zeros.
+"""A Triton with a real core and stub backends.
 
-Loading a model of it starts no process, so that thousands of loads are cheap. It stands in, under their names, for the backends that the local
-Triton lacks: Triton's own validation of their configs is real, what these backends would check themselves is not.
+All model backends are one small C library that answers with zeros.
+
+Loading a model starts no process, so that thousands of loads are cheap. The library replaces, under
+their names, the backends that the local Triton does not have. Triton's own validation of their
+configs is real; checks by these backends themselves do not happen.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from triton_pipelines.triton.distribution import Distribution, cache_folder, obt
 SOURCE: Final = Path(__file__).with_name("null.c")
 NAME: Final = "null"
 STAND_INS: Final = ("onnxruntime", "tensorrt", "pytorch", "vllm", "tensorrtllm", "dali", "fil")
-"""Backends that the local Triton lacks and that the null backend stands in for."""
+"""Backends that the local Triton does not have and that the null backend replaces."""
 
 FLAGS: Final = ("-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror")
 _COMPILERS: Final = ("cc", "gcc", "clang")
@@ -41,7 +44,9 @@ def library() -> Path:
 
 
 def compiled(source: Path) -> Path:
-    """A shared library made of one C file without any header of Triton; undefined symbols are the server's.
+    """Compile a shared library from one C file without any Triton header.
+
+    Undefined symbols are resolved by the server.
 
     Raises:
         CompilerError: no C compiler, or it does not take the file.
@@ -70,18 +75,22 @@ def _compiler() -> str:
     found = next((path for name in wanted if (path := shutil.which(name))), None)
     if found is None:
         raise CompilerError(
-            f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc (Debian: apt-get install gcc libc6-dev), or set CC"
+            f"no C compiler ({', '.join(wanted)}) is on this machine: install gcc "
+            f"(Debian: apt-get install gcc libc6-dev), or set CC"
         )
     return found
 
 
 def distribution(backends: Path, *extra: str, python: bool = True) -> Distribution:
-    """The local Triton with the null backend added, under its own name and those of the backends it stands in for.
+    """Return the local Triton with the null backend added.
+
+    The backend is available under its own name and those of the backends that it replaces.
 
     Args:
-        backends: a new folder, made here, for Triton's own backends and the library.
-        extra: further backend names to stand in for.
-        python: whether the python backend is the real one; else the null backend stands in for it too, so that a load starts no process.
+        backends: a new folder, created here, for Triton's own backends and the library.
+        extra: further backend names to replace.
+        python: whether the python backend is the real one; otherwise the null backend replaces it
+            too, so that a load starts no process.
     """
     real = obtain()
     made = library()

@@ -1,13 +1,17 @@
-"""Serves the sample models inside a cluster: a stand-in model hub, plain files, and the same files from bad servers.
+"""Serve the sample models inside a cluster.
 
-    /api/models/…, /<org>/<name>/resolve/…   the hub's API (tests.support.hub), for ``--source-map hf://=http://HOST:PORT``
-    /s3/<bucket>/<key>                       a file, for ``--source-map s3://<bucket>/=http://HOST:PORT/s3/<bucket>/``
-    /slow/<seconds>/<path>                   the file, with a pause of that many seconds in the middle
-    /truncated/<path>                        the connection ends in the middle, every time; nothing can be resumed
-    /flaky/<path>                            the connection ends in the middle, but the rest can be asked for
-    /corrupt/<path>                          a file of the same size with one byte changed
-    /missing/<path>                          404
-    /healthz                                 200
+The server simulates a model hub, plain files, and the same files from faulty servers.
+
+    /api/models/…             the hub's API (tests.support.hub),
+    /<org>/<name>/resolve/…     for ``--source-map hf://=http://HOST:PORT``
+    /s3/<bucket>/<key>        a file,
+                                for ``--source-map s3://<bucket>/=http://HOST:PORT/s3/<bucket>/``
+    /slow/<seconds>/<path>    the file, with a pause of that many seconds in the middle
+    /truncated/<path>         the connection ends in the middle every time; no resume is possible
+    /flaky/<path>             the connection ends in the middle, but the rest can be requested
+    /corrupt/<path>           a file of the same size with one byte changed
+    /missing/<path>           404
+    /healthz                  200
 
 ``python server.py FOLDER [PORT]`` serves ``FOLDER/s3`` and ``FOLDER/hub`` until interrupted.
 """

@@ -44,7 +44,7 @@ async def test_the_limit_shows_in_the_batches(
 ) -> None:
     """A batch waits for its eighth request.
 
-    The library lets three in, and the fourth sends them off.
+    The library admits three, and the fourth sends them off.
     """
     model_name = f"strategy_{name}"
     parameters = {PARAMETER: str(triton.repository / model_name / str(place))} if named else {}
@@ -76,10 +76,10 @@ async def test_the_limit_shows_in_the_batches(
 async def test_without_a_delay_a_library_cannot_limit_a_batch(
     triton: Workbench, client: Asker, library: bytes
 ) -> None:
-    """Of Triton 24.10.
+    """Triton 24.10 counts a request that joins a waiting batch separately.
 
-    What joins a batch that only waits for its instance gets an account of its own, so that every
-    request is the first.
+    A request that joins a batch that only waits for its instance gets a separate account, so that
+    every request is the first.
     """
     model = await triton.deploy(
         "strategy_undelayed", "dynamic_batching { }", files={"batchstrategy.so": library}

@@ -10,7 +10,7 @@ import pytest
 from tests.support.recorder import Asker, Workbench, until
 
 pytestmark = pytest.mark.integration
-# Longer than any test: who waits for it waits for ever.
+# Longer than any test: a request that waits for it waits forever.
 NEVER_US = 3_600_000_000
 
 
@@ -47,8 +47,9 @@ async def test_without_dynamic_batching_every_request_runs_alone(
 
 @pytest.mark.proves("spec.model.dynamicBatching.preferredBatchSizes", "behaviour")
 async def test_a_preferred_size_ends_the_wait(triton: Workbench, client: Asker) -> None:
-    """Three requests wait for ever, four run at once, and the fifth waits for three more, though a
-    batch could hold eight.
+    """Three requests wait forever, four run at once, and the fifth waits for three more.
+
+    A batch could hold eight.
     """
     scheduling = (
         f"dynamic_batching {{ preferred_batch_size: [ 4 ] max_queue_delay_microseconds: "

@@ -1,7 +1,6 @@
-"""Overload.
+"""A step whose queue is full sheds load at once, also through the ensemble.
 
-A step whose queue is full sheds load at once, through the ensemble too, and what it has accepted is
-answered.
+It answers what it has accepted.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(
     await second.until_executing(1)
     tasks = [client.ask("shedding", value) for value in range(10, 10 + FACTOR * LIMIT)]
     refused: set[asyncio.Task[object]] = set()
-    # Nothing is executed meanwhile: who is refused is refused at once, not when his time is up.
+    # Nothing is executed meanwhile: requests are refused at once, not when they time out.
     while len(refused) < (FACTOR - 1) * LIMIT:
         done, _ = await asyncio.wait(
             set(tasks) - refused, timeout=20, return_when=asyncio.FIRST_COMPLETED
@@ -76,9 +75,9 @@ async def test_a_full_queue_sheds_at_once_and_answers_what_it_took(
 
 
 async def test_who_has_waited_too_long_is_not_computed(triton: Workbench, client: Asker) -> None:
-    """A time in the queue instead of a length.
+    """Limit the time in the queue instead of its length.
 
-    Right at every speed of the step, though it refuses late.
+    This is right at every speed of the step, but it refuses late.
     """
     _, second = await deploy(
         triton, "expiring", "timeout_action: REJECT default_timeout_microseconds: 1000"

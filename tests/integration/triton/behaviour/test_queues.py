@@ -1,4 +1,4 @@
-"""Priorities and queue policies: who is served first, who is turned away, and whose time is up."""
+"""Priorities and queue policies: serving order, refused requests and timeouts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_priority_has_a_policy_of_its_own_beside_the_default_one(
 
 
 async def after(microseconds: int) -> None:
-    """So much time has passed."""
+    """Wait for this time to pass."""
     end = time.monotonic() + microseconds / 1e6
     await until(lambda: time.monotonic() > end, "time passes")
 
@@ -178,8 +178,9 @@ async def test_timeouts(
     refused: bool,
     order: list[int],
 ) -> None:
-    """1 and 2 carry the client's time, 3 comes after their time is up and carries none (unless its
-    own default is short as well).
+    """Requests 1 and 2 have the client's timeout; 3 comes after it and has none.
+
+    Request 3 has a timeout only if its own default is short as well.
     """
     # The one that keeps the instance busy has a level of its own, without a time.
     scheduling = (

@@ -134,9 +134,9 @@ async def test_a_sequence_stays_with_its_instance(
 @pytest.mark.proves("spec.model.sequenceBatching.strategy", "behaviour")
 @pytest.mark.proves("spec.model.sequenceBatching.maxCandidateSequences", "behaviour")
 async def test_oldest_batches_over_sequences(triton: Workbench, client: Asker) -> None:
-    """Requests of different sequences share a batch, those of one never.
+    """Requests of different sequences share a batch; those of one sequence never do.
 
-    A candidate too many waits for an end.
+    A surplus candidate waits until a sequence ends.
     """
     strategy = (
         f"oldest {{ max_candidate_sequences: 2 preferred_batch_size: [ 2 ] "
@@ -205,9 +205,9 @@ async def test_a_sequence_that_is_not_idle_keeps_its_slot(triton: Workbench, cli
 
 
 async def test_correlation_ids_may_be_texts(triton: Workbench, client: Asker) -> None:
-    """Two slots: both sequences go on where they began.
+    """With two slots, both sequences continue where they began.
 
-    As a tensor (CORRID) a text fails every request of a python model in Triton 24.10.
+    As a tensor (CORRID), a text fails every request of a python model in Triton 24.10.
     """
     model = await triton.deploy(
         "named_sequence", scheduling("direct { }", corrid=None), max_batch_size=2
@@ -234,9 +234,9 @@ async def test_correlation_ids_may_be_texts(triton: Workbench, client: Asker) ->
 
 @pytest.mark.proves("spec.model.sequenceBatching.states[].initial", "behaviour")
 async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: Asker) -> None:
-    """The python backend hands a state in, but never takes one back.
+    """The python backend passes a state in but never takes one back.
 
-    What a step keeps, it keeps itself.
+    A step has to keep its own state.
     """
     state = (
         'state [ { input_name: "STATE" output_name: "NEXT" data_type: TYPE_INT32 dims: [ 2 ]'
@@ -262,9 +262,9 @@ async def test_a_state_begins_with_its_initial_value(triton: Workbench, client: 
 async def test_a_state_lasts_as_long_as_its_sequence(
     triton: Workbench, client: Asker, tmp_path: Path
 ) -> None:
-    """With a backend that gives the state back.
+    """With a backend that returns the state, every sequence adds up its own numbers.
 
-    Every sequence adds up its own numbers, from its initial value on.
+    Each starts from its initial value.
     """
     library = compiled(Path(__file__).with_name("accumulate.c"), tmp_path)
     state = (
@@ -291,7 +291,7 @@ async def test_a_state_lasts_as_long_as_its_sequence(
     ):
         sums.append((await ask(client, model, value, sequence, start=start, end=end))["Y"][0][0])
     assert sums == [101, 110, 103, 130, 106]
-    # A sequence that begins anew begins with the initial value.
+    # A restarted sequence begins with the initial value.
     assert (await ask(client, model, 5, 7, start=True, end=True))["Y"] == [[105]]
 
 

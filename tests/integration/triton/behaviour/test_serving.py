@@ -1,6 +1,7 @@
-"""What a model's config says beside batching.
+"""Settings of a model's config other than batching.
 
-Versions, warm-up, host policies, the response cache, parameters, and steps that call models.
+They are versions, warm-up, host policies, the response cache, parameters, and steps that call
+models.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def test_version_policies(
 ) -> None:
     """Folders are versions by their number, not by their text.
 
-    Who asks for none gets the highest.
+    A request without a version gets the highest one.
     """
     model = f"versions_{name}"
     await triton.deploy(model, policy, versions=(1, 2, 3, 10), code=VERSIONED)
@@ -146,9 +147,9 @@ async def test_instances(
 
 @pytest.mark.proves("spec.model.instances.hostPolicy", "behaviour")
 async def test_a_host_policy_binds_its_instances(triton: Workbench) -> None:
-    """The server's policy ``behaviour`` is the first core.
+    """The server's host policy ``behaviour`` binds instances to the first core.
 
-    Without one an instance takes them all.
+    Without a policy, an instance uses all cores.
     """
     bound = await triton.deploy(
         "bound", instances='count: 1 kind: KIND_CPU host_policy: "behaviour"'

@@ -49,7 +49,7 @@ async def test_a_step_of_an_ensemble_may_go_without_its_optional_input(
 async def test_the_model_sees_reshaped_tensors(triton: Workbench, client: Asker) -> None:
     """The client's [rows, 1] and [rows, 4] are the model's [rows] and [rows, 2, 2].
 
-    Its answers go back the other way.
+    Answers are reshaped in the opposite direction.
     """
     inputs = (
         f"{tensor('X', more='reshape { shape: [ ] }')}, "
@@ -125,8 +125,9 @@ NAMES = (
 @pytest.mark.proves("spec.model.outputs[].name", "behaviour")
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
 async def test_tensor_names_of_every_kind(triton: Workbench, client: Asker, number: int) -> None:
-    """As a model's input and output at once, alone and through an ensemble that calls it by the
-    same name.
+    """Use a name as a model's input and output at once.
+
+    The model is called alone and through an ensemble that uses the same name.
     """
     name = NAMES[number]
     text = tensor(name)
