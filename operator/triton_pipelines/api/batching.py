@@ -36,7 +36,9 @@ class QueuePolicy(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Requests that may wait; further requests are rejected with 503. 0: no limit.",
+            description=(
+                "Requests that may wait; further requests are rejected with 503. 0: no limit."
+            ),
         ),
     ] = None
     timeout_action: Annotated[
@@ -80,7 +82,10 @@ class PriorityQueuePolicy(QueuePolicy):
     ]
 
 
-_DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.defaultTimeoutMicroseconds) && {0}.defaultTimeoutMicroseconds > 0"
+_DELAYS = (
+    "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.defaultTimeoutMicroseconds)"
+    " && {0}.defaultTimeoutMicroseconds > 0"
+)
 
 
 class DynamicBatching(ApiModel):
@@ -149,12 +154,15 @@ class DynamicBatching(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering)"
-            " || has(self.queuePolicy) || has(self.priorityLevels) ||"
-            " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
+            cel=(
+                "!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) ||"
+                " has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering) ||"
+                " has(self.queuePolicy) || has(self.priorityLevels) ||"
+                " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))"
+            ),
             message=(
-                "mode Disabled allows no other settings, because Triton has no queue policy without a"
-                " batcher; remove them or set mode to Enabled"
+                "mode Disabled allows no other settings, because Triton has no queue policy"
+                " without a batcher; remove them or set mode to Enabled"
             ),
             holds=lambda b: (
                 b.mode is Switch.ENABLED
@@ -285,8 +293,8 @@ class SequenceControl(ApiModel):
         DataType | None,
         Field(
             description=(
-                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default),"
-                " INT64, UINT32, INT32 or STRING."
+                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the"
+                " default), INT64, UINT32, INT32 or STRING."
             )
         ),
     ] = None
@@ -294,12 +302,13 @@ class SequenceControl(ApiModel):
     rules = (
         FieldRule(
             cel=(
-                "!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64',"
-                " 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])"
+                "!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64',"
+                " 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32',"
+                " 'BOOL'])"
             ),
             message=(
-                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64, UINT32,"
-                " INT32 or STRING for CORRID"
+                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64,"
+                " UINT32, INT32 or STRING for CORRID"
             ),
             holds=lambda c: (
                 c.data_type is None
@@ -358,8 +367,8 @@ class SequenceBatching(ApiModel):
         SequenceStrategy,
         Field(
             description=(
-                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed from"
-                " the oldest requests."
+                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed"
+                " from the oldest requests."
             )
         ),
     ]
@@ -369,8 +378,8 @@ class SequenceBatching(ApiModel):
             ge=1,
             le=86_400_000_000,
             description=(
-                "Microseconds without a request after which a sequence ends. Default: that of Triton,"
-                " 1 s."
+                "Microseconds without a request after which a sequence ends. Default: that of"
+                " Triton, 1 s."
             ),
         ),
     ] = None
@@ -426,8 +435,8 @@ class SequenceBatching(ApiModel):
             ge=0,
             le=100,
             description=(
-                "Direct: percentage of slots that must be filled for a batch to run before its delay"
-                " ends."
+                "Direct: percentage of slots that must be filled for a batch to run before its"
+                " delay ends."
             ),
         ),
     ] = None
@@ -439,7 +448,9 @@ class SequenceBatching(ApiModel):
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message="maxCandidateSequences is required for strategy Oldest and not allowed for Direct",
+            message=(
+                "maxCandidateSequences is required for strategy Oldest and not allowed for Direct"
+            ),
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),
@@ -478,8 +489,8 @@ class BatchStrategy(ApiModel):
         SourceSpec | None,
         Field(
             description=(
-                "The shared library; it becomes batchstrategy.so in the model's folder, where Triton"
-                " looks for it."
+                "The shared library; it becomes batchstrategy.so in the model's folder, where"
+                " Triton looks for it."
             )
         ),
     ] = None

@@ -102,8 +102,8 @@ class StepCopies(ApiModel):
             ge=1,
             le=MAX_INSTANCES,
             description=(
-                "Highest count; CPU and memory limits are sized for it. Default: 4, or initial if that"
-                " is higher."
+                "Highest count; CPU and memory limits are sized for it. Default: 4, or initial if"
+                " that is higher."
             ),
         ),
     ] = None
@@ -111,9 +111,10 @@ class StepCopies(ApiModel):
         InstanceKind | None,
         Field(
             description=(
-                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for"
-                " tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is"
-                " 0, MODEL for vllm). It does not request a GPU; server.gpu does."
+                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU"
+                " for tokenizer, postprocess and steps; GPU for the model (CPU where"
+                " server.gpu.count is 0, MODEL for vllm). It does not request a GPU; server.gpu"
+                " does."
             )
         ),
     ] = None
@@ -139,8 +140,8 @@ class StepCopies(ApiModel):
         ),
         FieldRule(
             cel=(
-                "(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial : has(self.min) ?"
-                " self.min : 1)"
+                "(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial :"
+                " has(self.min) ? self.min : 1)"
             ),
             message="instances.initial must be at least instances.min",
             holds=lambda i: (i.min or 1) <= (i.initial or i.min or 1),
@@ -148,8 +149,8 @@ class StepCopies(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min : 1)"
-                " <= self.max"
+                "!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min :"
+                " 1) <= self.max"
             ),
             message="instances.max must be at least instances.initial and instances.min",
             holds=lambda i: i.max is None or (i.initial or i.min or 1) <= i.max,

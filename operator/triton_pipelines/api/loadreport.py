@@ -207,7 +207,10 @@ def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple
             continue
         was = f"revision {before.revision or 'none'}, sha256 {before.sha256 or 'unknown'}"
         now = f"revision {item.resolved_revision or 'none'}, sha256 {item.sha256 or 'unknown'}"
-        message = f"{item.uri}: this pod loaded {now}, while this pipeline revision was first loaded from {was}"
+        message = (
+            f"{item.uri}: this pod loaded {now}, while this pipeline revision was first loaded from"
+            f" {was}"
+        )
         findings.append(
             LoadFinding(step=item.step, reason=LoadReason.SOURCE_CHANGED, message=message)
         )

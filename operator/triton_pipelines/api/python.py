@@ -47,15 +47,17 @@ class Code(ApiModel):
     source: Annotated[
         ModelSource | None,
         Field(
-            description="A file that contains it, or a folder with model.py and the modules it imports."
+            description=(
+                "A file that contains it, or a folder with model.py and the modules it imports."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
             cel=(
-                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source)"
-                " ? 1 : 0) == 1"
+                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) +"
+                " (has(self.source) ? 1 : 0) == 1"
             ),
             message="exactly one of code.inline, code.configMapKeyRef and code.source is required",
             holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
@@ -73,7 +75,10 @@ class SideFile(ApiModel):
             min_length=1,
             max_length=256,
             pattern=SIDE_PATH_PATTERN,
-            description="Its path below the folder of model.py. Default: the file name; required for a folder.",
+            description=(
+                "Its path below the folder of model.py. Default: the file name; required for a"
+                " folder."
+            ),
         ),
     ] = None
 
@@ -85,8 +90,8 @@ class Environment(ApiModel):
         SourceSpec,
         Field(
             description=(
-                "A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10, 3.12"
-                " from 24.12."
+                "A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10,"
+                " 3.12 from 24.12."
             )
         ),
     ]
@@ -108,8 +113,8 @@ class CodeParts(ApiModel):
         Environment | None,
         Field(
             description=(
-                "A packed Python environment. Default: the image's custom Python; nothing is installed at"
-                " pod start."
+                "A packed Python environment. Default: the image's custom Python; nothing is"
+                " installed at pod start."
             )
         ),
     ] = None
@@ -127,7 +132,9 @@ class Python(CodeParts):
     runner: Annotated[
         Runner | None,
         Field(
-            description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image."
+            description=(
+                "OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image."
+            )
         ),
     ] = None
 

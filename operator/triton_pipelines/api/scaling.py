@@ -42,8 +42,8 @@ class Windows(ApiModel):
             ge=2,
             le=600,
             description=(
-                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals. Default:"
-                " 12; 6 if pods are read directly."
+                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals."
+                " Default: 12; 6 if pods are read directly."
             ),
         ),
     ] = None
@@ -91,7 +91,9 @@ class ScaleDown(ApiModel):
         Field(
             ge=0,
             le=86400,
-            description="Seconds for which a lower count must have sufficed before the count is reduced.",
+            description=(
+                "Seconds for which a lower count must have sufficed before the count is reduced."
+            ),
         ),
     ] = 180
     max_step_percent: Annotated[
@@ -137,7 +139,9 @@ class Scaling(ApiModel):
     mode: Annotated[
         ScalingMode,
         Field(
-            description="Active changes counts; Advisory only publishes decisions; Disabled does nothing."
+            description=(
+                "Active changes counts; Advisory only publishes decisions; Disabled does nothing."
+            )
         ),
     ] = ScalingMode.ACTIVE
     target_utilization_percent: Annotated[
@@ -154,8 +158,8 @@ class Scaling(ApiModel):
             ge=10,
             le=100,
             description=(
-                "Utilization in percent below which a step without waiting requests is not scaled up."
-                " Default: 80, or the target if that is higher."
+                "Utilization in percent below which a step without waiting requests is not scaled"
+                " up. Default: 80, or the target if that is higher."
             ),
         ),
     ] = None
@@ -187,7 +191,9 @@ class Scaling(ApiModel):
         Field(
             ge=1,
             le=120,
-            description="Changes of direction per hour after which counts only grow until the hour is over.",
+            description=(
+                "Changes of direction per hour after which counts only grow until the hour is over."
+            ),
         ),
     ] = 6
     pods: Annotated[
@@ -203,8 +209,8 @@ class Scaling(ApiModel):
         CpuResize | None,
         Field(
             description=(
-                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up to"
-                " what instances.max needs. Default: Disabled."
+                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up"
+                " to what instances.max needs. Default: Disabled."
             )
         ),
     ] = None
@@ -232,8 +238,8 @@ class Scaling(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12)"
-                " <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
+                "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds :"
+                " 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
             ),
             message="windows.fastSeconds must be at most windows.slowSeconds",
             holds=lambda s: s.windows.fast <= s.windows.slow,

@@ -103,7 +103,10 @@ class StepStatus(ApiModel):
     verdict: Annotated[
         Short,
         Field(
-            description="What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced and more."
+            description=(
+                "What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced and"
+                " more."
+            )
         ),
     ] = ""
     verdict_reason: Annotated[
@@ -158,8 +161,8 @@ class ProvenPadding(ApiModel):
         Short,
         Field(
             description=(
-                "Why it was reverted; it is not used again until another run verifies it. Empty: not"
-                " reverted."
+                "Why it was reverted; it is not used again until another run verifies it. Empty:"
+                " not reverted."
             )
         ),
     ] = ""
@@ -174,7 +177,10 @@ class PaddingStatus(ApiModel):
         tuple[ProvenPadding, ...],
         Field(
             max_length=16,
-            description="Paddings that tuning runs verified; Auto uses one for the spec it was measured with.",
+            description=(
+                "Paddings that tuning runs verified; Auto uses one for the spec it was measured"
+                " with."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -277,7 +283,9 @@ class TuningPoint(ApiModel):
     p99_microseconds: Annotated[
         Count,
         Field(
-            description="Measured p99; omitted if more than one request in a hundred got no response."
+            description=(
+                "Measured p99; omitted if more than one request in a hundred got no response."
+            )
         ),
     ] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
@@ -308,8 +316,8 @@ class TuningStatus(ApiModel):
         Short,
         Field(
             description=(
-                "The cheapest padding by the measured cost of the model step, with the milliseconds of"
-                " a full batch for each mode."
+                "The cheapest padding by the measured cost of the model step, with the"
+                " milliseconds of a full batch for each mode."
             )
         ),
     ] = ""
@@ -317,8 +325,8 @@ class TuningStatus(ApiModel):
         Long,
         Field(
             description=(
-                "Merge patch of the spec as YAML, to commit. Empty: no better setting was verified, or"
-                " only another padding, which Auto applies itself."
+                "Merge patch of the spec as YAML, to commit. Empty: no better setting was"
+                " verified, or only another padding, which Auto applies itself."
             )
         ),
     ] = ""

@@ -104,8 +104,8 @@ class InputTensor(OutputTensor):
         Field(
             alias="from",
             description=(
-                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's tensor"
-                " of that usual name, or the pipeline's input of that name."
+                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's"
+                " tensor of that usual name, or the pipeline's input of that name."
             ),
         ),
     ] = None
@@ -117,8 +117,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: requests of different shape share a batch. Default: Enabled for python steps"
-                " with a dim of -1, otherwise Disabled. Other backends receive one flat tensor."
+                "Enabled: requests of different shape share a batch. Default: Enabled for python"
+                " steps with a dim of -1, otherwise Disabled. Other backends receive one flat"
+                " tensor."
             )
         ),
     ] = None

@@ -93,7 +93,8 @@ def check_name(name: str) -> None:
         or len(name.encode()) > 1024
     ):
         raise SourceError(
-            f"holds a file named {name[:200]!r}, which is not a plain path below its folder: rename it"
+            f"holds a file named {name[:200]!r}, which is not a plain path below its folder: rename"
+            " it"
         )
 
 

@@ -282,7 +282,8 @@ class OciSource:
         realm = values.get("realm", "")
         if not realm.startswith(("https://", "http://")):
             raise SourceError(
-                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not support"
+                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not"
+                " support"
             )
         if urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https":
             raise SourceError("the registry sends credentials to an address without TLS: refused")

@@ -126,7 +126,8 @@ def check_available() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise PlotError(
-            "matplotlib is not installed; run `pip install matplotlib`, or install triton-pipelines with its extra `plots`"
+            "matplotlib is not installed; run `pip install matplotlib`, or install"
+            " triton-pipelines with its extra `plots`"
         )
 
 

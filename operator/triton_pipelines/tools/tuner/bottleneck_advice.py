@@ -116,9 +116,9 @@ def advise(
         return BottleneckAdvice(
             Bottleneck.QUEUE,
             f"Queue-bound: {load.text} at the highest rate that counts, and no other step is"
-            " busier: the time is spent before and between the steps, by waiting, a CPU"
-            " limit of the pod, or other load on the machine. A higher SLO, a higher limit or an idle machine helps;"
-            " more instances do not.",
+            " busier: the time is spent before and between the steps, by waiting, a CPU limit"
+            " of the pod, or other load on the machine. A higher SLO, a higher limit or an"
+            " idle machine helps; more instances do not.",
         )
     return _model_advice(pipe, load, seen.get(load.slowest.name))
 
