@@ -1,7 +1,4 @@
-"""Triton's schedulers of one step, as a user writes them.
-
-Dynamic batcher, sequence batcher, custom batching library.
-"""
+"""Triton's schedulers of one step: dynamic batcher, sequence batcher, custom batching library."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ LIBRARY_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
 
 
 class TimeoutAction(StrEnum):
-    """What happens to a request whose time in the queue is over."""
+    """What happens to a request that waited too long in the queue."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
@@ -64,7 +61,7 @@ class QueuePolicy(ApiModel):
 
     @property
     def delays(self) -> bool:
-        """Whether a request that waited too long is put behind all others."""
+        """Whether a request that waited too long is moved behind all others."""
         return (
             self.timeout_action is TimeoutAction.DELAY
             and (self.default_timeout_microseconds or 0) > 0
@@ -74,7 +71,7 @@ class QueuePolicy(ApiModel):
 class PriorityQueuePolicy(QueuePolicy):
     """Bounds of the queue of one priority level.
 
-    What is left out is unlimited, whatever queuePolicy says.
+    Omitted limits are unlimited, regardless of queuePolicy.
     """
 
     priority: Annotated[
@@ -91,7 +88,7 @@ _DELAYS = (
 class DynamicBatching(ApiModel):
     """Triton's dynamic batcher of one step.
 
-    Left out, it is on with Triton's defaults (unless sequenceBatching is set).
+    If omitted, it is on with Triton's defaults (unless sequenceBatching is set).
     """
 
     mode: Annotated[Switch, Field(description="Disabled: the step runs one request at a time.")] = (
@@ -321,7 +318,7 @@ class SequenceControl(ApiModel):
 
 
 class InitialState(StrEnum):
-    """What a state holds when a sequence starts."""
+    """Content of a state when a sequence starts."""
 
     ZERO = "Zero"
     UNDEFINED = "Undefined"
@@ -482,7 +479,7 @@ class SequenceBatching(ApiModel):
 class BatchStrategy(ApiModel):
     """A custom batching library.
 
-    C functions that decide which requests join a batch, on top of the dynamic batcher.
+    Its C functions decide which requests join a batch, on top of the dynamic batcher.
     """
 
     source: Annotated[

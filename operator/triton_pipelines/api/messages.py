@@ -37,7 +37,7 @@ from .steps import BACKEND_PATTERN, STEP_NAME_PATTERN
 from .suggestions import did_you_mean, plain
 from .v1alpha1 import OTLP_PATTERN, ROOT_RULES
 
-# The type that each of pydantic's type errors expects, named as users know it.
+# The type that each of pydantic's type errors expects, in terms that users know.
 _EXPECTED_TYPE = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -48,7 +48,7 @@ _EXPECTED_TYPE = {
     "model_type": "a mapping",
 }
 
-# What a value that fits the pattern is, with an example.
+# Description of a value that matches the pattern, with an example.
 MEANING = {
     TRITON_NAME_PATTERN: (
         "a model name: letters, digits and _+=@~-, parts joined by single dots, such as bert-base"
@@ -126,8 +126,8 @@ MEANING = {
     ),
 }
 
-# What others call a choice, without case and separators (Triton's config.pbtxt, its HTTP API, ONNX,
-# numpy, Kubernetes).
+# Names of a choice in other products, without case and separators (Triton's config.pbtxt, its HTTP
+# API, ONNX, numpy, Kubernetes).
 _CALLED = {
     "true": "Enabled",
     "false": "Disabled",
@@ -160,7 +160,7 @@ _CALLED = {
     "huggingface": "HuggingFace",
     "bert": "HuggingFace",
 }
-# How others begin an address.
+# URI schemes that other products use for the same kind of source.
 _SCHEMES_CALLED = {
     "gcs": "gs",
     "azure": "az",
@@ -172,7 +172,7 @@ _SCHEMES_CALLED = {
     "http": "https",
     "claim": "pvc",
 }
-# What a single text in the place of a mapping says.
+# The field that a single text instead of a mapping is probably meant for.
 _MAIN_TEXT: dict[type[ApiModel], str] = {Code: "inline", Postprocess: "type", ServerSpec: "image"}
 
 
@@ -201,8 +201,8 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """Return the message for one of pydantic's errors.
 
     Args:
-        item: an item of ``ValidationError.errors()``.
-        document: the resource as written; step names in it become suggestions.
+        item: An item of ``ValidationError.errors()``.
+        document: The resource as written; its step names become suggestions.
     """
     kind, value, location = item["type"], item.get("input"), item["loc"]
     if _is_env_value(location) and isinstance(value, (int, float)):

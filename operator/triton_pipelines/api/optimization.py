@@ -1,6 +1,6 @@
 """Settings of how a backend runs a model's file.
 
-Versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range.
+They cover versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine and the token range.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ class VersionPolicy(ApiModel):
 
     @property
     def default(self) -> bool:
-        """Whether it says no more than Triton's own default."""
+        """Whether it is equal to Triton's own default."""
         return self.latest == 1
 
 
 class Warmup(ApiModel):
-    """Inferences that a new instance runs before it serves, so that no client waits for lazy initialization."""
+    """Inferences that a new instance runs before it serves.
+
+    With them, no client waits for lazy initialization.
+    """
 
     mode: Annotated[
         Switch,
@@ -145,7 +148,7 @@ class TensorRT(ApiModel):
 
 
 class Optimization(ApiModel):
-    """What the backend makes of the file; further settings go through configPatch."""
+    """How the backend optimizes the file; further settings go through configPatch."""
 
     tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = (
         None
@@ -181,7 +184,7 @@ class LengthProfile(ApiModel):
 
 
 class TokenLengths(ApiModel):
-    """Token range that a model's file takes."""
+    """Token range that a model's file accepts."""
 
     min: Annotated[
         int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")

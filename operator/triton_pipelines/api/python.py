@@ -1,6 +1,6 @@
 """How a python step runs.
 
-Custom code with its side files and environment, or a runner that comes with the operator.
+It runs custom code with its side files and environment, or a runner that comes with the operator.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Code(ApiModel):
 
 
 class SideFile(ApiModel):
-    """A file or folder laid beside model.py."""
+    """A file or folder stored next to model.py."""
 
     source: Annotated[SourceSpec, Field(description="The file, or a folder.")]
     path: Annotated[
@@ -98,7 +98,7 @@ class Environment(ApiModel):
 
 
 class CodeParts(ApiModel):
-    """Custom code of a python step with what it needs beside it."""
+    """Custom code of a python step, with the files and packages that it needs."""
 
     code: Annotated[Code | None, Field(description="A custom model.py.")] = None
     files: Annotated[
@@ -121,7 +121,7 @@ class CodeParts(ApiModel):
 
 
 class OwnCode(CodeParts):
-    """How a step of custom code runs."""
+    """How a step with custom code runs."""
 
     code: Annotated[Code, Field(description="A custom model.py.")]
 

@@ -20,7 +20,7 @@ from .crd import PRESERVE, PRINTER_COLUMNS, structural
 from .status import Status
 from .v1alpha1 import ROOT_RULES, InferencePipeline, PipelineSpec
 
-# Longer lists of places say nothing to a reader: then a few stand for all.
+# Longer lists of paths do not help a reader: only the first few are shown.
 MAX_PLACES = 6
 PLACES_SHOWN = 3
 
@@ -177,7 +177,7 @@ REASON_MEANING: Mapping[Reason, str] = {
 
 
 def _child(annotation: Any) -> type[ApiModel] | None:
-    """The model that a field's type holds, at any depth (``Optional``, ``tuple``, ``Annotated``)."""
+    """Return the model inside a field's type, at any depth (``Optional``, ``tuple``, …)."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
     return next(
@@ -187,12 +187,12 @@ def _child(annotation: Any) -> type[ApiModel] | None:
 
 @functools.cache
 def _schema(model: type[ApiModel], *, defaults: bool = True) -> Mapping[str, Any]:
-    """The schema of one class, made once: a class stands at many places."""
+    """Return the schema of one class; cached, because a class is used in many places."""
     return structural(model, defaults=defaults)
 
 
 def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel], list[str]]]:
-    """Every model below ``root``, breadth first, with all paths where it stands."""
+    """Yield every model below ``root``, breadth first, with all paths that use it."""
     found: dict[type[ApiModel], list[str]] = {root: [path]}
     queue = [(root, path)]
     while queue:
@@ -209,7 +209,7 @@ def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel],
 
 
 def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
-    """A field's type and its bounds, in words."""
+    """Return a description of a field's type and its bounds."""
     if "enum" in node:
         return "one of " + ", ".join(f"`{value}`" for value in node["enum"])
     if node.get("x-kubernetes-int-or-string"):
@@ -253,7 +253,7 @@ def _cell(text: str) -> str:
 
 
 def _places(paths: Sequence[str]) -> str:
-    """Where a kind of object stands: each place, or of many how many and the first."""
+    """Return the paths that use a type: all of them, or their number and the first few."""
     if len(paths) <= MAX_PLACES:
         return ", ".join(f"`{path}`" for path in paths)
     return f"{len(paths)} places, such as {', '.join(f'`{path}`' for path in paths[:PLACES_SHOWN])}"
@@ -368,7 +368,7 @@ def _lines() -> Iterator[str]:
 
 
 def render() -> str:
-    """The reference as Markdown; the same bytes on every call."""
+    """Return the reference as Markdown; the same bytes on every call."""
     return "\n".join(_lines()).rstrip() + "\n"
 
 

@@ -15,11 +15,11 @@ class ScalingMode(StrEnum):
 
     ACTIVE = "Active"
     ADVISORY = "Advisory"
-    DISABLED = "Disabled"  # not "Off": YAML 1.1, which kubectl speaks, reads that as a boolean
+    DISABLED = "Disabled"  # not "Off": in YAML 1.1, which kubectl reads, that is a boolean
 
 
 class ScalingFallback(StrEnum):
-    """What happens to counts when metrics stay away; counts never go down for that."""
+    """What happens to counts while metrics are missing; counts never decrease because of that."""
 
     RECENT_MAX = "RecentMax"
     HOLD = "Hold"
@@ -110,7 +110,7 @@ class ScaleDown(ApiModel):
 
 
 class PodBounds(ApiModel):
-    """Bounds of the number of pods, where live scaling owns it."""
+    """Bounds of the number of pods, if live scaling sets it."""
 
     min: Annotated[int | None, Field(ge=1, le=10000, description="Fewest pods. Default 1.")] = None
     max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
@@ -249,5 +249,5 @@ class Scaling(ApiModel):
 
     @property
     def target(self) -> int:
-        """The busy share aimed at, in percent."""
+        """Target utilization, in percent."""
         return 70 if self.target_utilization_percent is None else self.target_utilization_percent

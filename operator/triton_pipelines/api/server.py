@@ -141,7 +141,7 @@ class ResourceList(ApiModel):
 
 
 class Resources(ApiModel):
-    """Requests and limits; what is left out is computed from instances."""
+    """Requests and limits; omitted values are computed from instances."""
 
     requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = (
         ResourceList()
@@ -173,7 +173,7 @@ class Service(ApiModel):
 
 
 class NetworkPolicy(ApiModel):
-    """Who may reach the ports. What they may do there is the control key's business."""
+    """Who may reach the ports. The control key restricts what they may do there."""
 
     mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is created.")] = (
         Switch.ENABLED
@@ -197,7 +197,7 @@ class NetworkPolicy(ApiModel):
 
 
 class DisruptionBudget(StrEnum):
-    """Whether a PodDisruptionBudget is made."""
+    """Whether a PodDisruptionBudget is created."""
 
     AUTO = "Auto"
     DISABLED = "Disabled"
@@ -368,7 +368,7 @@ class RolloutStrategy(StrEnum):
 
 
 class RolloutSpec(ApiModel):
-    """How a new revision takes over, and how long pods may take to go."""
+    """How a new revision takes over, and how long pods may take to terminate."""
 
     strategy: Annotated[
         RolloutStrategy,
@@ -404,7 +404,7 @@ class RolloutSpec(ApiModel):
 
 
 class InferenceHealth(StrEnum):
-    """Whether pods are asked with a real inference."""
+    """Whether pods are probed with a real inference."""
 
     AUTO = "Auto"
     DISABLED = "Disabled"

@@ -14,15 +14,15 @@ PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 ENDPOINT_PATTERN = r"^https?://[^\s]+$"
-# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution
-# specification (1.1) has them.
+# Forms of single schemes. Names of repositories, tags and digests follow the OCI distribution
+# specification (1.1).
 _CONFIGMAP = "^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"
 _CLAIM = "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$"
 _AZURE = "^az://[^/]+/[^/]+(/.*)?$"
 _TAG = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _DIGEST = "sha256:[0-9a-f]{64}"
 _OCI = f"^oci://[^/@]+(/[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*)+(:{_TAG})?(@{_DIGEST})?$"
-# What may stand in `revision` of a registry's source.
+# Allowed values of `revision` for a registry's source.
 OCI_REFERENCE_PATTERN = f"^({_TAG}|{_DIGEST})$"
 URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
@@ -30,7 +30,7 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 class SecretReference(ApiModel):
     """A Secret of the pipeline's namespace.
 
-    It is mounted into the init container alone, never into Triton.
+    It is mounted only into the init container, never into Triton.
     """
 
     name: Annotated[
@@ -58,7 +58,7 @@ def _scheme(source: SourceSpec) -> str:
 
 
 class SourceSpec(ApiModel):
-    """A file or folder, fetched by the init container, checked, and laid out read-only."""
+    """A file or folder that the init container fetches, checks and stores read-only."""
 
     uri: Annotated[
         str,

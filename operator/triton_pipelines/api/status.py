@@ -63,7 +63,7 @@ class TensorStatus(ApiModel):
     ]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
-        # One more than the spec's dims may have: the batch axis.
+        # One more than the spec's dims allow: the batch axis.
         Field(
             max_length=17,
             description="Shape with the batch axis; -1: any length.",
@@ -115,7 +115,7 @@ class StepStatus(ApiModel):
 
 
 class TokenizerStatus(ApiModel):
-    """The tokenizer's count, for people."""
+    """The tokenizer's instance count, as a readable summary."""
 
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
@@ -134,7 +134,7 @@ class SourceStatus(ApiModel):
 
 
 class ProvenPadding(ApiModel):
-    """A padding that a tuning run has proven for one spec."""
+    """A padding that a tuning run has verified for one spec."""
 
     fingerprint: Annotated[
         Short,
@@ -206,7 +206,7 @@ class ScaleEvent(ApiModel):
 class ScalingFigures(ApiModel):
     """Figures of a scaled step over all pods.
 
-    They move only by more than a tenth, live numbers are metrics.
+    They change only by more than a tenth; live numbers are in the metrics.
     """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]
@@ -293,7 +293,7 @@ class TuningPoint(ApiModel):
 
 
 class TuningStatus(ApiModel):
-    """What the tuner measured and recommends; the spec is the user's to change."""
+    """What the tuner measured and recommends; only the user changes the spec."""
 
     request: Annotated[Short, Field(description="The request that it answers.")] = ""
     state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
@@ -344,14 +344,14 @@ class TuningStatus(ApiModel):
 
 
 class WarningStatus(ApiModel):
-    """Something that works but is probably not meant."""
+    """A setting that works but is probably unintended."""
 
     path: Annotated[Short, Field(description="Path of the field that it concerns.")]
     message: Annotated[Long, Field(description="The problem, and what to write instead.")]
 
 
 class Status(ApiModel):
-    """What is."""
+    """The observed state of the pipeline."""
 
     conditions: Annotated[
         tuple[ConditionStatus, ...],

@@ -19,7 +19,7 @@ PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 STEP_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 STEP_NAME_MAX = 32
 BACKEND_PATTERN = r"^[a-z0-9_]+$"
-# Names by which references speak of the fixed slots.
+# Names by which references address the fixed slots.
 TAKEN_STEP_NAMES = ("tokenizer", "model", "postprocess", "pipeline")
 
 
@@ -318,7 +318,7 @@ class StepFields(ApiModel):
 
 
 def preferred_fit(limit: int | None, batching: DynamicBatching | None) -> bool:
-    """Whether no preferred size is above the step's own ``maxBatchSize``."""
+    """Return whether no preferred size exceeds the step's own ``maxBatchSize``."""
     return (
         limit is None
         or batching is None
@@ -333,7 +333,10 @@ class ModelSpec(StepFields):
 
 
 class StepSpec(StepFields):
-    """A further step, such as image or audio preprocessing, a second model, or one that joins branches."""
+    """A further step of the pipeline.
+
+    Examples: image or audio preprocessing, a second model, or a step that joins branches.
+    """
 
     name: Annotated[
         str,

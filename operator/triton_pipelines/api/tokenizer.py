@@ -34,7 +34,7 @@ class TokenizerType(StrEnum):
 
 
 class Padding(StrEnum):
-    """In which shape tokens leave the tokenizer; all modes give the same answers."""
+    """The shape in which the tokenizer returns tokens; all modes give the same results."""
 
     AUTO = "Auto"
     RAGGED = "Ragged"
@@ -131,7 +131,10 @@ class TokenizerOutput(ApiModel):
 
 
 class Tokenizer(ApiModel):
-    """The CPU step that turns text into tokens, with the Rust tokenizers library or with custom code."""
+    """The CPU step that turns text into tokens.
+
+    It uses the Rust tokenizers library or custom code.
+    """
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = (
         "tokenizer"

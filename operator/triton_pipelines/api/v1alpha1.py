@@ -160,7 +160,7 @@ class Slo(ApiModel):
                 ``network_and_queue_budget_milliseconds``.
 
         Returns:
-            Milliseconds, 0 or less where nothing is left; ``None`` without an SLO.
+            Milliseconds, 0 or less if nothing is left; ``None`` without an SLO.
         """
         if p99 is None:
             p99 = self.p99_milliseconds
@@ -170,7 +170,7 @@ class Slo(ApiModel):
 
 
 class TuningMode(StrEnum):
-    """How much is measured."""
+    """How thoroughly the tuner measures."""
 
     QUICK = "Quick"
     THOROUGH = "Thorough"
@@ -215,7 +215,7 @@ class Tracing(ApiModel):
 
 
 class Presence(StrEnum):
-    """Whether an object of another operator's kind is made."""
+    """Whether to create an object of another operator's kind."""
 
     AUTO = "Auto"
     ENABLED = "Enabled"
@@ -430,7 +430,7 @@ class PipelineSpec(ApiModel):
 
 
 def _slot_names(spec: PipelineSpec, *, postprocess: bool = False) -> set[str]:
-    """Model names of the fixed slots that are used."""
+    """Return the model names of the fixed slots that are in use."""
     used = {slot.model_name for slot in (spec.tokenizer, spec.model) if slot is not None}
     if postprocess and spec.postprocess.type not in (None, PostprocessType.NONE):
         used.add(spec.postprocess.model_name)
@@ -438,7 +438,7 @@ def _slot_names(spec: PipelineSpec, *, postprocess: bool = False) -> set[str]:
 
 
 class Metadata(ApiModel):
-    """The parts of ObjectMeta that decisions rest on; everything else is kept out of sight."""
+    """The parts of ObjectMeta that decisions depend on; everything else is dropped."""
 
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAX, pattern=NAME_PATTERN)]
     namespace: str = "default"
@@ -482,8 +482,8 @@ class InferencePipeline(ApiModel):
         return self.spec.ensemble.model_name or self.metadata.name
 
 
-# Rules on the object as a whole; a root rule may only read metadata.name (and generateName) besides
-# spec and status.
+# Rules for the object as a whole. Besides spec and status, a root rule may only read metadata.name
+# (and generateName).
 ROOT_RULES: tuple[dict[str, Any], ...] = (
     {
         "rule": (

@@ -301,7 +301,7 @@ def _array_faults(
 def _row_severity(request: ProbeRequest, *, is_fixed: bool) -> FaultSeverity:
     """Return how bad a wrong number of rows is.
 
-    Where no one declared how many rows the model takes, it is not part of what the pipeline declares.
+    If the example declares no number of rows, a difference does not violate a declaration.
     """
     if request.fallback_inputs is None:
         return FaultSeverity.BROKEN

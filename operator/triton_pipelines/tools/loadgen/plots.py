@@ -30,7 +30,10 @@ COLOURS: Final = (
     "#8c564b",
     "#7f7f7f",
 )
-"""Eight that colour-blind readers can tell apart (Okabe and Ito, with brown for yellow), then grey."""
+"""Eight colors that color-blind readers can distinguish, then gray.
+
+Source: Okabe and Ito, with brown instead of yellow.
+"""
 GREY: Final = "#666666"
 _MARKERS: Final = "osD^vPXph"
 _WIDTH_INCHES: Final = 9.0
