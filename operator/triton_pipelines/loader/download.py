@@ -123,10 +123,8 @@ class Downloader:
     """Download files with retries.
 
     An unfinished file is next to its target as ``NAME.part`` with ``NAME.part.json``. A finished
-    file
-    has ``NAME.done.json`` next to it until it is moved to the repository, so that a restarted
-    container
-    does not fetch it again.
+    file has ``NAME.done.json`` next to it until it is moved to the repository, so that a restarted
+    container does not fetch it again.
     """
 
     def __init__(

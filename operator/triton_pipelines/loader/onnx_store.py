@@ -118,12 +118,9 @@ def save(model: Stored | Any, path: Path) -> None:
     """Write a model tensor by tensor, and **empty it**.
 
     To serialize it as a whole takes four times its size at the peak (measured with upb). A message
-    may
-    consist of parts that every protobuf parser joins (encoding, "Last One Wins": embedded messages
-    are
-    merged): the model without its weights comes first, then each weight as another part of its
-    graph.
-    Weights that were left in a file are copied from there.
+    may consist of parts that every protobuf parser joins (encoding, "Last One Wins": embedded
+    messages are merged): the model without its weights comes first, then each weight as another
+    part of its graph. Weights that were left in a file are copied from there.
     """
     stored = model if isinstance(model, Stored) else Stored(model, path)
     if not stored.weights:
@@ -204,8 +201,7 @@ def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span |
     """Yield the fields of a message.
 
     Each has its number, the place of the whole field, and the place of its bytes if it has that
-    wire
-    type.
+    wire type.
     """
     place, end = message.offset, message.offset + message.length
     while place < end:

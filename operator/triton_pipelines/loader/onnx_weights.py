@@ -51,8 +51,7 @@ def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict
     """Return the model of a file as a function.
 
     Large weights, external or not, are mapped: they are read when used, and the kernel may drop
-    them.
-    Raises what the evaluator raises for operators that it does not support.
+    them. Raises what the evaluator raises for operators that it does not support.
     """
     stored = load_without_weights(path)
     weights = dict(_taken(stored))

@@ -136,8 +136,7 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
 
     Raises:
         ValueError: it does not load, cannot encode or, if it ``cuts_pairs`` of texts, has no
-            template
-            for that.
+            template for that.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -175,8 +174,7 @@ def _encodes(tokenizer: Any) -> None:
     """Check that the tokenizer encodes any text.
 
     No single text is enough: without a token for unknown words, a vocabulary refuses texts that it
-    does
-    not cover. Its own tokens, decoded, are texts that it should cover.
+    does not cover. Its own tokens, decoded, are texts that it should cover.
 
     Raises:
         ValueError: it encodes nothing.
@@ -235,10 +233,8 @@ def highest_token_id(path: Path) -> HighestTokenId:
     """Return the highest id of a tokenizer.json that passed :func:`check`.
 
     Considers vocabulary, added tokens, template and padding. Any other special token appears only
-    if a
-    text spells it out. There are models without a row for such a token that work well without it:
-    their
-    tokenizer belongs to a family of models.
+    if a text spells it out. There are models without a row for such a token that work well without
+    it: their tokenizer belongs to a family of models.
     """
     tokenizer = Tokenizer.from_file(str(path))
     padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)

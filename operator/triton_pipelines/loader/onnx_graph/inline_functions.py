@@ -13,8 +13,7 @@ def inline_local_functions(model: Any) -> None:
     """Inline the calls of a model's local functions, as ONNX Runtime does when it loads the model.
 
     A function that cannot be inlined stays. The inliner gets names in place of the weights, which
-    saves
-    a copy of each.
+    saves a copy of each.
     """
     if not model.functions:
         return

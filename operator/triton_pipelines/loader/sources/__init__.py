@@ -76,8 +76,7 @@ def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[
         item: the plan's item.
         last: last part of the URI.
         is_folder: known for mounted folders. Otherwise it follows from the URI's form: ``/`` at the
-            end
-            or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
+            end or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
     """
     if item.path is not None:
         return True, item.path

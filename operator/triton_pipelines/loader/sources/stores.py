@@ -108,8 +108,7 @@ def azure_store(
         account: storage account.
         container: name.
         endpoint: the account's blob address. One that addresses accounts by path (emulators) ends
-            with
-            the account.
+            with the account.
         account_key: access key.
         sas_token: shared access signature.
         ca: CA bundle.
