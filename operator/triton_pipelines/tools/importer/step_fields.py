@@ -190,7 +190,7 @@ def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSou
 
 
 def _platform(model: RepositoryModel) -> Platform | None:
-    """The platform; None for backends that have none of their own."""
+    """Return the platform; ``None`` for backends without one."""
     return next(
         (platform for platform, backend in BACKENDS.items() if backend == model.backend), None
     )
@@ -204,7 +204,7 @@ def _content(
     *,
     versions: bool,
 ) -> Fields:
-    """Source, code or engine arguments."""
+    """Return the fields for the step's content: source, code or engine arguments."""
     match platform:
         case Platform.PYTHON if runtime_step_of(model) is RuntimeStep.RUNNER:
             _same_code(model, "onnx_runner", files, path)

@@ -99,18 +99,18 @@ class PaddingRanking:
 
     @property
     def best(self) -> PaddingCost:
-        """The cheapest, or the current one where nothing is cheaper beyond the noise."""
+        """The cheapest mode, or the current one if none is cheaper by more than the noise."""
         first = self.costs[0]
         return first if first.seconds <= (1 - MIN_SAVING) * self.current.seconds else self.current
 
     @property
     def is_better(self) -> bool:
-        """Whether another padding is expected to be cheaper beyond the noise."""
+        """Whether another mode is expected to be cheaper by more than the noise."""
         return self.best is not self.current
 
     @property
     def trial(self) -> PaddingCost | None:
-        """The cheapest that is expected to be better and can be tried; ``None``: there is none."""
+        """The cheapest mode that is expected to be better and can be tried, if there is one."""
         return next(
             (
                 one
@@ -123,7 +123,7 @@ class PaddingRanking:
 
     @property
     def figures(self) -> str:
-        """Each way with its milliseconds, cheapest first."""
+        """Each mode with its milliseconds, cheapest first."""
         return ", ".join(map(self._figure, self.costs))
 
     def _figure(self, one: PaddingCost) -> str:
@@ -133,12 +133,12 @@ class PaddingRanking:
 
 
 def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
-    """What a way of padding costs.
+    """Return the cost of a padding mode.
 
-    Where lengths must be equal, runs of requests of one length are cut into batches: a length that
-    a request has with probability p begins p·(1-p)/(1-p^m) batches per request, for at most m
-    requests a batch (runs are geometric). Else m requests share every batch, computed between their
-    own length and the longest (``cost.spread``).
+    If lengths must be equal, runs of requests of one length are cut into batches: a length that a
+    request has with probability p begins p·(1-p)/(1-p^m) batches per request, for at most m
+    requests per batch (runs are geometric). Otherwise m requests share every batch, and each is
+    computed at a length between its own and the longest (``cost.spread``).
     """
     most = mix.requests
     real = mean_longest(mix.lengths, 1)
