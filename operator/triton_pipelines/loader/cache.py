@@ -175,7 +175,7 @@ class FileCache:
                 self._log.info(
                     "the model cache is full: its least recently used file %s is removed", blob.name
                 )
-                # Its index entries lead nowhere from now on, which is a miss.
+                # Its index entries now point to a missing file, which counts as a cache miss.
                 with contextlib.suppress(OSError):
                     blob.unlink(missing_ok=True)
                 if self._lacking(size) <= 0:

@@ -211,7 +211,8 @@ class Downloader:
         stop: threading.Event,
         patient: bool,
     ) -> DownloadedFile | str:
-        # The source was asked first: who may not read a file there does not get it from here.
+        # The source was queried first: who may not read a file there does not get it from the
+        # cache.
         if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
             raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
         if (cached := cache.take(key, job.target)) is not None:

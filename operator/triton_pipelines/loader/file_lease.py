@@ -64,7 +64,7 @@ class Lease:
         self._end.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            # Taken over by somebody who thought this one dead: then it is theirs.
+            # Another owner took the lease over because it considered this one dead.
             if self._path.read_text() == self._owner:
                 self._path.unlink(missing_ok=True)
 

@@ -182,7 +182,7 @@ def _copy_field(target: Any, descriptor: Any, value: Any) -> None:
 
 
 def _write_initializer(file: BinaryIO, tensor: Any) -> None:
-    # Present and empty is a tensor without elements, and not the same as absent.
+    # A field that is present and empty is a tensor without elements; that differs from absent.
     raw = tensor.raw_data if tensor.HasField("raw_data") else None
     tensor.ClearField("raw_data")
     _write_tensor(file, tensor, raw)
@@ -208,7 +208,7 @@ def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span |
         begin = place
         tag, place = _read_varint(view, place, end)
         if not tag >> 3:
-            # No field has this number. In a file of zeros it is what every two bytes say.
+            # No field has the number 0. In a file of zeros, every two bytes decode to it.
             raise DecodeError(f"field 0 at byte {begin}")
         value = None
         match tag & 7:

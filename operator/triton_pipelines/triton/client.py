@@ -278,7 +278,7 @@ class TritonClient:
         request = _request(name, inputs, request_id, sequence_id)
 
         async def once(client_timeout: float) -> InferResult:
-            # The library's own stream knows no request for an empty last response.
+            # The library's own stream cannot request an empty last response.
             async with grpc.aio.insecure_channel(
                 self.address, options=self._channel_options
             ) as channel:
@@ -312,7 +312,7 @@ class TritonClient:
                 for tensor in answer.get_response().outputs
             }
         except Exception as error:
-            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go
+            # The pod controls the content of a response: shapes, types and bytes may not fit
             # together.
             reason = f"the response cannot be read ({type(error).__name__}: {error})"
             raise RejectedError(

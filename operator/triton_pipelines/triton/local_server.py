@@ -281,8 +281,8 @@ class LocalTriton:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # An own process group: Ctrl-C reaches the server only through stop(), and stop()
-                # reaches its stubs.
+                # A separate process group: Ctrl-C reaches the server only through stop(), and
+                # stop() reaches its stubs.
                 start_new_session=True,
             )
         atexit.register(self.stop)

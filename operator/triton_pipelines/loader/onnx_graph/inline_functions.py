@@ -22,7 +22,7 @@ def inline_local_functions(model: Any) -> None:
     except MemoryError:
         raise
     except Exception:
-        # The inliner has no one kind of error for what it cannot do.
+        # The inliner has no common error type for what it does not support.
         return
     for part in (model.graph.node, model.graph.value_info, model.functions, model.opset_import):
         del part[:]

@@ -152,7 +152,7 @@ def _tables(whole: FlatGraph) -> dict[str, Any]:
 
 def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
     """Return whether a value is 0, 1, 2, … of a Range."""
-    # As many steps as there are values: a graph that is no graph may go in circles.
+    # At most as many steps as there are values: an invalid graph may have cycles.
     for _ in range(len(makers) + 1):
         if (one := makers.get(name or "")) is None or not one.standard:
             return False

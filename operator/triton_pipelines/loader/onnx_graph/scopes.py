@@ -85,7 +85,7 @@ class _Scope:
         return self.names.get(name, "")
 
     def see(self, name: str) -> str:
-        # What was defined nowhere comes from a later node, in a graph whose order is wrong.
+        # A name that is not defined yet comes from a later node, in a graph with a wrong order.
         return self.names.get(name) or self.define(name)
 
 

@@ -181,7 +181,7 @@ def _bucket(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess
         store,
         f"{folder}/" if folder and place is None else "",
         pinned=file if place is None else place,
-        # A quoted value is an ETag: it is compared after the request, not asked for.
+        # A quoted value is an ETag: it is compared after the request and not requested.
         version=None if version is None or '"' in version else version,
         ambient=not item.credentials,
     )

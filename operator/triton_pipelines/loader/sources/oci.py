@@ -224,8 +224,8 @@ class OciSource:
                     source().open(layer.digest, offset=offset, validator=layer.digest)
                 )
             except SourceError as error:
-                # A token lives for minutes: one that ran out since the manifest was read is asked
-                # for again.
+                # A token is valid for minutes: one that expired since the manifest was read is
+                # renewed.
                 if error.challenge is None:
                     raise
                 self._login(error.challenge)

@@ -210,7 +210,7 @@ def _content(
             _same_code(model, "onnx_runner", files, path)
             name = parameters(model).get("model_file", FILE_NAMES[Platform.ONNX])
             default = FILE_NAMES[Platform.ONNX]
-            # The runner's own model.py lies beside the file, and comes from the operator.
+            # The runner's own model.py is next to the file; it comes from the operator.
             lone = name == default and not versions and not set(model.versions) - {1}
             source = (
                 files.one(model, f"{VERSION_FOLDER}/{name}")

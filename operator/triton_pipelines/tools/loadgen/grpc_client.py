@@ -17,7 +17,10 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # else all channels to one address share one connection
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # otherwise all channels to one address share a connection
 )
 
 

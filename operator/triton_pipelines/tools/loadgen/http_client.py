@@ -215,7 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.done is None:
-            self.abort()  # nothing was asked
+            self.abort()  # no request is in flight
             return
         if not self._in_body:
             self._head = self._head + data if self._head else data

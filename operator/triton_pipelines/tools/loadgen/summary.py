@@ -27,8 +27,8 @@ TOLERANCE: Final = 0.1
 """
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
-# What Triton says of a queue that is full, or of a request that waited longer than its queue's
-# timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
+# Triton's messages for a full queue, and for a request that exceeded its queue's timeout
+# (rate_limiter.cc, dynamic_batch_scheduler.cc).
 _REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
 _LATE_MESSAGES: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
 
@@ -284,7 +284,7 @@ def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE)
         ("p99", [item.p99_s for item in windows]),
     ):
         mean = sum(values) / len(values) if values else math.nan
-        # Of nothing, or of NaN, no comparison holds: not stable.
+        # Comparisons with NaN or with nothing are false, which means not stable.
         if not (mean > 0):
             return LoadStability(False, "a window without an answer", tuple(windows))
         worst = max(abs(value - mean) / mean for value in values)

@@ -181,8 +181,8 @@ class StatisticsReader:
                 target.url, options=(("grpc.enable_http_proxy", 0),)
             )
         else:
-            # Reading the CA certificates takes longer than many a request; without TLS they are not
-            # needed. The same authorities as of the load itself.
+            # Reading the CA certificates takes longer than many requests, and without TLS they are
+            # not needed. The trusted authorities are those of the load itself.
             verify = trusted_authorities() if target.url.startswith("https") else False
             client = httpx.Client(
                 verify=verify,

@@ -106,7 +106,7 @@ class MeasuredServer:
                         f"{self._target.address}: {name} runs with {mismatch}; pass the resource"
                         " that the server was started from"
                     )
-                # The same in the resource's own words is taken for the same by the server, too.
+                # A config that is equal in the resource's own form is also equal for the server.
                 self._first[name] = wanted if is_same_config(running, wanted) else running
                 if shown := setting_difference(running, wanted):
                     self.notes.append(
@@ -138,7 +138,7 @@ class MeasuredServer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            # A server that was started for the run ends with it: nothing is owed to it.
+            # A server that was started for the run ends with it, so nothing has to be restored.
             if not self._target.own:
                 await self._load(self._first)
         except (TritonError, TuneError):
@@ -148,7 +148,7 @@ class MeasuredServer:
                 raise TuneError(f"{error}; {NOT_RESTORED}") from error
             self._report_not_restored(error)
         except BaseException as stopped:
-            # Stopped again while it is put back.
+            # The run was stopped again while the setting was being restored.
             self._report_not_restored(stopped)
             raise
         finally:
@@ -342,7 +342,7 @@ class MeasuredServer:
                     deadline_s=until - asyncio.get_running_loop().time(),
                 )
                 return
-            except OverloadedError:  # its queue is full still
+            except OverloadedError:  # its queue is still full
                 await asyncio.sleep(_WORK_OFF_POLL)
             except TritonError as error:
                 raise TuneError(f"the server does not recover from an overload: {error}") from error

@@ -29,8 +29,8 @@ _MOST_LENGTHS = 64
 # Groups of one shape in a row that are counted one by one.
 _LONGEST_RUN = 4096
 _NO_WEIGHT = 1e-18
-# A further bucket has to save so much of the time, a different padding so much: less is noise of
-# the fit.
+# Share of the time that a further bucket must save, and that a different padding must save; less is
+# noise of the fit.
 MIN_BUCKET_SAVING = 0.01
 MIN_SAVING = 0.05
 
@@ -215,7 +215,7 @@ def _group_batches_begun(share: float, together: int, most: int) -> float:
     if most % together == 0:
         return batches_begun(share, most // together) / together
     longest = _LONGEST_RUN
-    if share < 1.0:  # longer ones weigh less than a float can tell
+    if share < 1.0:  # longer runs weigh less than float precision
         longest = min(longest, math.ceil(math.log(_NO_WEIGHT) / math.log(share)))
     runs = np.arange(1, longest + 1)
     begun = np.ceil(runs * together / most)

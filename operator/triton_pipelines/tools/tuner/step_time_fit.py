@@ -18,8 +18,8 @@ import numpy as np
 
 from triton_pipelines.tools.loadgen import Array
 
-# Beyond this relative residual (root mean square over the points) steps such as those of tensor
-# cores are not a line: the table is used.
+# Relative residual (root mean square over the points) above which the table is used: the times of
+# such steps, for example on tensor cores, are not linear.
 MAX_RESIDUAL = 0.10
 _FEATURES = 4
 
@@ -85,7 +85,7 @@ class StepCost:
         """
         lengths, curves = self._grid
         times = self._times.get(rows)
-        if times is None:  # a search asks for the same few numbers of rows all the time
+        if times is None:  # a search looks up the same few row counts repeatedly
             known = max(curves, key=lambda curve: len(curve[0]))
 
             def at(xs: list[float], ys: list[float]) -> float:
