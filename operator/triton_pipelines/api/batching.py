@@ -71,7 +71,7 @@ class QueuePolicy(ApiModel):
 class PriorityQueuePolicy(QueuePolicy):
     """Bounds of the queue of one priority level.
 
-    Omitted limits are unlimited, regardless of queuePolicy.
+    An omitted bound means no limit, regardless of queuePolicy.
     """
 
     priority: Annotated[

@@ -84,7 +84,7 @@ class ProbeRequest:
     One response, or the end of the stream without any, is then enough.
     """
     sequence_id: int | str = 0
-    """A sequence id of its own for models that keep sequences; 0 for no sequence."""
+    """A separate sequence id for models with sequences; 0 for no sequence."""
     finite: Collection[str] = ()
     """Outputs in which infinity is a fault.
 

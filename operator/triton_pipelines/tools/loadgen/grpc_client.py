@@ -74,7 +74,7 @@ class GrpcTransport:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End what is under way and close the channels."""
+        """Cancel the requests in flight and close the channels."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

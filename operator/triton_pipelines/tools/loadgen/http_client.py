@@ -72,7 +72,7 @@ class HttpTransport:
         self._closed = False
 
     async def start(self, connections: int) -> None:
-        """Open so many connections before the load begins.
+        """Open this number of connections before the load begins.
 
         Raises:
             LoadError: the server cannot be reached.
@@ -102,7 +102,7 @@ class HttpTransport:
             self._task(self._add())
 
     async def close(self) -> None:
-        """Close all connections; requests under way end with an error."""
+        """Close all connections; requests in flight end with an error."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()

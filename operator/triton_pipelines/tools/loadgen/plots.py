@@ -273,7 +273,7 @@ def _label(
     *,
     left: bool,
 ) -> None:
-    """Write a label beside a point: above it or, where another label would be in the way, below.
+    """Write a label next to a point: above it, or below if another label is in the way.
 
     Args:
         axes: The axes, with their limits set.

@@ -54,7 +54,7 @@ class _Load:
 
     @property
     def text(self) -> str:
-        """The utilization of the slowest step, for people."""
+        """The utilization of the slowest step, as text."""
         return f"{self.slowest.name} computes {self.share:.0%} of the time"
 
 

@@ -126,8 +126,8 @@ def calibrate(
     Args:
         pipe: The pipeline.
         executed: Executions of its steps during the load.
-        arrivals: Seconds at which its requests came: those of a few seconds are more or less
-            crowded by chance, which is no time outside.
+        arrivals: Seconds at which its requests arrived. Within a few seconds they are more or less
+            crowded by chance, which must not count as time outside the steps.
         latencies: Their seconds; ``None`` if the server did not keep up (what requests waited says
             nothing then).
         seed: Of the simulation.

@@ -169,7 +169,7 @@ class MeasuredServer:
 
         Raises:
             SettingRefusedError: the setting is not possible here.
-            TuneError: the server is gone, or does not come back.
+            TuneError: The server cannot be reached, or does not recover.
         """
         try:
             pipeline = patch_pipeline(
@@ -349,6 +349,6 @@ class MeasuredServer:
 
 
 def _uncached(config: Any) -> Any:
-    """The same without a response cache."""
+    """Return the config without a response cache; it is changed in place."""
     config.ClearField("response_cache")
     return config

@@ -199,7 +199,10 @@ def _longest(
 
 
 def _longest_shares(mix: RequestMix, together: int) -> dict[int, float]:
-    """Longest row of so many requests → share of such groups, ascending."""
+    """Return longest row of a group → share of such groups, ascending.
+
+    A group has ``together`` requests.
+    """
     requests = _requests(mix)
     upper = np.minimum(np.cumsum(list(requests.values())), 1.0) ** together
     shares = zip(requests, np.diff(upper, prepend=0.0), strict=True)
@@ -226,7 +229,7 @@ def _group_batches_begun(share: float, together: int, most: int) -> float:
 
 
 def _shares(mix: RequestMix, padding: PaddingSetting) -> dict[int, float]:
-    """Length of a request after padding → share of requests, ascending."""
+    """Return length of a request after padding → share of requests, ascending."""
     shares: dict[int, float] = {}
     for length, share in _requests(mix).items():
         to = length
@@ -239,7 +242,7 @@ def _shares(mix: RequestMix, padding: PaddingSetting) -> dict[int, float]:
 
 
 def _requests(mix: RequestMix) -> dict[int, float]:
-    """Longest row of a request → share of requests, ascending."""
+    """Return longest row of a request → share of requests, ascending."""
     values, counts = np.unique(np.minimum(mix.lengths, mix.longest), return_counts=True)
     upper = np.cumsum(counts) / counts.sum()
     share = np.diff(upper**mix.rows, prepend=0.0)
@@ -247,7 +250,7 @@ def _requests(mix: RequestMix) -> dict[int, float]:
 
 
 def _mean_longest_of(shares: Mapping[int, float], count: int) -> float:
-    """Expected longest of so many requests."""
+    """Return the expected longest row of ``count`` requests."""
     upper = np.minimum(np.cumsum(list(shares.values())), 1.0) ** count
     return float(np.sum(np.array(list(shares)) * np.diff(upper, prepend=0.0)))
 

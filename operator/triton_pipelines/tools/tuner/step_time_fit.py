@@ -100,12 +100,12 @@ class StepCost:
 
     @functools.cached_property
     def _times(self) -> dict[float, list[float]]:
-        """By rows that were looked up: seconds at each length of the table."""
+        """Cache: rows that were looked up → seconds at each length of the table."""
         return {}
 
     @functools.cached_property
     def _grid(self) -> tuple[list[float], list[tuple[list[float], list[float]]]]:
-        """The table's lengths, and rows with their seconds at each."""
+        """The table's lengths, and for each length the rows and their seconds."""
         lengths = sorted({length for _, length, _ in self.table})
         return lengths, [
             (
