@@ -89,7 +89,7 @@ class Series:
     """Whether the points have no markers."""
     dashed: bool = False
     group: str = ""
-    """Series of one group share a colour; by default each has its own."""
+    """Series of one group share a color; by default each has its own."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def round_up(value: float) -> float:
 
 
 def _mark(marker: str, label: str, *, size: float = 5.5, filled: bool = True) -> Any:
-    """Return a grey entry of the legend that explains a mark."""
+    """Return a gray entry of the legend that explains a mark."""
     from matplotlib.lines import Line2D
 
     return Line2D(

@@ -167,7 +167,7 @@ def _model_advice(
 
 
 def padding_factor(pipe: PipelineModel, stage: StepModel, rows: float) -> float:
-    """Return the tokens computed for each real one, in batches of so many rows."""
+    """Return the tokens computed for each real one, in batches of ``rows`` rows."""
     mean = mean_longest(pipe.lengths, 1)
     if pipe.padding is not None and pipe.padding.value == "Fixed" and pipe.buckets:
         return pipe.buckets[-1] / mean

@@ -53,7 +53,7 @@ class StepExecutions:
 
 
 def mean_longest(lengths: Sequence[int], count: int) -> float:
-    """Return the expected longest of so many rows drawn at random."""
+    """Return the expected length of the longest of ``count`` rows drawn at random."""
     ordered = np.sort(np.asarray(lengths, dtype=float))
     upper: Array = (np.arange(1, len(ordered) + 1) / len(ordered)) ** count
     return float(np.sum(ordered * np.diff(upper, prepend=0.0)))

@@ -282,7 +282,8 @@ def best_buckets(
         return begun * cost.seconds(share / begun, mix.rows * share / begun, lengths[index])
 
     last = len(lengths) - 1
-    # least[j]: cheapest with so many buckets of which the last is lengths[j], and these buckets.
+    # least[j]: lowest cost with the current number of buckets if the last one is lengths[j], and
+    # these buckets.
     least: list[tuple[float, tuple[int, ...]]] = [
         (one(0.0, index), (length,)) for index, length in enumerate(lengths)
     ]

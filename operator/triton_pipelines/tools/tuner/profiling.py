@@ -349,7 +349,7 @@ def burst_spec(alone: Mapping[int, float], rows: int) -> LoadSpec:
     """Return bursts of all sizes in turn, each with time to be finished before the next.
 
     Args:
-        alone: Rows → seconds of one request with so many.
+        alone: Rows → seconds of one request with that number of rows.
         rows: Rows of a request of a burst.
     """
     due: list[float] = []

@@ -522,7 +522,7 @@ class TuningRun:
         return self.effort.warmup + self.effort.seconds + self._overhead_seconds
 
     def _has_time_for(self, points: int) -> bool:
-        """Return whether so many points more end within the time limit.
+        """Return whether this number of further points fits into the time limit.
 
         The remaining time goes to the verification of a gain first.
         """

@@ -68,7 +68,7 @@ class StepCost:
     """The same for each number of instances that compute at once."""
 
     def seconds(self, requests: float, rows: float, tokens: float, instances: int = 1) -> float:
-        """Return the seconds of an execution while so many instances compute."""
+        """Return the seconds of an execution while that number of instances compute."""
         stretch = self.scale * self.contention[min(instances, len(self.contention)) - 1]
         if self.fitted:
             return stretch * (
