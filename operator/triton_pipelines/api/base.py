@@ -1,7 +1,7 @@
 """Base of the resource's models: strict parsing, rules across fields, and findings.
 
-Each rule has two forms side by side: CEL for the API server and Python for the command line. A
-corpus of valid and invalid resources in the tests proves that both decide alike.
+Each rule has two forms side by side: CEL for the API server and Python for the command line. The
+tests check with a corpus of valid and invalid resources that both forms agree.
 """
 
 from __future__ import annotations
@@ -130,11 +130,12 @@ class Switch(StrEnum):
     DISABLED = "Disabled"
 
 
-# Names of models: any that is one folder name to Triton ("must not contain path traversal
-# characters") and needs no quoting in a URL.
+# Names of models: any name that Triton accepts as one folder name ("must not contain path traversal
+# characters") and that needs no quoting in a URL.
 TRITON_NAME_PATTERN = r"^[A-Za-z0-9_+=@~-]+(\.[A-Za-z0-9_+=@~-]+)*$"
 TritonName = Annotated[str, Field(min_length=1, max_length=128, pattern=TRITON_NAME_PATTERN)]
-# Names of tensors: any that Triton takes (854, input.1, a/b:0); only control characters are out.
+# Names of tensors: any that Triton accepts (854, input.1, a/b:0); only control characters are not
+# allowed.
 TENSOR_NAME_PATTERN = r"^[^\x00-\x1f\x7f]+$"
 TensorName = Annotated[str, Field(min_length=1, max_length=256, pattern=TENSOR_NAME_PATTERN)]
 # STEP.OUTPUT or pipeline.INPUT, split at the first dot.
@@ -146,7 +147,7 @@ Dimension = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Text = Annotated[str, Field(max_length=1024)]
 # The pattern of Kubernetes' own Quantity (apimachinery), without exponents.
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,9})?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
-# Users write `cpu: 2` as readily as `cpu: "2"`: the API server takes both, the models hold text.
+# Users write both `cpu: 2` and `cpu: "2"`. The API server accepts both; the models store text.
 Quantity = Annotated[
     str,
     Field(
@@ -167,6 +168,6 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_N
 DATA_KEY_PATTERN = r"^[-._a-zA-Z0-9]+$"
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)]
 LabelKey = Annotated[str, Field(max_length=317)]
-# A part of the Kubernetes API passed on as written; the API server judges it when the child object
-# is applied.
+# A part of the Kubernetes API that is passed on as written. The API server validates it when the
+# child object is applied.
 Passthrough = dict[str, Any]

@@ -1,7 +1,4 @@
-"""Triton's schedulers of one step, as a user writes them.
-
-Dynamic batcher, sequence batcher, custom batching library.
-"""
+"""Triton's schedulers of one step: dynamic batcher, sequence batcher, custom batching library."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ LIBRARY_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
 
 
 class TimeoutAction(StrEnum):
-    """What happens to a request whose time in the queue is over."""
+    """What happens to a request that waited too long in the queue."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
@@ -36,7 +33,9 @@ class QueuePolicy(ApiModel):
         Field(
             ge=0,
             le=2**31 - 1,
-            description="Requests that may wait; further requests are rejected with 503. 0: no limit.",
+            description=(
+                "Requests that may wait; further requests are rejected with 503. 0: no limit."
+            ),
         ),
     ] = None
     timeout_action: Annotated[
@@ -62,7 +61,7 @@ class QueuePolicy(ApiModel):
 
     @property
     def delays(self) -> bool:
-        """Whether a request that waited too long is put behind all others."""
+        """Whether a request that waited too long is moved behind all others."""
         return (
             self.timeout_action is TimeoutAction.DELAY
             and (self.default_timeout_microseconds or 0) > 0
@@ -72,7 +71,7 @@ class QueuePolicy(ApiModel):
 class PriorityQueuePolicy(QueuePolicy):
     """Bounds of the queue of one priority level.
 
-    What is left out is unlimited, whatever queuePolicy says.
+    An omitted bound means no limit, regardless of queuePolicy.
     """
 
     priority: Annotated[
@@ -80,13 +79,16 @@ class PriorityQueuePolicy(QueuePolicy):
     ]
 
 
-_DELAYS = "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.defaultTimeoutMicroseconds) && {0}.defaultTimeoutMicroseconds > 0"
+_DELAYS = (
+    "has({0}.timeoutAction) && {0}.timeoutAction == 'DELAY' && has({0}.defaultTimeoutMicroseconds)"
+    " && {0}.defaultTimeoutMicroseconds > 0"
+)
 
 
 class DynamicBatching(ApiModel):
     """Triton's dynamic batcher of one step.
 
-    Left out, it is on with Triton's defaults (unless sequenceBatching is set).
+    If omitted, it is on with Triton's defaults (unless sequenceBatching is set).
     """
 
     mode: Annotated[Switch, Field(description="Disabled: the step runs one request at a time.")] = (
@@ -149,12 +151,15 @@ class DynamicBatching(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) || has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering)"
-            " || has(self.queuePolicy) || has(self.priorityLevels) ||"
-            " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))",
+            cel=(
+                "!has(self.mode) || self.mode != 'Disabled' || !(has(self.preferredBatchSizes) ||"
+                " has(self.maxQueueDelayMicroseconds) || has(self.preserveOrdering) ||"
+                " has(self.queuePolicy) || has(self.priorityLevels) ||"
+                " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))"
+            ),
             message=(
-                "mode Disabled allows no other settings, because Triton has no queue policy without a"
-                " batcher; remove them or set mode to Enabled"
+                "mode Disabled allows no other settings, because Triton has no queue policy"
+                " without a batcher; remove them or set mode to Enabled"
             ),
             holds=lambda b: (
                 b.mode is Switch.ENABLED
@@ -285,8 +290,8 @@ class SequenceControl(ApiModel):
         DataType | None,
         Field(
             description=(
-                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the default),"
-                " INT64, UINT32, INT32 or STRING."
+                "START, READY, END: INT32 (the default), FP32 or BOOL. CORRID: UINT64 (the"
+                " default), INT64, UINT32, INT32 or STRING."
             )
         ),
     ] = None
@@ -294,12 +299,13 @@ class SequenceControl(ApiModel):
     rules = (
         FieldRule(
             cel=(
-                "!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64', 'INT64',"
-                " 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32', 'BOOL'])"
+                "!has(self.dataType) || (self.kind == 'CORRID' ? self.dataType in ['UINT64',"
+                " 'INT64', 'UINT32', 'INT32', 'STRING'] : self.dataType in ['INT32', 'FP32',"
+                " 'BOOL'])"
             ),
             message=(
-                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64, UINT32,"
-                " INT32 or STRING for CORRID"
+                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64,"
+                " UINT32, INT32 or STRING for CORRID"
             ),
             holds=lambda c: (
                 c.data_type is None
@@ -312,7 +318,7 @@ class SequenceControl(ApiModel):
 
 
 class InitialState(StrEnum):
-    """What a state holds when a sequence starts."""
+    """Content of a state when a sequence starts."""
 
     ZERO = "Zero"
     UNDEFINED = "Undefined"
@@ -358,8 +364,8 @@ class SequenceBatching(ApiModel):
         SequenceStrategy,
         Field(
             description=(
-                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed from"
-                " the oldest requests."
+                "Direct: each sequence has a fixed slot in the batch; Oldest: batches are formed"
+                " from the oldest requests."
             )
         ),
     ]
@@ -369,8 +375,8 @@ class SequenceBatching(ApiModel):
             ge=1,
             le=86_400_000_000,
             description=(
-                "Microseconds without a request after which a sequence ends. Default: that of Triton,"
-                " 1 s."
+                "Microseconds without a request after which a sequence ends. Default: that of"
+                " Triton, 1 s."
             ),
         ),
     ] = None
@@ -426,8 +432,8 @@ class SequenceBatching(ApiModel):
             ge=0,
             le=100,
             description=(
-                "Direct: percentage of slots that must be filled for a batch to run before its delay"
-                " ends."
+                "Direct: percentage of slots that must be filled for a batch to run before its"
+                " delay ends."
             ),
         ),
     ] = None
@@ -439,7 +445,9 @@ class SequenceBatching(ApiModel):
     rules = (
         FieldRule(
             cel="(self.strategy == 'Oldest') == has(self.maxCandidateSequences)",
-            message="maxCandidateSequences is required for strategy Oldest and not allowed for Direct",
+            message=(
+                "maxCandidateSequences is required for strategy Oldest and not allowed for Direct"
+            ),
             holds=lambda s: (
                 (s.strategy is SequenceStrategy.OLDEST) == (s.max_candidate_sequences is not None)
             ),
@@ -471,15 +479,15 @@ class SequenceBatching(ApiModel):
 class BatchStrategy(ApiModel):
     """A custom batching library.
 
-    C functions that decide which requests join a batch, on top of the dynamic batcher.
+    Its C functions decide which requests join a batch, on top of the dynamic batcher.
     """
 
     source: Annotated[
         SourceSpec | None,
         Field(
             description=(
-                "The shared library; it becomes batchstrategy.so in the model's folder, where Triton"
-                " looks for it."
+                "The shared library; it becomes batchstrategy.so in the model's folder, where"
+                " Triton looks for it."
             )
         ),
     ] = None

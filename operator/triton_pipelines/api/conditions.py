@@ -1,7 +1,7 @@
 """Conditions of the resource and the closed list of their reasons.
 
-Shape and meaning follow kstatus (``Ready`` plus abnormal-true ``Reconciling`` and ``Stalled``), so that kubectl wait, Helm, Flux and
-Argo CD work unchanged.
+Shape and meaning follow kstatus (``Ready`` plus abnormal-true ``Reconciling`` and ``Stalled``), so
+that kubectl wait, Helm, Flux and Argo CD work unchanged.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ABNORMAL = frozenset(
 
 
 class ReasonKind(StrEnum):
-    """What a reason asks of the controller."""
+    """How the controller reacts to a reason."""
 
     FINE = "Fine"
-    WAITING = "Waiting"  # something outside is not there yet: watch, poll slowly
-    STALLED = "Stalled"  # only a change of the spec (or of what it names) helps
-    TRANSIENT = "Transient"  # try again with growing pauses
+    WAITING = "Waiting"  # something external is missing: watch it, poll slowly
+    STALLED = "Stalled"  # only a change of the spec, or of an object it names, helps
+    TRANSIENT = "Transient"  # retry with exponential back-off
 
 
 class Reason(StrEnum):
@@ -149,7 +149,7 @@ MESSAGE_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition as decided, without its times."""
+    """One condition to report, without its times."""
 
     type: ConditionType
     status: bool | None
@@ -160,10 +160,16 @@ class Condition:
 def merge(
     previous: Iterable[Mapping[str, Any]], decided: Iterable[Condition], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """The conditions to write: ``lastTransitionTime`` moves only with the status value.
+    """Return the conditions to write.
 
-    ``previous`` is ``status.conditions`` as observed, ``now`` an RFC 3339 time. Abnormal-true
-    conditions that are not true are left out.
+    ``lastTransitionTime`` changes only with the status value. Abnormal-true conditions that are not
+    true are left out.
+
+    Args:
+        previous: ``status.conditions`` as observed.
+        decided: The conditions to report.
+        generation: Generation of the spec that they describe.
+        now: The current time, RFC 3339.
     """
     before = {condition.get("type"): condition for condition in previous}
     result = []

@@ -1,14 +1,17 @@
 """The CustomResourceDefinition, generated from the models.
 
-One source for the API server, the command line and the reference.
+The models are the single source for the API server, the command line and the reference.
+``python -m triton_pipelines.api.crd`` prints the definition. ``crds/`` contains the printed text;
+a test checks that both are equal.
 
-``python -m triton_pipelines.api.crd`` prints it; ``crds/`` holds the printed text, and a test holds
-the two together.
+Pydantic emits JSON Schema 2020-12; the API server accepts a *structural* subset of OpenAPI 3.0.
+This module converts one into the other:
 
-Pydantic speaks JSON Schema 2020-12, the API server a *structural* subset of OpenAPI 3.0. This
-module is the bridge: references are inlined, ``null`` alternatives dropped (an optional field is
-one that may be left out), exclusive bounds and constants rewritten, integers given a format and
-bounds, and each model's rules set beside it as ``x-kubernetes-validations``.
+- References are inlined.
+- ``null`` alternatives are dropped: an optional field is one that may be omitted.
+- Exclusive bounds and constants are rewritten.
+- Integers get a format and bounds.
+- Each model's rules become its ``x-kubernetes-validations``.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ INT32_MAX = 2**31 - 1
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 VALIDATIONS = "x-kubernetes-validations"
-# Own marker of the models (see server.py): the items of this list are parts of the Kubernetes API
-# passed on as written.
+# Our own marker in the models (see server.py): the items of this list are parts of the Kubernetes
+# API that are passed on as written.
 ITEMS_PRESERVE = "items-preserve"
 
-# What is taken over from a pydantic schema as it is; all else is either rewritten below or has no
-# meaning for the API server.
+# Keys of a pydantic schema that are copied unchanged. All others are either rewritten below or
+# mean nothing to the API server.
 _KEPT = (
     "description",
     "type",
@@ -58,7 +61,10 @@ _KEPT = (
 
 
 def model_classes(root: type[ApiModel]) -> dict[str, type[ApiModel]]:
-    """All model classes by name, as pydantic names them in ``$defs`` (names are distinct in this package)."""
+    """Return all model classes by their name in pydantic's ``$defs``.
+
+    Class names are unique in this package.
+    """
     found = {root.__name__: root}
     for child in root.__subclasses__():
         found.update(model_classes(child))
@@ -66,7 +72,7 @@ def model_classes(root: type[ApiModel]) -> dict[str, type[ApiModel]]:
 
 
 def validations(model: type[ApiModel]) -> list[dict[str, Any]]:
-    """The model's rules as ``x-kubernetes-validations``."""
+    """Return the model's rules as ``x-kubernetes-validations``."""
     return [
         {
             "rule": rule.cel,
@@ -79,12 +85,12 @@ def validations(model: type[ApiModel]) -> list[dict[str, Any]]:
 
 
 class _Structural:
-    """Turns one model's JSON schema into a structural schema.
+    """Converts one model's JSON schema into a structural schema.
 
     Args:
-        model: the class at the root.
-        defaults: write scalar defaults (for ``spec``); ``status`` is written by the operator and
-            takes none.
+        model: The class at the root.
+        defaults: Whether to write scalar defaults, as for ``spec``. The operator writes ``status``,
+            which therefore has none.
     """
 
     def __init__(self, model: type[ApiModel], *, defaults: bool) -> None:
@@ -95,7 +101,7 @@ class _Structural:
         self._defaults = defaults
 
     def convert(self) -> dict[str, Any]:
-        """The structural schema of the whole model."""
+        """Return the structural schema of the whole model."""
         return self._object(self._schema, self._root, below_list=False)
 
     def _node(self, schema: Mapping[str, Any], *, below_list: bool) -> dict[str, Any]:
@@ -121,7 +127,7 @@ class _Structural:
     ) -> tuple[Mapping[str, Any], type[ApiModel] | None]:
         """Follow ``$ref`` and drop ``null`` alternatives.
 
-        What stands beside a reference (description, default) wins.
+        Keys next to a reference (description, default) take precedence over those of its target.
         """
         model = None
         while "$ref" in schema or "anyOf" in schema:
@@ -151,7 +157,7 @@ class _Structural:
         for key, value in schema.get("properties", {}).items():
             properties[key] = self._node(value, below_list=below_list)
             default = value.get("default")
-            # A default below a list would make GitOps tools show its items as changed for ever.
+            # A default below a list would make GitOps tools report its items as changed forever.
             if self._defaults and not below_list and isinstance(default, (str, int)):
                 properties[key]["default"] = default
         result["properties"] = properties
@@ -171,7 +177,7 @@ class _Structural:
             schema["additionalProperties"], below_list=below_list
         )
         longest = schema.get("propertyNames", {}).get("maxLength")
-        if longest is not None:  # structural schemas know no propertyNames
+        if longest is not None:  # structural schemas have no propertyNames
             result[VALIDATIONS] = [
                 {
                     "rule": f"self.all(key, size(key) <= {longest})",
@@ -183,7 +189,7 @@ class _Structural:
     @staticmethod
     def _int_or_string(schema: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
         result.pop("type", None)
-        # pattern and maxLength judge only strings, minimum only numbers
+        # pattern and maxLength apply only to strings, minimum only to numbers.
         return {
             **result,
             INT_OR_STRING: True,
@@ -193,9 +199,9 @@ class _Structural:
 
 
 def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
-    """Bounds and format of an integer.
+    """Set the bounds and the format of an integer in ``result``.
 
-    The pydantic form of exclusive bounds becomes an inclusive one.
+    Pydantic's exclusive bounds become inclusive ones.
     """
     if "exclusiveMinimum" in schema:
         result["minimum"] = schema["exclusiveMinimum"] + 1
@@ -209,13 +215,16 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
     )
 
 
-# Descriptions from this length on (characters) are written out once: the whole definition has to
-# fit the annotation in which a client-side apply keeps it (262144 bytes).
+# Descriptions of at least this many characters are written out only once, because the whole
+# definition must fit into the annotation that a client-side apply stores (262144 bytes).
 WRITTEN_ONCE_FROM = 80
 
 
 def write_once(schema: dict[str, Any], root: str) -> dict[str, Any]:
-    """The schema with every long description written out at its first place, and a pointer to that at the others."""
+    """Replace repetitions of a long description by a reference to its first path.
+
+    The schema is changed in place and returned.
+    """
     first: dict[str, str] = {}
     for path, node in walk(schema, root):
         text = node.get("description", "")
@@ -228,7 +237,12 @@ def write_once(schema: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def structural(model: type[ApiModel], *, defaults: bool = True) -> dict[str, Any]:
-    """The structural schema of one model; ``defaults=False`` for what the operator writes (status)."""
+    """Return the structural schema of one model.
+
+    Args:
+        model: The class at the root.
+        defaults: Whether to write defaults; ``False`` for ``status``, which the operator writes.
+    """
     return _Structural(model, defaults=defaults).convert()
 
 
@@ -259,7 +273,7 @@ PRINTER_COLUMNS = (
     _column(
         "Bottleneck", ".status.scaling.bottleneck", "What limits the pipeline, as scaling sees it."
     ),
-    # Without it, `kubectl get -w` would not tell why a rollout waits or failed.
+    # Without it, `kubectl get -w` would not show why a rollout waits or failed.
     _column("Reason", _condition("Ready", "reason"), "Why Ready has its value."),
     _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date"),
     _column("Revision", ".status.revision", "Revision of the latest spec.", priority=1),
@@ -268,11 +282,11 @@ PRINTER_COLUMNS = (
 
 
 NOT_OBSERVED = -1
-"""``status.observedGeneration`` of a resource that the operator has not seen."""
+"""``status.observedGeneration`` of a resource that the operator has not processed yet."""
 
 
 def root_schema() -> dict[str, Any]:
-    """The structural schema of the whole resource."""
+    """Return the structural schema of the whole resource."""
     return {
         "type": "object",
         "description": f"{names.KIND}: {(InferencePipeline.__doc__ or '').strip()}",
@@ -284,8 +298,8 @@ def root_schema() -> dict[str, Any]:
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
             "spec": write_once(structural(PipelineSpec), "spec"),
-            # Until the operator has looked, the observed generation is none: otherwise kstatus
-            # (Flux, Helm) takes a new object for current.
+            # Until the operator has processed the object, its observed generation must differ
+            # from the real one: otherwise kstatus (Flux, Helm) treats a new object as current.
             "status": {
                 **structural(Status, defaults=False),
                 "default": {"observedGeneration": NOT_OBSERVED},
@@ -297,7 +311,7 @@ def root_schema() -> dict[str, Any]:
 
 
 def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition (``apiextensions.k8s.io/v1``) as a dictionary."""
+    """Return the CustomResourceDefinition (``apiextensions.k8s.io/v1``) as a dictionary."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -338,8 +352,11 @@ def definition() -> dict[str, Any]:
 
 
 def stored(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A resource as an API server stores it, which writes the schema's defaults out where the object that holds them is there; what does not
-    fit the schema stays as it is. The argument is left alone."""
+    """Return a resource as an API server stores it.
+
+    The API server writes the schema's defaults into every object that is present. Values that do
+    not fit the schema are kept. The argument is not modified.
+    """
 
     def filled(value: Any, schema: Mapping[str, Any]) -> Any:
         if isinstance(value, list):
@@ -365,9 +382,9 @@ def _root_schema() -> dict[str, Any]:
 
 
 def walk(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every node of a structural schema with its path (``spec.model.inputs[].name``.
+    """Yield every node of a structural schema with its path.
 
-    ``{}`` stands for a map's values).
+    A path looks like ``spec.model.inputs[].name``; ``{}`` denotes the values of a map.
     """
     yield path, schema
     for key, child in schema.get("properties", {}).items():
@@ -379,7 +396,7 @@ def walk(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mappi
 
 
 class _Dumper(yaml.SafeDumper):
-    """No anchors and aliases: kubectl reads them, people do not."""
+    """Writes no anchors and aliases: kubectl reads them, but people do not."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -389,7 +406,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render() -> str:
-    """The CustomResourceDefinition as YAML; the same bytes on every call."""
+    """Return the CustomResourceDefinition as YAML; the same bytes on every call."""
     text: str = yaml.dump(
         definition(), Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True
     )

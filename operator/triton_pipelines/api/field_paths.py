@@ -1,7 +1,7 @@
 """Find fields of the resource by path, and suggest the field meant by an unknown name.
 
-People come from Triton's ``config.pbtxt``, KServe, Seldon and Helm charts: what those call a field
-is known here by their names.
+Users come from Triton's ``config.pbtxt``, KServe, Seldon and Helm charts. This module maps the
+field names of those products to ours.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .suggestions import nearest, plain
 from .v1alpha1 import InferencePipeline
 
 Place = tuple[str, ...]
-"""Names of fields from the root to one of them, without the indices of lists."""
+"""Path of a field: the names from the root to it, without list indices."""
 SLOTS = ("tokenizer", "model", "postprocess")
-"""Steps with a place of their own."""
+"""Steps that have a field of their own in the spec."""
 Location = Sequence[int | str]
-"""A place in a document, as pydantic names it."""
+"""A location in a document, as pydantic reports it: field names and list indices."""
 
 _MOST_NAMED = 3
-# What others call a field, without case and separators, and the fields that say it: the first of
-# them that stands below the same parent, else the last, wherever it stands (none where that is
-# empty).
+# Names of a field in other products, without case and separators, with the fields that correspond
+# to it. The first one that exists below the same parent is suggested, otherwise the last one at any
+# path; if the last one is empty, nothing is suggested.
 _CALLED: dict[str, tuple[str, ...]] = {
     # Triton's config.pbtxt
     "input": ("inputs",),
@@ -124,12 +124,12 @@ _CALLED: dict[str, tuple[str, ...]] = {
 
 
 def fields_of(model: type[ApiModel]) -> dict[str, FieldInfo]:
-    """A model's fields by their names on the wire."""
+    """Return a model's fields by their JSON names."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def model_below(annotation: object) -> type[ApiModel] | None:
-    """The model that a field holds, alone or in a list, may it be left out or not."""
+    """Return the model of a field's type, single or in a list, optional or required."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
     return next(
@@ -139,9 +139,9 @@ def model_below(annotation: object) -> type[ApiModel] | None:
 
 
 def model_at(location: Location) -> type[ApiModel] | None:
-    """The model at a place of a document.
+    """Return the model at a location of a document.
 
-    ``None`` below a mapping of the user's own, and where nothing may stand.
+    ``None`` below a mapping with free keys, and at a location that the schema does not have.
     """
     model: type[ApiModel] | None = InferencePipeline
     for part in location:
@@ -152,13 +152,13 @@ def model_at(location: Location) -> type[ApiModel] | None:
 
 
 def field_at(location: Location) -> FieldInfo | None:
-    """The field at a place of a document."""
+    """Return the field at a location of a document."""
     model = model_at(location[:-1]) if location and isinstance(location[-1], str) else None
     return fields_of(model).get(str(location[-1])) if model is not None else None
 
 
 def written(location: Location) -> str:
-    """A place as people write it: ``spec.model.inputs[0].dims``."""
+    """Return a location as a path, such as ``spec.model.inputs[0].dims``."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -180,9 +180,9 @@ def _below(model: type[ApiModel], place: Place) -> Iterator[Place]:
 
 
 def unknown_field(location: Location) -> str:
-    """What to say about a name that is no field.
+    """Return the message for an unknown field name.
 
-    The field that was meant, or all that may stand there.
+    It suggests the field that was probably meant, or lists all fields of the parent.
     """
     parent, name = location[:-1], str(location[-1])
     model = model_at(parent)
@@ -208,7 +208,7 @@ def _sibling(name: str, siblings: Sequence[str]) -> list[str]:
 
 
 def _called(name: str, parent: Location) -> list[str]:
-    """By what others call it: below the same parent, else wherever it stands."""
+    """Return the fields for another product's name: below the same parent, else at any path."""
     wanted = _CALLED.get(plain(name), ())
     here = tuple(part for part in parent if isinstance(part, str))
     for chain in wanted:
@@ -222,9 +222,9 @@ def _called(name: str, parent: Location) -> list[str]:
 
 
 def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
-    """Places that end with these names.
+    """Return the paths that end with these names.
 
-    Those that share most of the way with ``parent``, of these the shortest.
+    Among them, return those that share the longest prefix with ``parent``; of these, the shortest.
     """
     here = tuple(part for part in parent if isinstance(part, str))
     ends = tuple(plain(part) for part in chain)
@@ -243,8 +243,8 @@ def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
         return -shared, len(place)
 
     best = min(map(rank, found), default=(0, 0))
-    # Steps, the model and auxiliary models have their fields from one type: the first place of each
-    # is enough.
+    # Steps, the model and auxiliary models inherit their fields from one type: the first path of
+    # each field is enough.
     first: dict[object, Place] = {}
     for place in found:
         if rank(place) == best:
@@ -253,7 +253,7 @@ def _elsewhere(chain: Sequence[str], parent: Location) -> list[str]:
 
 
 def _declaring(place: Place) -> object:
-    """The type that brings a field into the model where it stands."""
+    """Return the class that declares a field of the model at this path."""
     model = model_at([part.removesuffix("[]") for part in place[:-1]])
     ancestors = reversed(model.__mro__) if model is not None else ()
     return next(
@@ -267,7 +267,7 @@ def _declaring(place: Place) -> object:
 
 
 def _beside(place: Place, shared: int, parent: Location) -> str:
-    """A place with the indices of the document as far as both go the same way."""
+    """Return a path with the document's list indices, as far as both share a prefix."""
     way: list[int | str] = []
     for part in parent:
         if isinstance(part, str) and sum(isinstance(one, str) for one in way) == shared:
@@ -278,18 +278,18 @@ def _beside(place: Place, shared: int, parent: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedStep:
-    """A step of a document that need not fit the schema.
-
-    Its name in ``from``, its model's name, and the outputs it declares.
-    """
+    """A step of a document that may violate the schema."""
 
     name: str
+    """Its name in ``from``."""
     model_name: str
+    """Name of its model."""
     outputs: tuple[str, ...]
+    """Names of the outputs that it declares."""
 
 
 def named_steps(document: Mapping[str, Any]) -> list[NamedStep]:
-    """The steps that a document names, whatever else is wrong with it."""
+    """Return the steps that a document names, even if the document is otherwise invalid."""
     spec = document.get("spec")
     if not isinstance(spec, Mapping):
         return []

@@ -1,8 +1,8 @@
 """The machine-readable codes of findings.
 
-A program that reacts to a finding reads its code and its path, never its message. Errors share
-codes by kind of mistake; every warning has a code of its own. What Triton would refuse in a
-rendered model repository carries the id of the violated rule instead
+A program that reacts to a finding reads its code and its path, never its message. Errors of the
+same kind share a code; every warning has a code of its own. A finding about something that Triton
+would reject in a rendered model repository has the id of the violated rule instead
 (:class:`triton_pipelines.compile.validation.RuleId`).
 """
 

@@ -2,17 +2,16 @@
 
 How a count travels from the resource to a running server:
 
-| Stage | Carrier | Field |
-| --- | --- | --- |
-| resource | ``spec.tokenizer.instances`` (:class:`StepCopies`) | ``count``, or ``initial``,
-``min``, ``max`` |
-| compile: defaults resolved | :class:`CountBounds`, by :meth:`StepCopies.bounds` | ``initial``,
-``min``, ``max`` |
-| compile: graph | ``StepInstances.counts``, the same object | ``initial``, ``min``, ``max`` |
-| revision ConfigMap, ``plan.json`` | ``loadplan.PlanCount`` | ``initial``, ``min``, ``max`` |
-| live ConfigMap, ``counts.json`` | ``loadplan.LiveCounts`` | desired count by step |
-| new pod: ``config.pbtxt`` | the loader, by ``PlanCount.clamp`` | ``instance_group.count`` |
-| running pod: gRPC ``RepositoryModelLoad`` | the autoscaler's actuator | ``instance_group.count`` |
+1. Resource: ``spec.tokenizer.instances`` (:class:`StepCopies`) has ``count``, or ``initial``,
+   ``min`` and ``max``.
+2. Compilation, defaults: :meth:`StepCopies.bounds` returns :class:`CountBounds` with ``initial``,
+   ``min`` and ``max``.
+3. Compilation, graph: ``StepInstances.counts`` is the same object.
+4. Revision ConfigMap, ``plan.json``: ``loadplan.PlanCount`` has ``initial``, ``min`` and ``max``.
+5. Live ConfigMap, ``counts.json``: ``loadplan.LiveCounts`` has the desired count by step.
+6. New pod, ``config.pbtxt``: the loader writes ``instance_group.count``, by ``PlanCount.clamp``.
+7. Running pod, gRPC ``RepositoryModelLoad``: the autoscaler's actuator sets
+   ``instance_group.count``.
 
 The desired count of a step is ``initial`` until the autoscaler has recorded one.
 """
@@ -29,7 +28,7 @@ from .base import ApiModel, FieldRule, Quantity
 from .tensors import ATOMIC
 
 MAX_INSTANCES = 256
-# Highest count of a tokenizer whose resource names none.
+# Highest count of a tokenizer whose resource does not set one.
 DEFAULT_MAX = 4
 PROFILE_PATTERN = r"^[0-9]+$"
 HOST_POLICY_PATTERN = r"^[A-Za-z0-9_.-]+$"
@@ -71,7 +70,7 @@ class CountBounds:
 class StepCopies(ApiModel):
     """Instances of a step in one pod.
 
-    A fixed count, or bounds within which a CPU step may be scaled.
+    Either a fixed count, or bounds within which a CPU step may be scaled.
     """
 
     count: Annotated[
@@ -102,8 +101,8 @@ class StepCopies(ApiModel):
             ge=1,
             le=MAX_INSTANCES,
             description=(
-                "Highest count; CPU and memory limits are sized for it. Default: 4, or initial if that"
-                " is higher."
+                "Highest count; CPU and memory limits are sized for it. Default: 4, or initial if"
+                " that is higher."
             ),
         ),
     ] = None
@@ -111,9 +110,10 @@ class StepCopies(ApiModel):
         InstanceKind | None,
         Field(
             description=(
-                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU for"
-                " tokenizer, postprocess and steps; GPU for the model (CPU where server.gpu.count is"
-                " 0, MODEL for vllm). It does not request a GPU; server.gpu does."
+                "GPU, CPU, MODEL (the backend decides) or Auto (Triton's default). Default: CPU"
+                " for tokenizer, postprocess and steps; GPU for the model (CPU where"
+                " server.gpu.count is 0, MODEL for vllm). It does not request a GPU; server.gpu"
+                " does."
             )
         ),
     ] = None
@@ -139,8 +139,8 @@ class StepCopies(ApiModel):
         ),
         FieldRule(
             cel=(
-                "(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial : has(self.min) ?"
-                " self.min : 1)"
+                "(has(self.min) ? self.min : 1) <= (has(self.initial) ? self.initial :"
+                " has(self.min) ? self.min : 1)"
             ),
             message="instances.initial must be at least instances.min",
             holds=lambda i: (i.min or 1) <= (i.initial or i.min or 1),
@@ -148,8 +148,8 @@ class StepCopies(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min : 1)"
-                " <= self.max"
+                "!has(self.max) || (has(self.initial) ? self.initial : has(self.min) ? self.min :"
+                " 1) <= self.max"
             ),
             message="instances.max must be at least instances.initial and instances.min",
             holds=lambda i: i.max is None or (i.initial or i.min or 1) <= i.max,
@@ -174,14 +174,14 @@ class StepCopies(ApiModel):
 
     @property
     def ranged(self) -> bool:
-        """Whether bounds are written, not a count."""
+        """Whether bounds are written instead of a count."""
         return (self.initial, self.min, self.max) != (None, None, None)
 
     def bounds(self, *, scaled: bool) -> CountBounds:
         """Return the counts with their defaults.
 
         Args:
-            scaled: whether a step without any count may grow to :data:`DEFAULT_MAX`.
+            scaled: Whether a step without any count may grow to :data:`DEFAULT_MAX`.
         """
         if self.count is not None or not (scaled or self.ranged):
             fixed = self.count or 1

@@ -1,12 +1,10 @@
-"""The contract between renderer and loader: load plan, live counts, sources and report.
+"""The contract between renderer and loader: load plan, live counts, resolved sources and report.
 
-Load plan, live counts, resolved sources, report.
-
-``plan.json`` lies in the revision's ConfigMap (:data:`triton_pipelines.api.names.KEY_PLAN`),
-``counts.json`` and ``resolved.json`` in the live ConfigMap; the report is the loader's termination
-message. Both sides use these models, so a plan that one of them cannot read does not exist. JSON
-names are camelCase, Python names snake_case; everything is frozen, strict and refuses unknown
-fields, so that an older loader never silently skips what a newer plan asks for.
+``plan.json`` is stored in the revision's ConfigMap (:data:`triton_pipelines.api.names.KEY_PLAN`),
+``counts.json`` and ``resolved.json`` in the live ConfigMap. The report is the loader's termination
+message. Both sides use these models, so neither can write a plan that the other cannot read. JSON
+names are camelCase, Python names snake_case. Every model is frozen, strict and rejects unknown
+fields, so that an older loader never silently skips a setting of a newer plan.
 """
 
 from __future__ import annotations
@@ -82,10 +80,11 @@ class PlanFile(LoadModel):
 
 
 class PlanCount(LoadModel):
-    """A step whose instance count is live: ``path`` is its config.pbtxt below the repository."""
+    """A step whose instance count may change while the pod runs."""
 
     step: Name
     path: RelativePath
+    """Its config.pbtxt, relative to the repository."""
     initial: Annotated[int, Field(ge=1)]
     min: Annotated[int, Field(ge=1)]
     max: Annotated[int, Field(ge=1)]
@@ -100,15 +99,17 @@ class PlanCount(LoadModel):
         return self
 
     def clamp(self, wanted: int | None) -> int:
-        """The instances a new pod starts with.
+        """Return the number of instances that a new pod starts with, within min and max.
 
-        ``wanted`` (``initial`` when nothing is wanted yet), within min..max.
+        Args:
+            wanted: The desired count; ``None`` if none has been recorded yet, which means
+                ``initial``.
         """
         return max(self.min, min(self.max, self.initial if wanted is None else wanted))
 
 
 class FetchKind(StrEnum):
-    """What is made of a source.
+    """What a source becomes in the repository.
 
     A tokenizer's file, one file, a model's version folders, or everything below a folder.
     """
@@ -120,9 +121,9 @@ class FetchKind(StrEnum):
 
 
 class PlanVersions(LoadModel):
-    """Which versions of a model are served, as Triton's version policy says it.
+    """Triton's version policy: which versions of a model are served.
 
-    Exactly one of the three.
+    Exactly one of the three fields is set.
     """
 
     latest: Version | None = None
@@ -137,13 +138,13 @@ class PlanVersions(LoadModel):
 
     @property
     def newest_only(self) -> bool:
-        """Whether this is what a model without a policy does: serve the newest version alone."""
+        """Whether only the newest version is served, as without a policy."""
         return self.latest == 1
 
     def select(self, held: Collection[int]) -> tuple[int, ...]:
-        """The versions of ``held`` that are served, in ascending order.
+        """Return the versions of ``held`` that are served, in ascending order.
 
-        Versions asked for and not held are left out.
+        Requested versions that are not in ``held`` are left out.
         """
         ordered = sorted(set(held))
         if self.latest is not None:
@@ -156,46 +157,51 @@ class PlanVersions(LoadModel):
 class PlanFetch(LoadModel):
     """One source to fetch into ``target``.
 
-    A file below the repository, for a model or folder a folder of it.
+    For kind ``model`` the result depends on the source:
 
-    ``credentials`` and ``ca`` say whether the source's credential and CA folders are mounted
-    (``STEP`` or ``STEP.SLOT``). ``path`` names a file or folder inside a source that is a folder.
-    ``field`` is the source's path in the resource, for messages.
-
-    Of a ``model`` the source decides what is made: one file becomes ``TARGET/1/<file>``; a folder
-    of numbered folders the versions that ``versions`` and ``pinned`` name, each whole; any other
-    folder ``TARGET/1`` with everything below it (``whole``), or with the main file and the data
-    files that this names. ``file`` is the main file's name in a version folder and ``source_file``
-    its name in the source where that is another; without ``file`` no main file is needed.
-
-    Of a ``tokenizer``, ``cuts_pairs`` says that pairs of texts which are too long are cut, which
-    not every one of them allows.
+    - One file becomes ``TARGET/1/<file>``.
+    - A folder of numbered folders becomes the versions that ``versions`` and ``pinned`` select,
+      each with all of its files.
+    - Any other folder becomes ``TARGET/1``, with everything below it (``whole``), or with the main
+      file and the data files that the main file names.
     """
 
     step: Name
     slot: Slot = ""
     uri: Annotated[str, Field(min_length=1, max_length=4096)]
     target: RelativePath
+    """Where to store it in the repository: a file, or a folder for kinds model and folder."""
     kind: Annotated[FetchKind, Field(strict=False)] = FetchKind.FILE
     file: RelativePath | None = None
+    """Kind model: the main file's name in a version folder. ``None``: no main file is needed."""
     source_file: RelativePath | None = None
+    """Kind model: the main file's name in the source, if it differs from ``file``."""
     whole: bool = False
+    """Kind model: whether a folder without numbered versions is fetched completely."""
     versions: PlanVersions | None = None
     pinned: Version | None = None
     revision: str | None = None
     path: RelativePath | None = None
+    """A file or folder inside a source that is a folder."""
     sha256: Sha256 | None = None
     endpoint: str | None = None
     region: str | None = None
     credentials: bool = False
+    """Whether the source's credential folder (``STEP`` or ``STEP.SLOT``) is mounted."""
     ca: bool = False
+    """Whether the source's CA folder (``STEP`` or ``STEP.SLOT``) is mounted."""
     cuts_pairs: bool = False
+    """Kind tokenizer: whether text pairs that are too long are truncated.
+
+    Not every tokenizer allows that.
+    """
     field: str | None = None
+    """The source's path in the resource, for messages."""
 
     @field_validator("path", mode="before")
     @classmethod
     def _folder(cls, value: object) -> object:
-        """A folder may be written with its slash."""
+        """Remove the trailing slash with which a folder may be written."""
         return value.rstrip("/") if isinstance(value, str) and value.rstrip("/") else value
 
     @model_validator(mode="after")
@@ -239,16 +245,18 @@ class PlanFetch(LoadModel):
 
     @property
     def spec_field(self) -> str:
-        """The source's path in the resource, ``spec.<step>.source`` unless the plan says otherwise."""
+        """The source's path in the resource; ``spec.<step>.source`` unless the plan sets it."""
         return self.field or f"spec.{self.step}.source"
 
 
 class PlanTensor(LoadModel):
-    """A declared tensor: ``data_type`` as in the resource (INT64, FP32, STRING …), ``dims`` without the batch axis."""
+    """A declared tensor."""
 
     name: Annotated[str, Field(min_length=1)]
     data_type: str
+    """Element type as in the resource: INT64, FP32, STRING …"""
     dims: tuple[int, ...]
+    """Shape without the batch axis."""
 
     @model_validator(mode="before")
     @classmethod
@@ -259,7 +267,7 @@ class PlanTensor(LoadModel):
 
 
 class PlanPlace(LoadModel):
-    """Where a file of a step lies: at ``path``, or ``file`` in every version folder of ``model``."""
+    """Location of a step's file: ``path``, or ``file`` in every version folder of ``model``."""
 
     step: Name
     path: RelativePath | None = None
@@ -276,32 +284,31 @@ class PlanPlace(LoadModel):
 
 
 class PlanTokens(LoadModel):
-    """What the pipeline's tokenizer feeds a file with.
-
-    ``tokenizer`` is its tokenizer.json below the repository; ``ids`` and ``masks`` name the file's
-    inputs that carry token ids and attention masks, ``others`` further ones of one value per token.
-    Rows have at most ``max_length`` tokens.
-    """
+    """What the pipeline's tokenizer sends to a model's file."""
 
     tokenizer: RelativePath
+    """Path of its tokenizer.json, relative to the repository."""
     ids: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Inputs of the file that receive token ids."""
     masks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Inputs of the file that receive attention masks."""
     others: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Further inputs of the file with one value per token."""
     max_length: Annotated[int, Field(ge=1)]
+    """Most tokens in a row."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Every input of one value per token."""
+        """All inputs with one value per token."""
         return (*self.ids, *self.masks, *self.others)
 
 
 class PlanCheck(PlanPlace):
     """ONNX files whose inputs and outputs must fit the step's declared tensors.
 
-    The one at ``path``, or ``file`` of every version of ``model``.
-
-    With ``tokens`` they must also know every token that the pipeline's tokenizer can emit, and take
-    rows as long as it sends.
+    Either the file at ``path``, or ``file`` of every version of ``model``. With ``tokens``, the
+    files must also accept every token that the pipeline's tokenizer can emit, and rows as long as
+    it sends.
     """
 
     format: Literal["onnx"] = "onnx"
@@ -313,37 +320,46 @@ class PlanCheck(PlanPlace):
 
 
 def shape_input(name: str) -> str:
-    """The input that carries the row lengths of the ragged input ``name``.
+    """Return the name of the input with the row lengths of the ragged input ``name``.
 
-    INT32 [rows, 1], filled by Triton (BATCH_ITEM_SHAPE).
+    It is INT32 [rows, 1]; Triton fills it (BATCH_ITEM_SHAPE).
     """
     return f"{name}__shape"
 
 
 class PlanRaggedInput(LoadModel):
-    """An input of an ONNX file that arrives flat.
-
-    ``pad_value`` fills the rows that are shorter than the batch's longest.
-    """
+    """An input of an ONNX file that arrives flat: all rows concatenated."""
 
     name: Annotated[str, Field(min_length=1)]
     pad_value: int = 0
+    """Value that fills rows which are shorter than the longest row of the batch."""
 
 
 class PlanAdapt(PlanPlace):
-    """ONNX files that are rewritten in place, after their check, so that Triton can feed them with requests of different length.
+    """ONNX files to adapt to ragged batches: requests of different lengths in one batch.
 
-    ``inputs`` are those of shape [rows, tokens] that become flat. They all carry the tokens of the same texts; the lengths of the first
-    shape the ``token_outputs``, which are [rows, tokens, …] in the file and [all tokens, …] afterwards. ``max_length`` is the most tokens
-    a row may have and ``vocabulary`` the number of token ids, for files that do not show it themselves; where the plan does not name the latter, the
-    loader takes it from the tokenizer. ``field`` is the resource's field that asked for it, for messages.
+    The files are rewritten in place, after their check.
     """
 
     field: str = "spec.tokenizer.padding"
+    """The field of the resource that requires this, for messages."""
     inputs: Annotated[tuple[PlanRaggedInput, ...], Field(strict=False, min_length=1)]
+    """Inputs of shape [rows, tokens] that become flat.
+
+    All of them carry the tokens of the same texts.
+    """
     token_outputs: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Outputs that are [rows, tokens, …] in the file and [all tokens, …] afterwards.
+
+    The row lengths of the first input determine their shape.
+    """
     max_length: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens in a row, for files that do not state it themselves."""
     vocabulary: Annotated[int, Field(ge=1)] | None = None
+    """Number of token ids, for files that do not state it themselves.
+
+    If it is ``None``, the loader takes it from the tokenizer.
+    """
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
@@ -373,8 +389,8 @@ class LoadPlan(LoadModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> LoadPlan:
-        # What folders hold is known when they are fetched: the loader looks for collisions of their
-        # files.
+        # The contents of folders are known only once they are fetched, so the loader checks their
+        # files for collisions.
         files = [
             item.target for item in self.fetch if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER)
         ]
@@ -395,12 +411,11 @@ class LoadPlan(LoadModel):
         return self
 
     def to_json(self) -> str:
-        """The plan as canonical JSON (sorted keys, one trailing newline).
+        """Return the plan as canonical JSON (sorted keys, one trailing newline).
 
-        Equal plans give equal bytes.
-
-        Fields that joined the contract later are left out where they say nothing: a plan that does
-        not use them keeps its bytes, and with them the pipeline's revision.
+        Equal plans give equal bytes. Fields that were added to the contract later are left out
+        while they are unset: a plan that does not use them keeps its bytes, and thereby the
+        pipeline's revision.
         """
         plan: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
         if not self.adapt:
@@ -425,6 +440,6 @@ _LATER: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class LiveCounts(RootModel[dict[str, Annotated[int, Field(ge=0)]]]):
-    """``counts.json``: desired instances by step; new pods start from it."""
+    """``counts.json``: desired instances by step; new pods start with them."""
 
     model_config = ConfigDict(frozen=True, strict=True)

@@ -1,7 +1,4 @@
-"""The report of the loader: resolved sources and findings.
-
-Resolved sources, findings, and the report that is its termination message.
-"""
+"""The report of the loader, which is its termination message: resolved sources and findings."""
 
 from __future__ import annotations
 
@@ -14,19 +11,23 @@ from pydantic import ConfigDict, Field, RootModel
 from triton_pipelines.api.loadtypes import LoadModel, Sha256, Slot, source_key
 
 REPORT_MAX_BYTES: Final = 4096
-"""The kubelet cuts a container's termination message at 4096 bytes (Kubernetes, ``MaxContainerTerminationMessageLength``)."""
+"""Length in bytes at which the kubelet cuts a container's termination message.
+
+Source: Kubernetes, ``MaxContainerTerminationMessageLength``.
+"""
 
 
 class ResolvedSource(LoadModel):
-    """What an unpinned source was at the first load of a revision, and the digest of its files.
-
-    ``revision`` is a commit, an image's digest, an object's version or ETag; of a folder without
-    one of these ``listing=<SHA-256 over names, sizes and ETags>``, and with numbered versions
-    ``versions=1,2`` (before ``;listing=…``).
-    """
+    """What an unpinned source resolved to at the first load of a revision."""
 
     revision: str | None = None
+    """A commit, an image's digest, or an object's version or ETag.
+
+    For a folder that has none of these: ``listing=<SHA-256 over names, sizes and ETags>``, preceded
+    by ``versions=1,2;`` if the folder has numbered versions.
+    """
     sha256: Sha256 | None = None
+    """Digest of its files."""
 
 
 class ResolvedSources(RootModel[dict[str, dict[str, ResolvedSource]]]):
@@ -36,7 +37,7 @@ class ResolvedSources(RootModel[dict[str, dict[str, ResolvedSource]]]):
 
 
 class LoadReason(StrEnum):
-    """Why a load failed, or what it noticed (:data:`INFORMATIVE` ones never fail a load)."""
+    """Why a load failed, or what the loader noticed (:data:`INFORMATIVE`: never a failure)."""
 
     SOURCE_UNAVAILABLE = "SourceUnavailable"
     SOURCE_CHANGED = "SourceChanged"
@@ -54,9 +55,9 @@ class LoadReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> LoadReason | None:
-        """Read the name that loaders before 0.1.0 report.
+        """Accept the name that loaders before 0.1.0 report.
 
-        Their image stays pinned by old revisions.
+        Old revisions keep those loader images pinned.
         """
         return cls.RAGGED_UNSUPPORTED if value == "NotRagged" else None
 
@@ -70,24 +71,26 @@ INFORMATIVE: Final = frozenset(
         LoadReason.ANSWERS_NOT_COMPARED,
     }
 )
-"""Reasons that inform and do not fail a load."""
+"""Reasons that are informative and do not fail a load."""
 
 
 class LoadFinding(LoadModel):
-    """One thing the loader found; ``field`` is a path in the resource."""
+    """One finding of the loader."""
 
     step: str | None = None
     reason: Annotated[LoadReason, Field(strict=False)]
     message: str
     field: str | None = None
+    """Path of the field in the resource."""
 
 
 class ReportSource(LoadModel):
-    """What one source resolved to. ``uri`` is the resource's, without credentials."""
+    """What one source resolved to."""
 
     step: str
     slot: Slot = ""
     uri: str
+    """The URI of the resource, without credentials."""
     resolved_revision: str | None = None
     sha256: Sha256 | None = None
 
@@ -100,7 +103,7 @@ class ReportSource(LoadModel):
 class LoadReport(LoadModel):
     """The loader's termination message.
 
-    At most :data:`REPORT_MAX_BYTES` bytes as :meth:`to_json` writes it.
+    :meth:`to_json` writes it in at most :data:`REPORT_MAX_BYTES` bytes.
     """
 
     ok: bool
@@ -109,18 +112,18 @@ class LoadReport(LoadModel):
     findings: Annotated[tuple[LoadFinding, ...], Field(strict=False)] = ()
 
     sources_left_out: Annotated[int, Field(ge=0)] = 0
-    """Sources that did not fit into the message.
+    """Number of sources that did not fit into the message.
 
-    What they resolved to is unknown to the operator.
+    The operator does not know what they resolved to.
     """
 
     def to_json(self, limit: int = REPORT_MAX_BYTES) -> str:
-        """JSON of at most ``limit`` UTF-8 bytes.
+        """Return the report as JSON of at most ``limit`` UTF-8 bytes.
 
-        Messages are cut first, then URIs, then findings that inform, then sources, then findings.
-
-        A cut never breaks the JSON, and the first finding of a failed load always keeps its reason.
-        What a source resolved to is kept as long as possible: later pods fetch exactly that.
+        If necessary, messages are shortened first, then URIs; then informative findings are
+        dropped, then sources, then the other findings. The result is always valid JSON, and the
+        first finding of a failed load always keeps its reason. What a source resolved to is kept as
+        long as possible, because later pods fetch exactly that.
         """
         report = self
         for length in (2048, 1024, 512, 256, 128, 64):
@@ -138,7 +141,7 @@ class LoadReport(LoadModel):
                     )
                 }
             )
-        # Failures before information, so that what is dropped from the end matters least.
+        # Failures come first, so that the entries dropped from the end matter least.
         findings = sorted(report.findings, key=lambda item: item.reason in INFORMATIVE)
         sources = list(report.sources)
         while _size(report) > limit and (findings or sources):
@@ -163,9 +166,9 @@ _SHORT_URI: Final = 32
 
 
 def _cut(finding: LoadFinding, length: int) -> LoadFinding:
-    """``finding`` with a message of at most ``length`` characters.
+    """Return ``finding`` with a message of at most ``length`` characters.
 
-    The end is kept too, since it says what to do.
+    The end of the message is kept as well, because it says what to do.
     """
     text = finding.message
     if len(text) <= length:
@@ -183,7 +186,7 @@ def _size(report: LoadReport) -> int:
 
 
 def resolution(report: LoadReport) -> dict[str, ResolvedSource]:
-    """What ``resolved.json`` records of the first successful load of a revision."""
+    """Return what ``resolved.json`` records of the first successful load of a revision."""
     return {
         item.key: ResolvedSource(revision=item.resolved_revision, sha256=item.sha256)
         for item in report.sources
@@ -191,14 +194,19 @@ def resolution(report: LoadReport) -> dict[str, ResolvedSource]:
 
 
 def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple[LoadFinding, ...]:
-    """Where a pod loaded something else than ``recorded``.
-
-    SourceChanged findings, with both sides; none for a pod that fits.
+    """Return a SourceChanged finding, with both sides, for each source that differs.
 
     Pods of a revision that start at the same time all load before anything is recorded, and an
-    unpinned source can change in between. The one whose report is recorded decides; a pod for which
-    this returns findings serves other files and has to be replaced (the next one finds the record
-    and fetches exactly that). Digests decide where both are known, as in the loader.
+    unpinned source can change in between. The pod whose report is recorded decides. A pod for which
+    this returns findings serves other files and must be replaced: the next one finds the record and
+    fetches exactly that. Digests decide if both are known, as in the loader.
+
+    Args:
+        recorded: The resolved sources of the revision, by :func:`source_key`.
+        report: The report of the pod.
+
+    Returns:
+        The findings; empty if the pod loaded what is recorded.
     """
     findings = []
     for item in report.sources:
@@ -207,7 +215,10 @@ def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple
             continue
         was = f"revision {before.revision or 'none'}, sha256 {before.sha256 or 'unknown'}"
         now = f"revision {item.resolved_revision or 'none'}, sha256 {item.sha256 or 'unknown'}"
-        message = f"{item.uri}: this pod loaded {now}, while this pipeline revision was first loaded from {was}"
+        message = (
+            f"{item.uri}: this pod loaded {now}, while this pipeline revision was first loaded from"
+            f" {was}"
+        )
         findings.append(
             LoadFinding(step=item.step, reason=LoadReason.SOURCE_CHANGED, message=message)
         )
@@ -215,9 +226,9 @@ def strayed(recorded: Mapping[str, ResolvedSource], report: LoadReport) -> tuple
 
 
 def same_source(recorded: ResolvedSource, revision: str | None, sha256: str | None) -> bool:
-    """Whether a source is what it was.
+    """Return whether a source is unchanged.
 
-    The digest decides where it is known, since an ETag may change without the content.
+    The digest decides if it is known, because an ETag may change without the content.
     """
     if recorded.sha256 is not None and sha256 is not None:
         return recorded.sha256 == sha256

@@ -10,7 +10,11 @@ from pydantic.alias_generators import to_camel
 
 
 def _below(path: str) -> str:
-    """``path`` when it is relative, normal and stays below its root; :class:`ValueError` otherwise."""
+    """Return ``path`` if it is relative, normalized and below its root.
+
+    Raises:
+        ValueError: The path is absolute, empty, not normalized, or leaves its root.
+    """
     pure = PurePosixPath(path)
     if (
         not path
@@ -26,8 +30,7 @@ def _below(path: str) -> str:
 
 
 RelativePath = Annotated[str, AfterValidator(_below)]
-"""A normal relative POSIX path: not empty, no ``..``, no ``.``, no leading slash, no doubled slash.
-"""
+"""A normalized relative POSIX path: not empty, no ``..``, no ``.``, no leading or double slash."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A SHA-256 digest, 64 lower-case hexadecimal digits."""
@@ -36,26 +39,27 @@ Key = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]{1,253}$")]
 """A ConfigMap key."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-"""A step's name: a DNS label (it names mount folders)."""
+"""A step's name: a DNS label, because it becomes part of the names of mount folders."""
 
 
 Slot = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")]
-"""Which of a step's sources: empty for the only or main one, else a DNS label."""
+"""Which of a step's sources: empty for the only or main one, otherwise a DNS label."""
 
 Version = Annotated[int, Field(ge=1)]
-"""A model version: what Triton takes as a version folder's name (digits, no leading zero)."""
+"""A model version, as Triton accepts it in a version folder's name (digits, no leading zero)."""
 
 
 def source_key(step: str, slot: str) -> str:
-    """What one source of a step goes by.
+    """Return the key of one source of a step: ``STEP`` or ``STEP.SLOT``.
 
-    The name of its mount folders and its key in ``resolved.json``. No label holds a dot.
+    It names the source's mount folders and its entry in ``resolved.json``. It is unambiguous
+    because a DNS label has no dot.
     """
     return f"{step}.{slot}" if slot else step
 
 
 class LoadModel(BaseModel):
-    """Frozen and strict; camelCase in JSON; refuses what it does not know."""
+    """Base of the load plan's models: frozen, strict, camelCase in JSON, no unknown fields."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", alias_generator=to_camel, populate_by_name=True

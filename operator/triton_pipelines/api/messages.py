@@ -37,7 +37,7 @@ from .steps import BACKEND_PATTERN, STEP_NAME_PATTERN
 from .suggestions import did_you_mean, plain
 from .v1alpha1 import OTLP_PATTERN, ROOT_RULES
 
-# The type that each of pydantic's type errors expects, named as users know it.
+# The type that each of pydantic's type errors expects, in terms that users know.
 _EXPECTED_TYPE = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -48,20 +48,26 @@ _EXPECTED_TYPE = {
     "model_type": "a mapping",
 }
 
-# What a value that fits the pattern is, with an example.
+# Description of a value that matches the pattern, with an example.
 MEANING = {
     TRITON_NAME_PATTERN: (
-        "a model name: letters, digits and _+=@~-, parts joined by single dots, such as bert-base or"
-        " sst2.v3"
+        "a model name: letters, digits and _+=@~-, parts joined by single dots, such as bert-base"
+        " or sst2.v3"
     ),
     TENSOR_NAME_PATTERN: "a tensor name: any characters but control characters, such as input_ids",
-    TENSOR_REFERENCE_PATTERN: "a tensor: write STEP.OUTPUT (such as model.logits) or pipeline.INPUT",
-    QUANTITY_PATTERN: "a quantity: a number with a unit of Kubernetes, such as 500m, 2, 400Mi or 1.5Gi",
+    TENSOR_REFERENCE_PATTERN: (
+        "a tensor: write STEP.OUTPUT (such as model.logits) or pipeline.INPUT"
+    ),
+    QUANTITY_PATTERN: (
+        "a quantity: a number with a unit of Kubernetes, such as 500m, 2, 400Mi or 1.5Gi"
+    ),
     OBJECT_NAME_PATTERN: (
         "the name of a Kubernetes object: lower-case letters, digits, '-' and '.', such as"
         " models-reader"
     ),
-    DATA_KEY_PATTERN: "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.', such as ca.crt",
+    DATA_KEY_PATTERN: (
+        "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.', such as ca.crt"
+    ),
     URI_PATTERN: (
         f"a source: it starts with {', '.join(f'{scheme}://' for scheme in SCHEMES[:-1])} or"
         f" {SCHEMES[-1]}://, without spaces"
@@ -71,8 +77,8 @@ MEANING = {
         " image-decoder"
     ),
     BACKEND_PATTERN: (
-        "a backend name: the name of its folder in the server image, with lower-case letters, digits"
-        " and '_', such as dali or fil"
+        "a backend name: the name of its folder in the server image, with lower-case letters,"
+        " digits and '_', such as dali or fil"
     ),
     PATH_PATTERN: "a path inside the source: it does not start with '/', such as onnx/model.onnx",
     FILE_NAME_PATTERN: (
@@ -80,27 +86,31 @@ MEANING = {
         " the source)"
     ),
     SHA256_PATTERN: "a SHA-256: 64 hex digits in lower case, as sha256sum prints them",
-    ENDPOINT_PATTERN: "an address: it starts with https:// (or http://), such as https://minio.storage.svc:9000",
+    ENDPOINT_PATTERN: (
+        "an address: it starts with https:// (or http://), such as https://minio.storage.svc:9000"
+    ),
     OTLP_PATTERN: (
         "the address of a collector: it starts with http:// or https:// and has the path, such as"
         " http://collector:4318/v1/traces"
     ),
     ENV_NAME_PATTERN: (
-        "the name of a variable: letters, digits, '_', '-' and '.', not starting with a digit, such as"
-        " LOG_LEVEL"
+        "the name of a variable: letters, digits, '_', '-' and '.', not starting with a digit,"
+        " such as LOG_LEVEL"
     ),
-    IMAGE_PATTERN: "an image reference without spaces, such as nvcr.io/nvidia/tritonserver:24.10-py3",
+    IMAGE_PATTERN: (
+        "an image reference without spaces, such as nvcr.io/nvidia/tritonserver:24.10-py3"
+    ),
     RELEASE_PATTERN: (
-        "a Triton release: YY.MM as in the image's tag, such as 24.10 (not Triton's own version, such"
-        " as 2.51.0)"
+        "a Triton release: YY.MM as in the image's tag, such as 24.10 (not Triton's own version,"
+        " such as 2.51.0)"
     ),
     RESOURCE_PATTERN: (
         "an extended resource: write it with its domain, such as nvidia.com/gpu or"
         " nvidia.com/mig-1g.10gb"
     ),
     SIDE_PATH_PATTERN: (
-        "a path below the folder of model.py: letters, digits, '_', '-' and '.', parts joined by '/',"
-        " such as data/labels.txt"
+        "a path below the folder of model.py: letters, digits, '_', '-' and '.', parts joined by"
+        " '/', such as data/labels.txt"
     ),
     LIBRARY_PATTERN: (
         "a path below the model's folder: letters, digits, '_', '-', '.' and '/', not starting with"
@@ -111,11 +121,13 @@ MEANING = {
         " calibration.flatbuffers"
     ),
     PROFILE_PATTERN: "an optimization profile: its index as text, such as '0'",
-    HOST_POLICY_PATTERN: "a host policy: its name in server.args (--host-policy=NAME,…), such as numa0",
+    HOST_POLICY_PATTERN: (
+        "a host policy: its name in server.args (--host-policy=NAME,…), such as numa0"
+    ),
 }
 
-# What others call a choice, without case and separators (Triton's config.pbtxt, its HTTP API, ONNX,
-# numpy, Kubernetes).
+# Names of a choice in other products, without case and separators (Triton's config.pbtxt, its HTTP
+# API, ONNX, numpy, Kubernetes).
 _CALLED = {
     "true": "Enabled",
     "false": "Disabled",
@@ -148,7 +160,7 @@ _CALLED = {
     "huggingface": "HuggingFace",
     "bert": "HuggingFace",
 }
-# How others begin an address.
+# URI schemes that other products use for the same kind of source.
 _SCHEMES_CALLED = {
     "gcs": "gs",
     "azure": "az",
@@ -160,7 +172,7 @@ _SCHEMES_CALLED = {
     "http": "https",
     "claim": "pvc",
 }
-# What a single text in the place of a mapping says.
+# The field that a single text instead of a mapping is probably meant for.
 _MAIN_TEXT: dict[type[ApiModel], str] = {Code: "inline", Postprocess: "type", ServerSpec: "image"}
 
 
@@ -189,8 +201,8 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """Return the message for one of pydantic's errors.
 
     Args:
-        item: an item of ``ValidationError.errors()``.
-        document: the resource as written; step names in it become suggestions.
+        item: An item of ``ValidationError.errors()``.
+        document: The resource as written; its step names become suggestions.
     """
     kind, value, location = item["type"], item.get("input"), item["loc"]
     if _is_env_value(location) and isinstance(value, (int, float)):
@@ -360,9 +372,15 @@ def _source(uri: str) -> str:
     """Return a suggestion for a URI of unknown kind, without parts that may hold a password."""
     scheme, separator, rest = uri.partition("://")
     if separator and scheme.lower() in _SCHEMES_CALLED:
-        return f"; did you mean {_SCHEMES_CALLED[scheme.lower()]}://{'…' if '@' in rest or '?' in rest else rest}?"
+        return (
+            "; did you mean"
+            f" {_SCHEMES_CALLED[scheme.lower()]}://{'…' if '@' in rest or '?' in rest else rest}?"
+        )
     if scheme == "file" or uri.startswith("/"):
-        return "; folders of the node are not readable: put the files on a claim and write pvc://CLAIM/PATH"
+        return (
+            "; folders of the node are not readable: put the files on a claim and write"
+            " pvc://CLAIM/PATH"
+        )
     if (short := re.match(rf"({'|'.join(SCHEMES)}):/?(?!/)", uri)) is not None:
         return f"; write '//' after {short[1]}:"
     if not separator and re.fullmatch(r"[\w.-]+/[\w.-]+", uri):

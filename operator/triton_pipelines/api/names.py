@@ -1,6 +1,7 @@
-"""Every object name, label, annotation, path, port and environment name of the product, in one place.
+"""All names of the product: objects, labels, annotations, paths, ports and environment variables.
 
-Labels follow ``app.kubernetes.io/*`` plus our own group. Nothing else in the code base spells these strings.
+Labels are those of ``app.kubernetes.io/*`` and of our own group. No other module spells out these
+strings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SHORT_NAME: Final = "ipl"
 CATEGORY: Final = "inference"
 APP: Final = "triton-pipelines"
 
-# --- labels and annotations ------------------------------------------------------------------------------------------
+# --- labels and annotations ---
 LABEL_NAME: Final = "app.kubernetes.io/name"
 LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -28,25 +29,25 @@ LABEL_REVISION: Final = f"{GROUP}/revision"
 MANAGED_BY: Final = APP
 LABEL_RUN: Final = f"{GROUP}/tuning-run"
 COMPONENT_SERVER: Final = "server"
-# Of a tuning run: a pod like the others that serves nobody, and the Job that measures it.
+# Of a tuning run: a pod like the others but without client traffic, and the Job that measures it.
 COMPONENT_CANARY: Final = "tuning-canary"
 COMPONENT_TUNER: Final = "tuner"
 MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
-# Of a Deployment: the revision that served before the rollout to the one of its template.
+# On a Deployment: the revision that served before the rollout of the one in its template.
 ANNOTATION_BEFORE: Final = f"{GROUP}/previous-revision"
 
-# --- field managers (one per concern) --------------------------------------------------------------------------------
+# --- field managers (one per concern) ---
 MANAGER_CHILDREN: Final = "triton-pipelines"
 MANAGER_STATUS: Final = "triton-pipelines-status"
 MANAGER_LOOK: Final = "triton-pipelines-look"
 
-# --- ports of a Triton pod -------------------------------------------------------------------------------------------
+# --- ports of a Triton pod ---
 PORT_HTTP: Final = 8000
 PORT_GRPC: Final = 8001
 PORT_METRICS: Final = 8002
 
-# --- containers, volumes and paths of a Triton pod ---------------------------------------------------------------------
+# --- containers, volumes and paths of a Triton pod ---
 CONTAINER_SERVER: Final = "triton"
 CONTAINER_LOADER: Final = "load"
 CONTAINER_TUNER: Final = "tune"
@@ -57,17 +58,17 @@ VOLUME_SHM: Final = "dshm"
 VOLUME_TMP: Final = "tmp"
 VOLUME_CACHE: Final = "model-cache"
 VOLUME_ENGINES: Final = "engines"
-# Volumes of the operator on the node's disk: their size may be bounded by server.podTemplate.
+# The operator's volumes on the node's disk; server.podTemplate may limit their size.
 DISK_VOLUMES: Final = (VOLUME_DATA, VOLUME_TMP, VOLUME_ENGINES)
-# Name under which a pod's container asks for the GPUs of a ResourceClaimTemplate.
+# Name under which a pod's container requests the GPUs of a ResourceClaimTemplate.
 CLAIM_GPU: Final = "gpu"
 PATH_ROOT: Final = "/tritonpipe"
 PATH_MODELS: Final = f"{PATH_ROOT}/models"
 PATH_SITE: Final = f"{PATH_ROOT}/site"
 PATH_ENGINES: Final = "/tritonpipe-engines"
 PATH_CACHE: Final = "/tritonpipe-cache"
-# Folder of a shared volume that holds the engines, one folder per pipeline; the loader's own files
-# lie beside it.
+# Folder of a shared volume with the engines, one subfolder per pipeline. The loader's own files are
+# stored next to it.
 FOLDER_ENGINES: Final = "engines"
 PATH_CONFIG: Final = "/etc/tritonpipe"
 PATH_REVISION: Final = f"{PATH_CONFIG}/revision"
@@ -80,12 +81,12 @@ PATH_TUNING: Final = f"{PATH_CONFIG}/tuning"
 PATH_CONTROL: Final = f"{PATH_CONFIG}/control"
 PATH_TERMINATION: Final = "/dev/termination-log"
 
-# --- environment -----------------------------------------------------------------------------------------------------
+# --- environment ---
 ENV_SITE: Final = "TRITONPIPE_SITE"
 ENV_SOURCE_MAP: Final = "TRITONPIPE_SOURCE_MAP"
 ENV_CONTROL_KEY: Final = "TRITONPIPE_CONTROL_KEY"
 
-# --- ConfigMap and Secret keys -----------------------------------------------------------------------------------------
+# --- ConfigMap and Secret keys ---
 KEY_PLAN: Final = "plan.json"
 KEY_TEMPLATE: Final = "deployment.json"
 KEY_COUNTS: Final = "counts.json"
@@ -98,12 +99,12 @@ KEY_ACCEPTED: Final = "accepted.json"
 KEY_MEASURED_PADDING: Final = "measured-padding.json"
 KEY_CONTROL: Final = "admin-key"
 
-# Header (HTTP) that carries the control key; over gRPC Triton wants it with the prefix below
-# (measured, Triton 24.10).
+# HTTP header with the control key; over gRPC, Triton expects it with the prefix below (measured,
+# Triton 24.10).
 CONTROL_HEADER: Final = "admin-key"
 CONTROL_GRPC_METADATA: Final = f"triton-grpc-protocol-{CONTROL_HEADER}"
-# API groups of Triton closed by the key; model-config and statistics stay open, clients and
-# perf_analyzer read them first.
+# Triton's API groups that require the key. model-config and statistics stay open, because clients
+# and perf_analyzer read them first.
 CONTROL_GROUPS: Final = "model-repository,shared-memory,trace,logging"
 
 RUNTIME_PARAMETER_PREFIX: Final = "tritonpipe."
@@ -114,42 +115,45 @@ _REVISION: Final = re.compile(rf"[0-9a-f]{{{REVISION_LENGTH}}}")
 
 
 def is_revision(text: str) -> bool:
-    """Whether this is a revision as rendering names them: the beginning of a hash.
+    """Return whether a text has the form of a revision: the beginning of a hash.
 
-    Labels can be written by anybody.
+    Anyone can write labels, so a value read from a label must be checked.
     """
     return _REVISION.fullmatch(text) is not None
 
 
 def revision_name(pipeline: str, revision: str) -> str:
-    """Name of a pipeline revision's ConfigMap and Secret (at most 40 + 1 + 10 characters)."""
+    """Return the name of a revision's ConfigMap and Secret (at most 40 + 1 + 10 characters)."""
     return f"{pipeline}-{revision}"
 
 
 def live_name(pipeline: str) -> str:
-    """Name of the ConfigMap that outlives pods and revisions.
+    """Return the name of the ConfigMap that outlives pods and revisions.
 
-    Desired counts, resolved sources, the controller's memory.
+    It contains desired counts, resolved sources and the controller's state.
     """
     return f"{pipeline}-live"
 
 
 def tuning_name(pipeline: str, run: str, component: str = COMPONENT_CANARY) -> str:
-    """Name of a tuning run's objects (at most 40 + 1 + 8 + 6 + 7 characters).
+    """Return the name of a tuning run's objects (at most 40 + 1 + 8 + 6 + 7 characters).
 
-    ``run``: eight characters of a hash, so that no pipeline bears such a name, and a run's Job is
-    not the one before.
+    Args:
+        pipeline: Name of the pipeline.
+        run: Eight characters of a hash, so that the name differs from that of any pipeline and of
+            the previous run's Job.
+        component: Component of the tuning run.
     """
     return f"{pipeline}-{run}-tuning" + ("-tuner" if component == COMPONENT_TUNER else "")
 
 
 def selector(pipeline: str) -> dict[str, str]:
-    """The immutable label selector of a pipeline's pods."""
+    """Return the immutable label selector of a pipeline's pods."""
     return {LABEL_PIPELINE: pipeline, LABEL_COMPONENT: COMPONENT_SERVER}
 
 
 def labels(pipeline: str) -> dict[str, str]:
-    """Labels of every child object of a pipeline."""
+    """Return the labels of every child object of a pipeline."""
     return {
         LABEL_NAME: APP,
         LABEL_INSTANCE: pipeline,

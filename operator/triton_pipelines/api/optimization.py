@@ -1,6 +1,6 @@
 """Settings of how a backend runs a model's file.
 
-Versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine, token range.
+They cover versions, warm-up, TensorRT inside ONNX Runtime, vLLM's engine and the token range.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class VersionPolicy(ApiModel):
                 " size(self.specific) > 0 ? 1 : 0) == 1"
             ),
             message=(
-                "exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific is"
-                " required"
+                "exactly one of versionPolicy.latest, versionPolicy.all and versionPolicy.specific"
+                " is required"
             ),
             holds=lambda p: (p.latest is not None) + (p.all is not None) + bool(p.specific) == 1,
         ),
@@ -58,12 +58,15 @@ class VersionPolicy(ApiModel):
 
     @property
     def default(self) -> bool:
-        """Whether it says no more than Triton's own default."""
+        """Whether it is equal to Triton's own default."""
         return self.latest == 1
 
 
 class Warmup(ApiModel):
-    """Inferences that a new instance runs before it serves, so that no client waits for lazy initialization."""
+    """Inferences that a new instance runs before it serves.
+
+    With them, no client waits for lazy initialization.
+    """
 
     mode: Annotated[
         Switch,
@@ -78,7 +81,9 @@ class Warmup(ApiModel):
         tuple[Annotated[int, Field(ge=1, le=MAX_BATCH)], ...],
         Field(
             max_length=16,
-            description="Rows of each inference. Default: 1, the preferred batch sizes and maxBatchSize.",
+            description=(
+                "Rows of each inference. Default: 1, the preferred batch sizes and maxBatchSize."
+            ),
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),
     ] = ()
@@ -113,8 +118,8 @@ class TensorRT(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: built engines are kept outside the model's folder, on server.modelCache if"
-                " that is set. Default: Disabled."
+                "Enabled: built engines are kept outside the model's folder, on server.modelCache"
+                " if that is set. Default: Disabled."
             )
         ),
     ] = None
@@ -143,7 +148,7 @@ class TensorRT(ApiModel):
 
 
 class Optimization(ApiModel):
-    """What the backend makes of the file; further settings go through configPatch."""
+    """How the backend optimizes the file; further settings go through configPatch."""
 
     tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = (
         None
@@ -179,7 +184,7 @@ class LengthProfile(ApiModel):
 
 
 class TokenLengths(ApiModel):
-    """Token range that a model's file takes."""
+    """Token range that a model's file accepts."""
 
     min: Annotated[
         int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")
@@ -192,9 +197,10 @@ class TokenLengths(ApiModel):
         Field(
             max_length=16,
             description=(
-                "Instead of min and max: the optimization profiles of a TensorRT plan, in order. Every"
-                " length that padding creates must fit, with up to maxBatchSize rows, a profile in"
-                " instances.profiles (default: the first). Buckets default to the max of the profiles."
+                "Instead of min and max: the optimization profiles of a TensorRT plan, in order."
+                " Every length that padding creates must fit, with up to maxBatchSize rows, a"
+                " profile in instances.profiles (default: the first). Buckets default to the max"
+                " of the profiles."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -202,7 +208,10 @@ class TokenLengths(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!(has(self.profiles) && size(self.profiles) > 0) || !(has(self.min) || has(self.max))",
+            cel=(
+                "!(has(self.profiles) && size(self.profiles) > 0) || !(has(self.min) ||"
+                " has(self.max))"
+            ),
             message="lengths.profiles excludes lengths.min and lengths.max",
             holds=lambda r: not r.profiles or (r.min is None and r.max is None),
             field="profiles",
@@ -223,8 +232,8 @@ class Vllm(ApiModel):
         Passthrough,
         Field(
             description=(
-                "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may be"
-                " omitted if source contains the weights."
+                "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may"
+                " be omitted if source contains the weights."
             ),
             json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
         ),

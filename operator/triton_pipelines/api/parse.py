@@ -45,7 +45,7 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
         if key not in body
     ]
     try:
-        # Only from JSON does strict pydantic read enums from text; YAML dates become text as in
+        # Strict pydantic reads enums from text only in JSON input. YAML dates become text, as in
         # kubectl.
         pipeline = InferencePipeline.model_validate_json(
             json.dumps(body, default=str), strict=True, by_alias=True, by_name=False
@@ -59,7 +59,10 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
 
 
 def read_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a document that :func:`parse` reads; equal parts parse to equal results."""
+    """Return the part of a document that :func:`parse` reads.
+
+    Equal parts parse to equal results.
+    """
     body = {key: value for key, value in document.items() if key != "status"}
     metadata = body.get("metadata")
     if isinstance(metadata, Mapping):
@@ -114,8 +117,8 @@ def _without_echoes(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    if (
-        location and location[-1] == "[key]"
-    ):  # pydantic's mark for the key of a mapping: speak of the mapping, as the API server does
+    # "[key]" is pydantic's marker for the key of a mapping. The finding names the mapping, as the
+    # API server does.
+    if location and location[-1] == "[key]":
         location = location[:-2]
     return written(location) or "(the document)"

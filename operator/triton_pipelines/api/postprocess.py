@@ -78,7 +78,9 @@ class Postprocess(ApiModel):
         tuple[InputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Type Python: its input tensors. Default: the model's outputs of the same names.",
+            description=(
+                "Type Python: its input tensors. Default: the model's outputs of the same names."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -96,7 +98,10 @@ class Postprocess(ApiModel):
     resources_per_instance: Annotated[
         InstanceResources | None,
         Field(
-            description="Resources of one instance. Default: 100m and 256Mi; cpu 1 and 400Mi if it is scaled."
+            description=(
+                "Resources of one instance. Default: 100m and 256Mi; cpu 1 and 400Mi if it is"
+                " scaled."
+            )
         ),
     ] = None
     dynamic_batching: Annotated[
@@ -127,7 +132,10 @@ class Postprocess(ApiModel):
             field="topK",
         ),
         FieldRule(
-            cel="!has(self.normalize) || has(self.type) && self.type in ['MeanPooling', 'FirstToken']",
+            cel=(
+                "!has(self.normalize) || has(self.type) && self.type in ['MeanPooling',"
+                " 'FirstToken']"
+            ),
             message="normalize needs type MeanPooling or FirstToken",
             holds=lambda p: p.normalize is None or p.type in POOLINGS,
             field="normalize",
@@ -140,7 +148,10 @@ class Postprocess(ApiModel):
         ),
         FieldRule(
             cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
-            message="from needs a type other than None and Python (inputs of type Python have a from each)",
+            message=(
+                "from needs a type other than None and Python (inputs of type Python have a from"
+                " each)"
+            ),
             holds=lambda p: (
                 p.from_ is None
                 or p.type not in (None, PostprocessType.NONE, PostprocessType.PYTHON)
@@ -164,7 +175,10 @@ class Postprocess(ApiModel):
                 "has(self.python) || !(has(self.inputs) && size(self.inputs) > 0) &&"
                 " !(has(self.outputs) && size(self.outputs) > 0)"
             ),
-            message="inputs and outputs need type Python; the other types define their tensors themselves",
+            message=(
+                "inputs and outputs need type Python; the other types define their tensors"
+                " themselves"
+            ),
             holds=lambda p: p.python is not None or not (p.inputs or p.outputs),
             field="inputs",
         ),

@@ -1,6 +1,6 @@
 """How a python step runs.
 
-Custom code with its side files and environment, or a runner that comes with the operator.
+It runs custom code with its side files and environment, or a runner that comes with the operator.
 """
 
 from __future__ import annotations
@@ -47,15 +47,17 @@ class Code(ApiModel):
     source: Annotated[
         ModelSource | None,
         Field(
-            description="A file that contains it, or a folder with model.py and the modules it imports."
+            description=(
+                "A file that contains it, or a folder with model.py and the modules it imports."
+            )
         ),
     ] = None
 
     rules = (
         FieldRule(
             cel=(
-                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) + (has(self.source)"
-                " ? 1 : 0) == 1"
+                "(has(self.inline) ? 1 : 0) + (has(self.configMapKeyRef) ? 1 : 0) +"
+                " (has(self.source) ? 1 : 0) == 1"
             ),
             message="exactly one of code.inline, code.configMapKeyRef and code.source is required",
             holds=lambda c: [c.inline, c.config_map_key_ref, c.source].count(None) == 2,
@@ -64,7 +66,7 @@ class Code(ApiModel):
 
 
 class SideFile(ApiModel):
-    """A file or folder laid beside model.py."""
+    """A file or folder stored next to model.py."""
 
     source: Annotated[SourceSpec, Field(description="The file, or a folder.")]
     path: Annotated[
@@ -73,7 +75,10 @@ class SideFile(ApiModel):
             min_length=1,
             max_length=256,
             pattern=SIDE_PATH_PATTERN,
-            description="Its path below the folder of model.py. Default: the file name; required for a folder.",
+            description=(
+                "Its path below the folder of model.py. Default: the file name; required for a"
+                " folder."
+            ),
         ),
     ] = None
 
@@ -85,15 +90,15 @@ class Environment(ApiModel):
         SourceSpec,
         Field(
             description=(
-                "A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10, 3.12"
-                " from 24.12."
+                "A .tar.gz made by conda-pack. Its Python must match the image: 3.10 up to 24.10,"
+                " 3.12 from 24.12."
             )
         ),
     ]
 
 
 class CodeParts(ApiModel):
-    """Custom code of a python step with what it needs beside it."""
+    """Custom code of a python step, with the files and packages that it needs."""
 
     code: Annotated[Code | None, Field(description="A custom model.py.")] = None
     files: Annotated[
@@ -108,15 +113,15 @@ class CodeParts(ApiModel):
         Environment | None,
         Field(
             description=(
-                "A packed Python environment. Default: the image's custom Python; nothing is installed at"
-                " pod start."
+                "A packed Python environment. Default: the image's custom Python; nothing is"
+                " installed at pod start."
             )
         ),
     ] = None
 
 
 class OwnCode(CodeParts):
-    """How a step of custom code runs."""
+    """How a step with custom code runs."""
 
     code: Annotated[Code, Field(description="A custom model.py.")]
 
@@ -127,7 +132,9 @@ class Python(CodeParts):
     runner: Annotated[
         Runner | None,
         Field(
-            description="OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image."
+            description=(
+                "OnnxRuntime: runs an ONNX file with the onnxruntime package of the server image."
+            )
         ),
     ] = None
 

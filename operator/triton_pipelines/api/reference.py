@@ -20,25 +20,35 @@ from .crd import PRESERVE, PRINTER_COLUMNS, structural
 from .status import Status
 from .v1alpha1 import ROOT_RULES, InferencePipeline, PipelineSpec
 
-# Longer lists of places say nothing to a reader: then a few stand for all.
+# Longer lists of paths do not help a reader: only the first few are shown.
 MAX_PLACES = 6
 PLACES_SHOWN = 3
 
 CONDITION_MEANING: Mapping[ConditionType, str] = {
-    ConditionType.READY: "The latest spec is served by every pod. True with reason Suspended where no pods are wanted.",
-    ConditionType.AVAILABLE: "A revision serves requests; a bad change makes Ready False while Available stays True.",
-    ConditionType.RECONCILING: "The operator is applying the spec, or waits for something external.",
+    ConditionType.READY: (
+        "The latest spec is served by every pod. True with reason Suspended where no pods are"
+        " wanted."
+    ),
+    ConditionType.AVAILABLE: (
+        "A revision serves requests; a bad change makes Ready False while Available stays True."
+    ),
+    ConditionType.RECONCILING: (
+        "The operator is applying the spec, or waits for something external."
+    ),
     ConditionType.STALLED: "The spec, or an object it refers to, must be changed.",
     ConditionType.MODELS_READY: (
-        "Triton reports every model of every pod as ready; otherwise the message has Triton's reason"
-        " and the pod."
+        "Triton reports every model of every pod as ready; otherwise the message has Triton's"
+        " reason and the pod."
     ),
     ConditionType.METRICS_AVAILABLE: (
-        "The metrics of every ready pod are current and plausible. Otherwise counts do not decrease,"
-        " and the message says what to check."
+        "The metrics of every ready pod are current and plausible. Otherwise counts do not"
+        " decrease, and the message says what to check."
     ),
     ConditionType.SCALING_ACTIVE: "Counts follow the load; otherwise the message says why not.",
-    ConditionType.SCALING_LIMITED: "The load needs more than bounds, CPU, memory or the GPU step allow; the message says which.",
+    ConditionType.SCALING_LIMITED: (
+        "The load needs more than bounds, CPU, memory or the GPU step allow; the message says"
+        " which."
+    ),
 }
 
 KIND_MEANING: Mapping[ReasonKind, str] = {
@@ -60,33 +70,46 @@ REASON_MEANING: Mapping[Reason, str] = {
         "The container's CPU is used up: another instance would only share it; raise"
         " `server.resources.limits.cpu`."
     ),
-    Reason.GPU_BOUND: "The GPU step is busy: more tokenizers would not help; add pods, or batch better.",
-    Reason.CPU_CONTENDED: "The container's CPU is used by others than the scaled steps, such as threads of libraries.",
+    Reason.GPU_BOUND: (
+        "The GPU step is busy: more tokenizers would not help; add pods, or batch better."
+    ),
+    Reason.CPU_CONTENDED: (
+        "The container's CPU is used by others than the scaled steps, such as threads of libraries."
+    ),
     Reason.NO_PROGRESS: "Requests wait and none completes: a process of the step may be dead.",
     Reason.BATCHING_INEFFECTIVE: (
         "The GPU step runs requests one by one although more wait: their shapes differ; see"
         " `tokenizer.padding`."
     ),
     Reason.REPLICAS_OWNER_CONFLICT: (
-        "Two controllers set the number of pods. The message names both, which one is in effect, and"
-        " how to leave it to one."
+        "Two controllers set the number of pods. The message names both, which one is in effect,"
+        " and how to leave it to one."
     ),
     Reason.CPU_OWNER_CONFLICT: (
-        "Another controller resizes the pods in place; the message names it, and the operator leaves"
-        " CPU to it."
+        "Another controller resizes the pods in place; the message names it, and the operator"
+        " leaves CPU to it."
     ),
-    Reason.METRICS_MISSING: "No metrics of the pods arrive; the message says what to check. Counts do not decrease.",
-    Reason.METRICS_STALE: "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies.",
+    Reason.METRICS_MISSING: (
+        "No metrics of the pods arrive; the message says what to check. Counts do not decrease."
+    ),
+    Reason.METRICS_STALE: (
+        "The newest metrics are too old; after `scaling.staleAfterSeconds` the fallback applies."
+    ),
     Reason.METRICS_PARTIAL: "Metrics of some pods or models are missing. Counts do not decrease.",
     Reason.PROMETHEUS_ERROR: "Prometheus returns an error or times out.",
     Reason.ACTUATION_FAILED: (
-        "A change of a count failed in a pod, with Triton's reason; the old count stays in effect, and"
-        " the change is retried with exponential back-off."
+        "A change of a count failed in a pod, with Triton's reason; the old count stays in effect,"
+        " and the change is retried with exponential back-off."
     ),
     Reason.PROGRESSING: "A rollout is under way.",
     Reason.DRAINING: "Pods of older revisions are finishing their requests.",
-    Reason.WAITING_FOR_GPU: "No node has the GPUs that a pod requests; the message lists the request and what nodes offer.",
-    Reason.WAITING_FOR_RESOURCES: "No node has the CPU, memory or other resource that a pod requests.",
+    Reason.WAITING_FOR_GPU: (
+        "No node has the GPUs that a pod requests; the message lists the request and what nodes"
+        " offer."
+    ),
+    Reason.WAITING_FOR_RESOURCES: (
+        "No node has the CPU, memory or other resource that a pod requests."
+    ),
     Reason.WAITING_FOR_PODS: "Pods are starting; the state of their models is not known yet.",
     Reason.LOADING: "Sources are being fetched, or Triton is loading the models.",
     Reason.SOURCE_UNAVAILABLE: (
@@ -98,28 +121,32 @@ REASON_MEANING: Mapping[Reason, str] = {
         " `spec.server.imagePullSecrets`."
     ),
     Reason.NO_PODS: "No pod is ready to answer.",
-    Reason.PAUSED: f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to continue.",
-    Reason.INVALID_SPEC: (
-        "The spec violates the operator's or Triton's rules; the message lists all findings with their"
-        " fields. The running version keeps serving."
+    Reason.PAUSED: (
+        f"The annotation `{names.ANNOTATION_PAUSED}` stops all writes; remove it to continue."
     ),
-    Reason.ROLLOUT_FAILED: "The new revision made no progress within `spec.rollout.progressDeadlineSeconds`.",
+    Reason.INVALID_SPEC: (
+        "The spec violates the operator's or Triton's rules; the message lists all findings with"
+        " their fields. The running version keeps serving."
+    ),
+    Reason.ROLLOUT_FAILED: (
+        "The new revision made no progress within `spec.rollout.progressDeadlineSeconds`."
+    ),
     Reason.ROLLED_BACK: (
-        "The new revision failed, or violated the SLO that the previous one met; the previous revision"
-        " serves again."
+        "The new revision failed, or violated the SLO that the previous one met; the previous"
+        " revision serves again."
     ),
     Reason.SLO_VIOLATED: (
         "In the message of RolledBack: the p99 of the new revision violated `spec.slo`; the message"
         " has both figures."
     ),
     Reason.TUNING_STALE: (
-        "In `status.warnings`: what `status.tuning` says was measured on another revision than the one"
-        " that serves now."
+        "In `status.warnings`: what `status.tuning` says was measured on another revision than the"
+        " one that serves now."
     ),
     Reason.MODEL_MISMATCH: (
-        "The model's file does not fit: inputs or outputs differ from the spec, it has fewer token ids"
-        " than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message shows both"
-        " sides."
+        "The model's file does not fit: inputs or outputs differ from the spec, it has fewer token"
+        " ids than the tokenizer emits, or rows shorter than `tokenizer.maxLength`; the message"
+        " shows both sides."
     ),
     Reason.SOURCE_CHANGED: (
         "A source without a pinned revision no longer gives what this revision of the pipeline was"
@@ -128,13 +155,13 @@ REASON_MEANING: Mapping[Reason, str] = {
     Reason.CHECKSUM_MISMATCH: "A file does not have the SHA-256 of its source.",
     Reason.INVALID_TOKENIZER: "The tokenizer's files cannot be read as a tokenizer.",
     Reason.RAGGED_UNSUPPORTED: (
-        "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding: Ragged`"
-        " requires; the message says why. Auto falls back automatically."
+        "The model's file cannot be adapted to ragged batches, which `spec.tokenizer.padding:"
+        " Ragged` requires; the message says why. Auto falls back automatically."
     ),
     Reason.MODEL_FAILED: "Triton cannot load a model; the message is Triton's own.",
     Reason.NAME_CONFLICT: (
-        "An object of a name that the pipeline needs belongs to someone else; rename the pipeline or"
-        " remove that object."
+        "An object of a name that the pipeline needs belongs to someone else; rename the pipeline"
+        " or remove that object."
     ),
     Reason.INFERENCE_FAILED: "Triton reports ready, but a test inference fails.",
     Reason.API_ERROR: (
@@ -143,12 +170,14 @@ REASON_MEANING: Mapping[Reason, str] = {
     ),
     Reason.NO_SPACE: "The volume for sources is full.",
     Reason.SERVER_CRASHED: "Triton exited; the message has the end of its log.",
-    Reason.INTERNAL_ERROR: "An error in the operator or in a source's server; see the operator's log.",
+    Reason.INTERNAL_ERROR: (
+        "An error in the operator or in a source's server; see the operator's log."
+    ),
 }
 
 
 def _child(annotation: Any) -> type[ApiModel] | None:
-    """The model that a field's type holds, at any depth (``Optional``, ``tuple``, ``Annotated``)."""
+    """Return the model inside a field's type, at any depth (``Optional``, ``tuple``, …)."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
     return next(
@@ -158,12 +187,12 @@ def _child(annotation: Any) -> type[ApiModel] | None:
 
 @functools.cache
 def _schema(model: type[ApiModel], *, defaults: bool = True) -> Mapping[str, Any]:
-    """The schema of one class, made once: a class stands at many places."""
+    """Return the schema of one class; cached, because a class is used in many places."""
     return structural(model, defaults=defaults)
 
 
 def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel], list[str]]]:
-    """Every model below ``root``, breadth first, with all paths where it stands."""
+    """Yield every model below ``root``, breadth first, with all paths that use it."""
     found: dict[type[ApiModel], list[str]] = {root: [path]}
     queue = [(root, path)]
     while queue:
@@ -180,7 +209,7 @@ def _sections(root: type[ApiModel], path: str) -> Iterator[tuple[type[ApiModel],
 
 
 def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
-    """A field's type and its bounds, in words."""
+    """Return a description of a field's type and its bounds."""
     if "enum" in node:
         return "one of " + ", ".join(f"`{value}`" for value in node["enum"])
     if node.get("x-kubernetes-int-or-string"):
@@ -209,7 +238,10 @@ def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
         return f"[{child.__name__}](#{child.__name__.lower()})"
     if node.get(PRESERVE):
         return "object of the Kubernetes API"
-    return f"map of text to {_type(node['additionalProperties'], None)}; at most {node['maxProperties']}"
+    return (
+        f"map of text to {_type(node['additionalProperties'], None)}; at most"
+        f" {node['maxProperties']}"
+    )
 
 
 def _number(value: int) -> str:
@@ -221,7 +253,7 @@ def _cell(text: str) -> str:
 
 
 def _places(paths: Sequence[str]) -> str:
-    """Where a kind of object stands: each place, or of many how many and the first."""
+    """Return the paths that use a type: all of them, or their number and the first few."""
     if len(paths) <= MAX_PLACES:
         return ", ".join(f"`{path}`" for path in paths)
     return f"{len(paths)} places, such as {', '.join(f'`{path}`' for path in paths[:PLACES_SHOWN])}"
@@ -248,7 +280,10 @@ def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iter
         meaning = node["description"] + (
             f" Pattern: `{node['pattern']}`." if "pattern" in node and "enum" not in node else ""
         )
-        yield f"| `{key}` | {_cell(_type(node, _child(info.annotation)))} | {default} | {_cell(meaning)} |"
+        yield (
+            f"| `{key}` | {_cell(_type(node, _child(info.annotation)))} | {default} |"
+            f" {_cell(meaning)} |"
+        )
     yield ""
     if model.rules:
         yield "Rules:"
@@ -262,7 +297,10 @@ def _section(model: type[ApiModel], paths: list[str], *, defaults: bool) -> Iter
 def _conditions() -> Iterator[str]:
     yield "## Conditions"
     yield ""
-    yield "`Reconciling` and `Stalled` exist only while they are True (kstatus), so `kubectl wait`, Helm, Flux and Argo CD work unchanged."
+    yield (
+        "`Reconciling` and `Stalled` exist only while they are True (kstatus), so `kubectl wait`,"
+        " Helm, Flux and Argo CD work unchanged."
+    )
     yield ""
     yield "| Condition | Meaning | Kept |"
     yield "| --- | --- | --- |"
@@ -286,14 +324,29 @@ def _conditions() -> Iterator[str]:
 
 
 def _lines() -> Iterator[str]:
-    yield "<!-- Generated by `python -m triton_pipelines.api.reference` from the models in operator/triton_pipelines/api. Do not edit. -->"
+    yield (
+        "<!-- Generated by `python -m triton_pipelines.api.reference` from the models in"
+        " operator/triton_pipelines/api. Do not edit. -->"
+    )
     yield f"# {names.KIND} {names.API_VERSION}"
     yield ""
-    yield f"{(InferencePipeline.__doc__ or '').strip()} Short name `{names.SHORT_NAME}`, category `{names.CATEGORY}`, namespaced, with the subresources `status` and `scale`."
+    yield (
+        f"{(InferencePipeline.__doc__ or '').strip()} Short name `{names.SHORT_NAME}`, category"
+        f" `{names.CATEGORY}`, namespaced, with the subresources `status` and `scale`."
+    )
     yield ""
-    yield "The API server fills in a default shown as a value, if the enclosing object is written. A default in the description is"
-    yield "resolved by the operator; `tritonpipe render` shows it. A field that is `null` counts as omitted; server-side apply rejects it."
-    yield "A quantity is text or an integer: `cpu: 2` and `cpu: 500m` are valid, `cpu: 0.5` needs quotes."
+    yield (
+        "The API server fills in a default shown as a value, if the enclosing object is written. A"
+        " default in the description is"
+    )
+    yield (
+        "resolved by the operator; `tritonpipe render` shows it. A field that is `null` counts as"
+        " omitted; server-side apply rejects it."
+    )
+    yield (
+        "A quantity is text or an integer: `cpu: 2` and `cpu: 500m` are valid, `cpu: 0.5` needs"
+        " quotes."
+    )
     yield ""
     yield "Rules of the object as a whole:"
     yield ""
@@ -315,7 +368,7 @@ def _lines() -> Iterator[str]:
 
 
 def render() -> str:
-    """The reference as Markdown; the same bytes on every call."""
+    """Return the reference as Markdown; the same bytes on every call."""
     return "\n".join(_lines()).rstrip() + "\n"
 
 

@@ -15,11 +15,11 @@ class ScalingMode(StrEnum):
 
     ACTIVE = "Active"
     ADVISORY = "Advisory"
-    DISABLED = "Disabled"  # not "Off": YAML 1.1, which kubectl speaks, reads that as a boolean
+    DISABLED = "Disabled"  # not "Off": in YAML 1.1, which kubectl reads, that is a boolean
 
 
 class ScalingFallback(StrEnum):
-    """What happens to counts when metrics stay away; counts never go down for that."""
+    """What happens to counts while metrics are missing; counts never decrease because of that."""
 
     RECENT_MAX = "RecentMax"
     HOLD = "Hold"
@@ -42,8 +42,8 @@ class Windows(ApiModel):
             ge=2,
             le=600,
             description=(
-                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals. Default:"
-                " 12; 6 if pods are read directly."
+                "Seconds of metrics that scaling up reacts to; at least 2.2 scrape intervals."
+                " Default: 12; 6 if pods are read directly."
             ),
         ),
     ] = None
@@ -91,7 +91,9 @@ class ScaleDown(ApiModel):
         Field(
             ge=0,
             le=86400,
-            description="Seconds for which a lower count must have sufficed before the count is reduced.",
+            description=(
+                "Seconds for which a lower count must have sufficed before the count is reduced."
+            ),
         ),
     ] = 180
     max_step_percent: Annotated[
@@ -108,7 +110,7 @@ class ScaleDown(ApiModel):
 
 
 class PodBounds(ApiModel):
-    """Bounds of the number of pods, where live scaling owns it."""
+    """Bounds of the number of pods, if live scaling sets it."""
 
     min: Annotated[int | None, Field(ge=1, le=10000, description="Fewest pods. Default 1.")] = None
     max: Annotated[int, Field(ge=1, le=10000, description="Most pods.")]
@@ -137,7 +139,9 @@ class Scaling(ApiModel):
     mode: Annotated[
         ScalingMode,
         Field(
-            description="Active changes counts; Advisory only publishes decisions; Disabled does nothing."
+            description=(
+                "Active changes counts; Advisory only publishes decisions; Disabled does nothing."
+            )
         ),
     ] = ScalingMode.ACTIVE
     target_utilization_percent: Annotated[
@@ -154,8 +158,8 @@ class Scaling(ApiModel):
             ge=10,
             le=100,
             description=(
-                "Utilization in percent below which a step without waiting requests is not scaled up."
-                " Default: 80, or the target if that is higher."
+                "Utilization in percent below which a step without waiting requests is not scaled"
+                " up. Default: 80, or the target if that is higher."
             ),
         ),
     ] = None
@@ -187,7 +191,9 @@ class Scaling(ApiModel):
         Field(
             ge=1,
             le=120,
-            description="Changes of direction per hour after which counts only grow until the hour is over.",
+            description=(
+                "Changes of direction per hour after which counts only grow until the hour is over."
+            ),
         ),
     ] = 6
     pods: Annotated[
@@ -203,8 +209,8 @@ class Scaling(ApiModel):
         CpuResize | None,
         Field(
             description=(
-                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up to"
-                " what instances.max needs. Default: Disabled."
+                "InPlace: if CPU is the bottleneck, a pod's CPU limit grows without a restart, up"
+                " to what instances.max needs. Default: Disabled."
             )
         ),
     ] = None
@@ -232,8 +238,8 @@ class Scaling(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds : 12)"
-                " <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
+                "!has(self.windows) || (has(self.windows.fastSeconds) ? self.windows.fastSeconds :"
+                " 12) <= (has(self.windows.slowSeconds) ? self.windows.slowSeconds : 60)"
             ),
             message="windows.fastSeconds must be at most windows.slowSeconds",
             holds=lambda s: s.windows.fast <= s.windows.slow,
@@ -243,5 +249,5 @@ class Scaling(ApiModel):
 
     @property
     def target(self) -> int:
-        """The busy share aimed at, in percent."""
+        """Target utilization, in percent."""
         return 70 if self.target_utilization_percent is None else self.target_utilization_percent

@@ -60,7 +60,10 @@ class EnvVar(ApiModel):
     value_from: Annotated[
         Passthrough | None,
         Field(
-            description="A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef.",
+            description=(
+                "A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or"
+                " resourceFieldRef."
+            ),
             json_schema_extra=PRESERVE,
         ),
     ] = None
@@ -90,8 +93,8 @@ class Gpu(ApiModel):
         ObjectName | None,
         Field(
             description=(
-                "Dynamic resource allocation: a ResourceClaimTemplate in the namespace that provides"
-                " the GPUs, instead of count."
+                "Dynamic resource allocation: a ResourceClaimTemplate in the namespace that"
+                " provides the GPUs, instead of count."
             )
         ),
     ] = None
@@ -121,8 +124,8 @@ class ModelCache(ApiModel):
         ObjectName,
         Field(
             description=(
-                "A PersistentVolumeClaim in the namespace; ReadWriteMany if pods run on more than one"
-                " node."
+                "A PersistentVolumeClaim in the namespace; ReadWriteMany if pods run on more than"
+                " one node."
             )
         ),
     ]
@@ -138,7 +141,7 @@ class ResourceList(ApiModel):
 
 
 class Resources(ApiModel):
-    """Requests and limits; what is left out is computed from instances."""
+    """Requests and limits; omitted values are computed from instances."""
 
     requests: Annotated[ResourceList, Field(description="What the scheduler reserves.")] = (
         ResourceList()
@@ -170,7 +173,7 @@ class Service(ApiModel):
 
 
 class NetworkPolicy(ApiModel):
-    """Who may reach the ports. What they may do there is the control key's business."""
+    """Who may reach the ports. The control key restricts what they may do there."""
 
     mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is created.")] = (
         Switch.ENABLED
@@ -194,7 +197,7 @@ class NetworkPolicy(ApiModel):
 
 
 class DisruptionBudget(StrEnum):
-    """Whether a PodDisruptionBudget is made."""
+    """Whether a PodDisruptionBudget is created."""
 
     AUTO = "Auto"
     DISABLED = "Disabled"
@@ -218,8 +221,8 @@ class ServerSpec(ApiModel):
             max_length=16,
             pattern=RELEASE_PATTERN,
             description=(
-                "Triton release such as 24.10. Default: read from the image's tag; required if the tag"
-                " does not contain it. It decides which flags and features are available."
+                "Triton release such as 24.10. Default: read from the image's tag; required if the"
+                " tag does not contain it. It decides which flags and features are available."
             ),
         ),
     ] = None
@@ -227,8 +230,9 @@ class ServerSpec(ApiModel):
         Switch,
         Field(
             description=(
-                "Enabled: Triton completes configs from the model files, which some backends require."
-                " No step is then scaled live, because every change would reload the model."
+                "Enabled: Triton completes configs from the model files, which some backends"
+                " require. No step is then scaled live, because every change would reload the"
+                " model."
             )
         ),
     ] = Switch.DISABLED
@@ -268,7 +272,9 @@ class ServerSpec(ApiModel):
         tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...],
         Field(
             max_length=64,
-            description="Further arguments of tritonserver. Arguments that the operator sets are rejected.",
+            description=(
+                "Further arguments of tritonserver. Arguments that the operator sets are rejected."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -282,8 +288,8 @@ class ServerSpec(ApiModel):
         Field(
             max_length=32,
             description=(
-                "As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are always"
-                " added."
+                "As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are"
+                " always added."
             ),
             json_schema_extra={**ATOMIC, "items-preserve": True},
         ),
@@ -319,7 +325,10 @@ class ServerSpec(ApiModel):
     model_cache: Annotated[
         ModelCache | None,
         Field(
-            description="A volume shared by pods for sources and engines. Default: each pod fetches its own."
+            description=(
+                "A volume shared by pods for sources and engines. Default: each pod fetches its"
+                " own."
+            )
         ),
     ] = None
     pod_template: Annotated[
@@ -342,8 +351,8 @@ class ServerSpec(ApiModel):
         DisruptionBudget,
         Field(
             description=(
-                "Auto: none with one replica, because it would block drains; otherwise at most one pod"
-                " is unavailable. Unhealthy pods can always be evicted."
+                "Auto: none with one replica, because it would block drains; otherwise at most one"
+                " pod is unavailable. Unhealthy pods can always be evicted."
             )
         ),
     ] = DisruptionBudget.AUTO
@@ -359,14 +368,15 @@ class RolloutStrategy(StrEnum):
 
 
 class RolloutSpec(ApiModel):
-    """How a new revision takes over, and how long pods may take to go."""
+    """How a new revision takes over, and how long pods may take to terminate."""
 
     strategy: Annotated[
         RolloutStrategy,
         Field(
             description=(
                 "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
-                " all; Auto tries Surge and falls back to NoSurge if no node has room for another pod."
+                " all; Auto tries Surge and falls back to NoSurge if no node has room for another"
+                " pod."
             )
         ),
     ] = RolloutStrategy.AUTO
@@ -394,7 +404,7 @@ class RolloutSpec(ApiModel):
 
 
 class InferenceHealth(StrEnum):
-    """Whether pods are asked with a real inference."""
+    """Whether pods are probed with a real inference."""
 
     AUTO = "Auto"
     DISABLED = "Disabled"

@@ -14,15 +14,15 @@ PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 ENDPOINT_PATTERN = r"^https?://[^\s]+$"
-# Forms of single schemes. Names of repositories, tags and digests as the OCI distribution
-# specification (1.1) has them.
+# Forms of single schemes. Names of repositories, tags and digests follow the OCI distribution
+# specification (1.1).
 _CONFIGMAP = "^configmap://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$"
 _CLAIM = "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$"
 _AZURE = "^az://[^/]+/[^/]+(/.*)?$"
 _TAG = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _DIGEST = "sha256:[0-9a-f]{64}"
 _OCI = f"^oci://[^/@]+(/[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*)+(:{_TAG})?(@{_DIGEST})?$"
-# What may stand in `revision` of a registry's source.
+# Allowed values of `revision` for a registry's source.
 OCI_REFERENCE_PATTERN = f"^({_TAG}|{_DIGEST})$"
 URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
@@ -30,7 +30,7 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 class SecretReference(ApiModel):
     """A Secret of the pipeline's namespace.
 
-    It is mounted into the init container alone, never into Triton.
+    It is mounted only into the init container, never into Triton.
     """
 
     name: Annotated[
@@ -39,8 +39,8 @@ class SecretReference(ApiModel):
             description=(
                 "Name of the Secret. Keys: hf `token`; s3 `accessKeyId`, `secretAccessKey`,"
                 " `sessionToken`; gs `serviceAccountKey`; az `accountName` with `accountKey` or"
-                " `sasToken`; oci `.dockerconfigjson`, or `username` and `password`; https `token`, or"
-                " `username` and `password`."
+                " `sasToken`; oci `.dockerconfigjson`, or `username` and `password`; https"
+                " `token`, or `username` and `password`."
             )
         ),
     ]
@@ -58,7 +58,7 @@ def _scheme(source: SourceSpec) -> str:
 
 
 class SourceSpec(ApiModel):
-    """A file or folder, fetched by the init container, checked, and laid out read-only."""
+    """A file or folder that the init container fetches, checks and stores read-only."""
 
     uri: Annotated[
         str,
@@ -89,8 +89,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=PATH_PATTERN,
             description=(
-                "File inside the folder or repository that the URI names. Left out: the file's usual"
-                " name."
+                "File inside the folder or repository that the URI names. Left out: the file's"
+                " usual name."
             ),
         ),
     ] = None
@@ -133,8 +133,8 @@ class SourceSpec(ApiModel):
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message=(
-                "endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into the"
-                " uri"
+                "endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into"
+                " the uri"
             ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
@@ -145,8 +145,8 @@ class SourceSpec(ApiModel):
                 " has(self.revision) || has(self.caRef))"
             ),
             message=(
-                "configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are not"
-                " allowed; remove them"
+                "configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are"
+                " not allowed; remove them"
             ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
@@ -155,7 +155,9 @@ class SourceSpec(ApiModel):
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
-            message="a ConfigMap source must have the form configmap://NAME/KEY, with a lower-case name",
+            message=(
+                "a ConfigMap source must have the form configmap://NAME/KEY, with a lower-case name"
+            ),
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
         ),
@@ -165,8 +167,8 @@ class SourceSpec(ApiModel):
                 " !self.uri.contains('..')"
             ),
             message=(
-                "a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name and"
-                " a path without '..'"
+                "a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name"
+                " and a path without '..'"
             ),
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
@@ -199,7 +201,10 @@ class ModelSource(SourceSpec):
             min_length=1,
             max_length=128,
             pattern=FILE_NAME_PATTERN,
-            description="Name of the model's file in a folder, if it is not Triton's default for the platform.",
+            description=(
+                "Name of the model's file in a folder, if it is not Triton's default for the"
+                " platform."
+            ),
         ),
     ] = None
 
@@ -207,8 +212,8 @@ class ModelSource(SourceSpec):
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
             message=(
-                "fileName needs a source that is a folder, but a configmap:// source is a single file;"
-                " remove it"
+                "fileName needs a source that is a folder, but a configmap:// source is a single"
+                " file; remove it"
             ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",

@@ -63,7 +63,7 @@ class TensorStatus(ApiModel):
     ]
     shape: Annotated[
         tuple[Annotated[int, Field(ge=-1, le=2**31 - 1)], ...],
-        # One more than the spec's dims may have: the batch axis.
+        # One more than the spec's dims allow: the batch axis.
         Field(
             max_length=17,
             description="Shape with the batch axis; -1: any length.",
@@ -103,7 +103,10 @@ class StepStatus(ApiModel):
     verdict: Annotated[
         Short,
         Field(
-            description="What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced and more."
+            description=(
+                "What limits the step, if it is scaled: TokenizerBound, GPUBound, Balanced and"
+                " more."
+            )
         ),
     ] = ""
     verdict_reason: Annotated[
@@ -112,7 +115,7 @@ class StepStatus(ApiModel):
 
 
 class TokenizerStatus(ApiModel):
-    """The tokenizer's count, for people."""
+    """The tokenizer's instance count, as a readable summary."""
 
     instances: Annotated[Count, Field(description="Instances in a pod.")] = 0
     desired_instances: Annotated[Count, Field(description="Instances that a pod should run.")] = 0
@@ -131,7 +134,7 @@ class SourceStatus(ApiModel):
 
 
 class ProvenPadding(ApiModel):
-    """A padding that a tuning run has proven for one spec."""
+    """A padding that a tuning run has verified for one spec."""
 
     fingerprint: Annotated[
         Short,
@@ -158,8 +161,8 @@ class ProvenPadding(ApiModel):
         Short,
         Field(
             description=(
-                "Why it was reverted; it is not used again until another run verifies it. Empty: not"
-                " reverted."
+                "Why it was reverted; it is not used again until another run verifies it. Empty:"
+                " not reverted."
             )
         ),
     ] = ""
@@ -174,7 +177,10 @@ class PaddingStatus(ApiModel):
         tuple[ProvenPadding, ...],
         Field(
             max_length=16,
-            description="Paddings that tuning runs verified; Auto uses one for the spec it was measured with.",
+            description=(
+                "Paddings that tuning runs verified; Auto uses one for the spec it was measured"
+                " with."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
@@ -200,7 +206,7 @@ class ScaleEvent(ApiModel):
 class ScalingFigures(ApiModel):
     """Figures of a scaled step over all pods.
 
-    They move only by more than a tenth, live numbers are metrics.
+    They change only by more than a tenth; live numbers are in the metrics.
     """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]
@@ -277,7 +283,9 @@ class TuningPoint(ApiModel):
     p99_microseconds: Annotated[
         Count,
         Field(
-            description="Measured p99; omitted if more than one request in a hundred got no response."
+            description=(
+                "Measured p99; omitted if more than one request in a hundred got no response."
+            )
         ),
     ] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0
@@ -285,7 +293,7 @@ class TuningPoint(ApiModel):
 
 
 class TuningStatus(ApiModel):
-    """What the tuner measured and recommends; the spec is the user's to change."""
+    """What the tuner measured and recommends; only the user changes the spec."""
 
     request: Annotated[Short, Field(description="The request that it answers.")] = ""
     state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""
@@ -308,8 +316,8 @@ class TuningStatus(ApiModel):
         Short,
         Field(
             description=(
-                "The cheapest padding by the measured cost of the model step, with the milliseconds of"
-                " a full batch for each mode."
+                "The cheapest padding by the measured cost of the model step, with the"
+                " milliseconds of a full batch for each mode."
             )
         ),
     ] = ""
@@ -317,8 +325,8 @@ class TuningStatus(ApiModel):
         Long,
         Field(
             description=(
-                "Merge patch of the spec as YAML, to commit. Empty: no better setting was verified, or"
-                " only another padding, which Auto applies itself."
+                "Merge patch of the spec as YAML, to commit. Empty: no better setting was"
+                " verified, or only another padding, which Auto applies itself."
             )
         ),
     ] = ""
@@ -336,14 +344,14 @@ class TuningStatus(ApiModel):
 
 
 class WarningStatus(ApiModel):
-    """Something that works but is probably not meant."""
+    """A setting that works but is probably unintended."""
 
     path: Annotated[Short, Field(description="Path of the field that it concerns.")]
     message: Annotated[Long, Field(description="The problem, and what to write instead.")]
 
 
 class Status(ApiModel):
-    """What is."""
+    """The observed state of the pipeline."""
 
     conditions: Annotated[
         tuple[ConditionStatus, ...],

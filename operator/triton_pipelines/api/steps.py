@@ -19,7 +19,7 @@ PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 STEP_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 STEP_NAME_MAX = 32
 BACKEND_PATTERN = r"^[a-z0-9_]+$"
-# Names by which references speak of the fixed slots.
+# Names by which references address the fixed slots.
 TAKEN_STEP_NAMES = ("tokenizer", "model", "postprocess", "pipeline")
 
 
@@ -76,7 +76,9 @@ class StepFields(ApiModel):
         tuple[InputTensor, ...],
         Field(
             max_length=MAX_TENSORS,
-            description="Input tensors. Default: the tokenizer's outputs, or the backend's own (vllm).",
+            description=(
+                "Input tensors. Default: the tokenizer's outputs, or the backend's own (vllm)."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -94,8 +96,8 @@ class StepFields(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0 for"
-                " vllm."
+                "Most rows in a batch; 0: no batching, dims include the batch axis. Default 64; 0"
+                " for vllm."
             ),
         ),
     ] = None
@@ -144,8 +146,8 @@ class StepFields(ApiModel):
         Warmup | None,
         Field(
             description=(
-                "Inferences that a new instance runs before it serves. Default: on if the step runs in"
-                " one of Triton's backends and reads only token tensors."
+                "Inferences that a new instance runs before it serves. Default: on if the step"
+                " runs in one of Triton's backends and reads only token tensors."
             )
         ),
     ] = None
@@ -174,8 +176,8 @@ class StepFields(ApiModel):
         Field(
             description=(
                 "Further fields of Triton's ModelConfig, in protobuf JSON, merged last: lists are"
-                " replaced, maps merged, null clears a field. Settings with a field of their own are"
-                " rejected here."
+                " replaced, maps merged, null clears a field. Settings with a field of their own"
+                " are rejected here."
             ),
             json_schema_extra=PRESERVE,
         ),
@@ -190,8 +192,8 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime', 'tensorrt',"
-                " 'pytorch', 'ensemble'])"
+                "!has(self.backend) || !(self.backend in ['python', 'vllm', 'onnxruntime',"
+                " 'tensorrt', 'pytorch', 'ensemble'])"
             ),
             message=(
                 "backend is only for backends without a platform; write platform: python, vllm,"
@@ -218,17 +220,22 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel=(
-                "has(self.outputs) && size(self.outputs) > 0 || has(self.platform) && self.platform =="
-                " 'vllm'"
+                "has(self.outputs) && size(self.outputs) > 0 || has(self.platform) &&"
+                " self.platform == 'vllm'"
             ),
             message="outputs is required; list each output tensor with dataType and dims",
             holds=lambda m: bool(m.outputs) or m.platform is Platform.VLLM,
             field="outputs",
         ),
         FieldRule(
-            cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
-            " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
-            message="each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            cel=(
+                "!has(self.maxBatchSize) || !has(self.dynamicBatching) ||"
+                " !has(self.dynamicBatching.preferredBatchSizes) ||"
+                " self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)"
+            ),
+            message=(
+                "each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize"
+            ),
             holds=lambda m: preferred_fit(m.max_batch_size, m.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
@@ -242,7 +249,10 @@ class StepFields(ApiModel):
             cel="!has(self.batchStrategy) || !has(self.sequenceBatching)"
             " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) &&"
             " self.dynamicBatching.mode == 'Disabled')",
-            message="batchStrategy needs dynamicBatching with mode Enabled and excludes sequenceBatching",
+            message=(
+                "batchStrategy needs dynamicBatching with mode Enabled and excludes"
+                " sequenceBatching"
+            ),
             holds=lambda m: (
                 m.batch_strategy is None
                 or (
@@ -253,18 +263,23 @@ class StepFields(ApiModel):
             field="batchStrategy",
         ),
         FieldRule(
-            cel="!(has(self.instances) && has(self.instances.profiles) && size(self.instances.profiles) > 0)"
-            " || has(self.platform) && self.platform == 'tensorrt_plan'",
+            cel=(
+                "!(has(self.instances) && has(self.instances.profiles) &&"
+                " size(self.instances.profiles) > 0) || has(self.platform) && self.platform =="
+                " 'tensorrt_plan'"
+            ),
             message="instances.profiles needs platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
         FieldRule(
-            cel="!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles) > 0)"
-            " || has(self.platform) && self.platform == 'tensorrt_plan'",
+            cel=(
+                "!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles)"
+                " > 0) || has(self.platform) && self.platform == 'tensorrt_plan'"
+            ),
             message=(
-                "lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max for"
-                " other platforms"
+                "lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max"
+                " for other platforms"
             ),
             holds=lambda m: (
                 m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT
@@ -273,12 +288,12 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform) &&"
-                " self.platform == 'onnxruntime_onnx'"
+                "!has(self.optimization) || !has(self.optimization.tensorrt) || has(self.platform)"
+                " && self.platform == 'onnxruntime_onnx'"
             ),
             message=(
-                "optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the ONNX"
-                " Runtime backend"
+                "optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the"
+                " ONNX Runtime backend"
             ),
             holds=lambda m: (
                 m.optimization is None
@@ -289,12 +304,12 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min) ||"
-                " has(self.instances.max) || has(self.instances.initial))"
+                "!has(self.sequenceBatching) || !has(self.instances) || !(has(self.instances.min)"
+                " || has(self.instances.max) || has(self.instances.initial))"
             ),
             message=(
-                "a step with sequenceBatching cannot be scaled live, because its state would be lost;"
-                " write instances.count"
+                "a step with sequenceBatching cannot be scaled live, because its state would be"
+                " lost; write instances.count"
             ),
             holds=lambda m: m.sequence_batching is None or not m.instances.ranged,
             field="instances",
@@ -303,7 +318,7 @@ class StepFields(ApiModel):
 
 
 def preferred_fit(limit: int | None, batching: DynamicBatching | None) -> bool:
-    """Whether no preferred size is above the step's own ``maxBatchSize``."""
+    """Return whether no preferred size exceeds the step's own ``maxBatchSize``."""
     return (
         limit is None
         or batching is None
@@ -318,7 +333,10 @@ class ModelSpec(StepFields):
 
 
 class StepSpec(StepFields):
-    """A further step, such as image or audio preprocessing, a second model, or one that joins branches."""
+    """A further step of the pipeline.
+
+    Examples: image or audio preprocessing, a second model, or a step that joins branches.
+    """
 
     name: Annotated[
         str,
@@ -327,8 +345,8 @@ class StepSpec(StepFields):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name used in from and in the status: a DNS label; tokenizer, model, postprocess and"
-                " pipeline are reserved."
+                "Name used in from and in the status: a DNS label; tokenizer, model, postprocess"
+                " and pipeline are reserved."
             ),
         ),
     ]
@@ -339,7 +357,9 @@ class StepSpec(StepFields):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
-            message="the names tokenizer, model, postprocess and pipeline are reserved; choose another",
+            message=(
+                "the names tokenizer, model, postprocess and pipeline are reserved; choose another"
+            ),
             holds=lambda s: s.name not in TAKEN_STEP_NAMES,
             field="name",
         ),

@@ -1,4 +1,4 @@
-"""Tensors as a user declares them: element types, shapes, and what a tokenizer's outputs carry."""
+"""Tensors as a user declares them: element types, shapes, and contents of tokenizer outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DataType(StrEnum):
 
 
 class TokenTensor(StrEnum):
-    """What a tokenizer output carries."""
+    """Content of a tokenizer output."""
 
     INPUT_IDS = "InputIds"
     ATTENTION_MASK = "AttentionMask"
@@ -68,7 +68,7 @@ class PublicInput(ApiModel):
 
 
 class PublicOutput(ApiModel):
-    """One output of the pipeline, as clients get it."""
+    """One output of the pipeline, as clients receive it."""
 
     name: Annotated[TensorName, Field(description="Name that clients use.")]
     from_: Annotated[
@@ -104,8 +104,8 @@ class InputTensor(OutputTensor):
         Field(
             alias="from",
             description=(
-                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's tensor"
-                " of that usual name, or the pipeline's input of that name."
+                "The tensor it reads: STEP.OUTPUT or pipeline.INPUT. Default: the tokenizer's"
+                " tensor of that usual name, or the pipeline's input of that name."
             ),
         ),
     ] = None
@@ -117,8 +117,9 @@ class InputTensor(OutputTensor):
         Switch | None,
         Field(
             description=(
-                "Enabled: requests of different shape share a batch. Default: Enabled for python steps"
-                " with a dim of -1, otherwise Disabled. Other backends receive one flat tensor."
+                "Enabled: requests of different shape share a batch. Default: Enabled for python"
+                " steps with a dim of -1, otherwise Disabled. Other backends receive one flat"
+                " tensor."
             )
         ),
     ] = None

@@ -34,7 +34,7 @@ class TokenizerType(StrEnum):
 
 
 class Padding(StrEnum):
-    """In which shape tokens leave the tokenizer; all modes give the same answers."""
+    """The shape in which the tokenizer returns tokens; all modes give the same results."""
 
     AUTO = "Auto"
     RAGGED = "Ragged"
@@ -73,7 +73,9 @@ class TokenizerInputs(ApiModel):
     text_pair: Annotated[
         TensorName | None,
         Field(
-            description="The second text of a pair, row by row, as rerankers and NLI models read it."
+            description=(
+                "The second text of a pair, row by row, as rerankers and NLI models read it."
+            )
         ),
     ] = None
     text_pair_from: Annotated[
@@ -103,7 +105,10 @@ class TokenizerOutput(ApiModel):
     tensor: Annotated[
         TokenTensor | None,
         Field(
-            description="What it contains. Default: derived from a usual name such as input_ids, in any case."
+            description=(
+                "What it contains. Default: derived from a usual name such as input_ids, in any"
+                " case."
+            )
         ),
     ] = None
     data_type: Annotated[
@@ -117,14 +122,19 @@ class TokenizerOutput(ApiModel):
         Field(
             min_length=1,
             max_length=MAX_DIMS,
-            description="Type Python only: shape of one row. Default: that of the tensor it carries.",
+            description=(
+                "Type Python only: shape of one row. Default: that of the tensor it carries."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = None
 
 
 class Tokenizer(ApiModel):
-    """The CPU step that turns text into tokens, with the Rust tokenizers library or with custom code."""
+    """The CPU step that turns text into tokens.
+
+    It uses the Rust tokenizers library or custom code.
+    """
 
     model_name: Annotated[TritonName, Field(description="Name in the model repository.")] = (
         "tokenizer"
@@ -133,8 +143,8 @@ class Tokenizer(ApiModel):
         TokenizerType | None,
         Field(
             description=(
-                "HuggingFace (the default): tokenizer.json with the Rust tokenizers library. Python: a"
-                " custom model.py."
+                "HuggingFace (the default): tokenizer.json with the Rust tokenizers library."
+                " Python: a custom model.py."
             )
         ),
     ] = None
@@ -203,8 +213,8 @@ class Tokenizer(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default: the"
-                " model's."
+                "Most rows in a batch; 0: no batching, clients send texts of shape [n]. Default:"
+                " the model's."
             ),
         ),
     ] = None
@@ -228,16 +238,21 @@ class Tokenizer(ApiModel):
 
     rules = (
         FieldRule(
-            cel="!has(self.maxBatchSize) || !has(self.dynamicBatching) || !has(self.dynamicBatching.preferredBatchSizes)"
-            " || self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)",
-            message="each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize",
+            cel=(
+                "!has(self.maxBatchSize) || !has(self.dynamicBatching) ||"
+                " !has(self.dynamicBatching.preferredBatchSizes) ||"
+                " self.dynamicBatching.preferredBatchSizes.all(size, size <= self.maxBatchSize)"
+            ),
+            message=(
+                "each value of dynamicBatching.preferredBatchSizes must be at most maxBatchSize"
+            ),
             holds=lambda t: preferred_fit(t.max_batch_size, t.dynamic_batching),
             field="dynamicBatching.preferredBatchSizes",
         ),
         FieldRule(
             cel=(
-                "!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ? self.maxLength"
-                " : 512))"
+                "!has(self.buckets) || self.buckets.all(b, b <= (has(self.maxLength) ?"
+                " self.maxLength : 512))"
             ),
             message="each bucket must be at most maxLength (default: 512)",
             holds=lambda t: all(b <= (t.max_length or 512) for b in t.buckets),
@@ -254,8 +269,8 @@ class Tokenizer(ApiModel):
         ),
         FieldRule(
             cel=(
-                "!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) && self.padding"
-                " == 'Bucketed'"
+                "!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) &&"
+                " self.padding == 'Bucketed'"
             ),
             message="buckets need padding Bucketed",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,

@@ -55,8 +55,8 @@ class Ensemble(ApiModel):
             ge=0,
             le=MAX_BATCH,
             description=(
-                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of the"
-                " steps'."
+                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of"
+                " the steps'."
             ),
         ),
     ] = None
@@ -67,8 +67,8 @@ class Ensemble(ApiModel):
             max_length=STEP_NAME_MAX,
             pattern=STEP_NAME_PATTERN,
             description=(
-                "Name of a step that calls the others itself (business logic scripting): clients call"
-                " its model, and no ensemble is created."
+                "Name of a step that calls the others itself (business logic scripting): clients"
+                " call its model, and no ensemble is created."
             ),
         ),
     ] = None
@@ -78,8 +78,8 @@ class Ensemble(ApiModel):
             ge=0,
             le=2**31 - 1,
             description=(
-                "Requests that may be in flight between two steps; server 25.11 or newer. Default 0:"
-                " no limit."
+                "Requests that may be in flight between two steps; server 25.11 or newer. Default"
+                " 0: no limit."
             ),
         ),
     ] = None
@@ -135,8 +135,8 @@ class Slo(ApiModel):
             ge=0,
             le=3_600_000,
             description=(
-                "Milliseconds of the latency that network and queues in front of the server take; they"
-                " are subtracted first."
+                "Milliseconds of the latency that network and queues in front of the server take;"
+                " they are subtracted first."
             ),
         ),
     ] = 5
@@ -160,7 +160,7 @@ class Slo(ApiModel):
                 ``network_and_queue_budget_milliseconds``.
 
         Returns:
-            Milliseconds, 0 or less where nothing is left; ``None`` without an SLO.
+            Milliseconds, 0 or less if nothing is left; ``None`` without an SLO.
         """
         if p99 is None:
             p99 = self.p99_milliseconds
@@ -170,7 +170,7 @@ class Slo(ApiModel):
 
 
 class TuningMode(StrEnum):
-    """How much is measured."""
+    """How thoroughly the tuner measures."""
 
     QUICK = "Quick"
     THOROUGH = "Thorough"
@@ -215,7 +215,7 @@ class Tracing(ApiModel):
 
 
 class Presence(StrEnum):
-    """Whether an object of another operator's kind is made."""
+    """Whether to create an object of another operator's kind."""
 
     AUTO = "Auto"
     ENABLED = "Enabled"
@@ -229,15 +229,17 @@ class Observability(ApiModel):
         Presence | None,
         Field(
             description=(
-                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that kind;"
-                " Enabled: warn if it does not. Default: Auto."
+                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that"
+                " kind; Enabled: warn if it does not. Default: Auto."
             )
         ),
     ] = None
     prometheus_rule: Annotated[
         Presence | None,
         Field(
-            description="A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto."
+            description=(
+                "A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto."
+            )
         ),
     ] = None
 
@@ -245,8 +247,8 @@ class Observability(ApiModel):
         Tracing | None,
         Field(
             description=(
-                "Traces. Triton reads them only at start, so a change creates a new revision. Default:"
-                " none."
+                "Traces. Triton reads them only at start, so a change creates a new revision."
+                " Default: none."
             )
         ),
     ] = None
@@ -266,7 +268,9 @@ class PipelineSpec(ApiModel):
     tokenizer: Annotated[
         Tokenizer | None,
         Field(
-            description="The CPU step that turns text into tokens. Omit it if the pipeline needs none."
+            description=(
+                "The CPU step that turns text into tokens. Omit it if the pipeline needs none."
+            )
         ),
     ] = None
     model: Annotated[
@@ -289,8 +293,8 @@ class PipelineSpec(ApiModel):
         Field(
             max_length=MAX_STEPS,
             description=(
-                "Models that are loaded and monitored but not connected, for custom code of a step to"
-                " call."
+                "Models that are loaded and monitored but not connected, for custom code of a step"
+                " to call."
             ),
             json_schema_extra=BY_NAME,
         ),
@@ -315,7 +319,9 @@ class PipelineSpec(ApiModel):
     rules = (
         FieldRule(
             cel="has(self.model) || has(self.steps) && size(self.steps) > 0",
-            message="model or steps is required: a pipeline needs at least one step that runs a model",
+            message=(
+                "model or steps is required: a pipeline needs at least one step that runs a model"
+            ),
             holds=lambda s: s.model is not None or bool(s.steps),
             field="model",
         ),
@@ -334,9 +340,11 @@ class PipelineSpec(ApiModel):
             field="tokenizer.source",
         ),
         FieldRule(
-            cel="!has(self.model) || has(self.model.source) || has(self.source) || has(self.model.python) && has(self.model.python.code)"
-            " || has(self.model.vllm) && has(self.model.vllm.engineArgs) ||"
-            " has(self.model.backend)",
+            cel=(
+                "!has(self.model) || has(self.model.source) || has(self.source) ||"
+                " has(self.model.python) && has(self.model.python.code) || has(self.model.vllm) &&"
+                " has(self.model.vllm.engineArgs) || has(self.model.backend)"
+            ),
             message="model.source or spec.source is required",
             holds=lambda s: (
                 s.model is None
@@ -361,9 +369,12 @@ class PipelineSpec(ApiModel):
             ),
         ),
         FieldRule(
-            cel="!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type == 'None'"
-            " || (!has(self.tokenizer) || self.postprocess.modelName != self.tokenizer.modelName)"
-            " && (!has(self.model) || self.postprocess.modelName != self.model.modelName)",
+            cel=(
+                "!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type =="
+                " 'None' || (!has(self.tokenizer) || self.postprocess.modelName !="
+                " self.tokenizer.modelName) && (!has(self.model) || self.postprocess.modelName !="
+                " self.model.modelName)"
+            ),
             message="postprocess.modelName must differ from the tokenizer's and the model's",
             holds=lambda s: (
                 s.postprocess.type in (None, PostprocessType.NONE)
@@ -399,12 +410,15 @@ class PipelineSpec(ApiModel):
             field="auxiliaryModels",
         ),
         FieldRule(
-            cel="!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind) && self.model.instances.kind == 'GPU'"
-            " && has(self.server) && has(self.server.gpu) && has(self.server.gpu.count) &&"
-            " self.server.gpu.count == 0)",
+            cel=(
+                "!(has(self.model) && has(self.model.instances) && has(self.model.instances.kind)"
+                " && self.model.instances.kind == 'GPU' && has(self.server) &&"
+                " has(self.server.gpu) && has(self.server.gpu.count) && self.server.gpu.count =="
+                " 0)"
+            ),
             message=(
-                "instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or request"
-                " a GPU"
+                "instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or"
+                " request a GPU"
             ),
             holds=lambda s: (
                 s.model is None
@@ -416,7 +430,7 @@ class PipelineSpec(ApiModel):
 
 
 def _slot_names(spec: PipelineSpec, *, postprocess: bool = False) -> set[str]:
-    """Model names of the fixed slots that are used."""
+    """Return the model names of the fixed slots that are in use."""
     used = {slot.model_name for slot in (spec.tokenizer, spec.model) if slot is not None}
     if postprocess and spec.postprocess.type not in (None, PostprocessType.NONE):
         used.add(spec.postprocess.model_name)
@@ -424,7 +438,7 @@ def _slot_names(spec: PipelineSpec, *, postprocess: bool = False) -> set[str]:
 
 
 class Metadata(ApiModel):
-    """The parts of ObjectMeta that decisions rest on; everything else is kept out of sight."""
+    """The parts of ObjectMeta that decisions depend on; everything else is dropped."""
 
     name: Annotated[str, Field(min_length=1, max_length=NAME_MAX, pattern=NAME_PATTERN)]
     namespace: str = "default"
@@ -468,14 +482,17 @@ class InferencePipeline(ApiModel):
         return self.spec.ensemble.model_name or self.metadata.name
 
 
-# Rules on the object as a whole; a root rule may only read metadata.name (and generateName) besides
-# spec and status.
+# Rules for the object as a whole. Besides spec and status, a root rule may only read metadata.name
+# (and generateName).
 ROOT_RULES: tuple[dict[str, Any], ...] = (
     {
-        "rule": f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_MAX}",
+        "rule": (
+            f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <="
+            f" {NAME_MAX}"
+        ),
         "message": (
-            f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and '-',"
-            " starting with a letter, because it becomes the name of a Service"
+            f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and"
+            " '-', starting with a letter, because it becomes the name of a Service"
         ),
     },
 )

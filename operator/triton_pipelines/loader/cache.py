@@ -36,7 +36,7 @@ On a local file system a process that has the file open keeps it anyway. NFS kee
 only for clients of the same host.
 """
 ABANDONED_SECONDS: Final = 3600.0
-"""Seconds since the last write after which an unfinished file was left by a pod that is gone."""
+"""Seconds since the last write after which an unfinished file counts as abandoned by its pod."""
 _BLOCK: Final = 1 << 20
 _FICLONE: Final = 0x40049409
 """``ioctl`` that makes a file share another's blocks (linux/fs.h).
@@ -175,7 +175,7 @@ class FileCache:
                 self._log.info(
                     "the model cache is full: its least recently used file %s is removed", blob.name
                 )
-                # Its index entries lead nowhere from now on, which is a miss.
+                # Its index entries now point to a missing file, which counts as a cache miss.
                 with contextlib.suppress(OSError):
                     blob.unlink(missing_ok=True)
                 if self._lacking(size) <= 0:

@@ -114,7 +114,7 @@ def read_credentials(
     ca_file = ca / item.key / CA_FILE if item.ca else None
     if ca_file is not None and not ca_file.is_file():
         raise SourceError(f"caRef: the bundle has no key {CA_FILE}")
-    # What the platform injects must not show either.
+    # Credentials that the platform injects must not appear in messages either.
     redact.add(*(os.environ.get(name) for name in _AMBIENT))
     for name in _PROXIES:
         redact.add(*_password(os.environ.get(name)), *_password(os.environ.get(name.lower())))
@@ -216,7 +216,7 @@ def _service_account(text: str, redact: Redactor) -> str:
             "secretRef: serviceAccountKey is not the key file of a service account (it has no "
             "private_key or client_email)"
         )
-    # An error may show the key in part: each of its lines counts.
+    # An error may contain part of the key, so each of its lines is redacted.
     redact.add(
         private,
         str(key.get("private_key_id") or ""),
@@ -312,7 +312,7 @@ def _json(text: str, key: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:
-        # The parser's own message would show where, and with it some of the text.
+        # The parser's own message would quote some of the text.
         raise SourceError(f"secretRef: {key} is not valid JSON") from None
     if not isinstance(value, dict):
         raise SourceError(f"secretRef: {key} must hold a JSON object")

@@ -123,10 +123,8 @@ class Downloader:
     """Download files with retries.
 
     An unfinished file is next to its target as ``NAME.part`` with ``NAME.part.json``. A finished
-    file
-    has ``NAME.done.json`` next to it until it is moved to the repository, so that a restarted
-    container
-    does not fetch it again.
+    file has ``NAME.done.json`` next to it until it is moved to the repository, so that a restarted
+    container does not fetch it again.
     """
 
     def __init__(
@@ -213,7 +211,8 @@ class Downloader:
         stop: threading.Event,
         patient: bool,
     ) -> DownloadedFile | str:
-        # The source was asked first: who may not read a file there does not get it from here.
+        # The source was queried first: who may not read a file there does not get it from the
+        # cache.
         if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
             raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
         if (cached := cache.take(key, job.target)) is not None:

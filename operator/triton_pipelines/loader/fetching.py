@@ -199,7 +199,8 @@ class Fetcher:
         with httpx.Client(
             verify=credentials.ssl_context(), timeout=TIMEOUT, headers={"User-Agent": USER_AGENT}
         ) as client:
-            # The record of a listing is compared afterwards; no source can be asked for it.
+            # The record of a listing is compared afterwards; it is not a revision that a source
+            # has.
             is_record = resolved is None or ListingRecord.parse(resolved.revision) is not None
             access = SourceAccess(
                 credentials,

@@ -64,7 +64,7 @@ class Lease:
         self._end.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            # Taken over by somebody who thought this one dead: then it is theirs.
+            # Another owner took the lease over because it considered this one dead.
             if self._path.read_text() == self._owner:
                 self._path.unlink(missing_ok=True)
 
@@ -97,8 +97,7 @@ def wait_for(
     """Wait until ``done()``, until the lease ends, or until its owner counts as dead.
 
     The lease of a dead owner is removed. An owner is alive while the file's time stamp changes
-    within
-    this host's own seconds: the clocks of hosts and file servers differ.
+    within this host's own seconds: the clocks of hosts and file servers differ.
     """
     began = seen = clock()
     last: tuple[int, int] | None = None

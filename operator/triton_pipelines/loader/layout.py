@@ -15,8 +15,7 @@ class Layout:
 
     The plan puts some files (a runner's ``model.py``, side files) into version 1 of a model. If the
     model's versions come from a source, these files belong to each version, and only this class
-    knows
-    which versions there are.
+    knows which versions there are.
     """
 
     def __init__(self, plan: LoadPlan) -> None:

@@ -93,7 +93,8 @@ def check_name(name: str) -> None:
         or len(name.encode()) > 1024
     ):
         raise SourceError(
-            f"holds a file named {name[:200]!r}, which is not a plain path below its folder: rename it"
+            f"holds a file named {name[:200]!r}, which is not a plain path below its folder: rename"
+            " it"
         )
 
 
@@ -119,7 +120,7 @@ def files_by_version(entries: Iterable[ListedFile]) -> dict[int, tuple[ListedFil
 def digest(entries: Iterable[ListedFile]) -> str | None:
     """Return a digest of names, sizes and identities.
 
-    ``None`` if a file has no identity: in a mounted folder the digest of the content stands for it.
+    ``None`` if a file has no identity: for a mounted folder, the digest of the content is used.
     """
     rows = [[entry.name, entry.size, entry.identity] for entry in sorted(entries)]
     if not rows or any(row[2] is None for row in rows):

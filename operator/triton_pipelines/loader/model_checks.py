@@ -141,7 +141,7 @@ class ModelInspection:
         except _MACHINE_ERRORS:
             raise
         except Exception as error:
-            # Triton may run a graph of a kind that these checks do not know.
+            # Triton may be able to run a graph that these checks do not understand.
             self._log.warning(
                 "%s cannot be checked for unknown tokens and too long rows (%s)",
                 uri,

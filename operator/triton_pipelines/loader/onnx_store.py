@@ -118,12 +118,9 @@ def save(model: Stored | Any, path: Path) -> None:
     """Write a model tensor by tensor, and **empty it**.
 
     To serialize it as a whole takes four times its size at the peak (measured with upb). A message
-    may
-    consist of parts that every protobuf parser joins (encoding, "Last One Wins": embedded messages
-    are
-    merged): the model without its weights comes first, then each weight as another part of its
-    graph.
-    Weights that were left in a file are copied from there.
+    may consist of parts that every protobuf parser joins (encoding, "Last One Wins": embedded
+    messages are merged): the model without its weights comes first, then each weight as another
+    part of its graph. Weights that were left in a file are copied from there.
     """
     stored = model if isinstance(model, Stored) else Stored(model, path)
     if not stored.weights:
@@ -185,7 +182,7 @@ def _copy_field(target: Any, descriptor: Any, value: Any) -> None:
 
 
 def _write_initializer(file: BinaryIO, tensor: Any) -> None:
-    # Present and empty is a tensor without elements, and not the same as absent.
+    # A field that is present and empty is a tensor without elements; that differs from absent.
     raw = tensor.raw_data if tensor.HasField("raw_data") else None
     tensor.ClearField("raw_data")
     _write_tensor(file, tensor, raw)
@@ -204,15 +201,14 @@ def _fields(view: memoryview, message: Span) -> Iterator[tuple[int, Span, Span |
     """Yield the fields of a message.
 
     Each has its number, the place of the whole field, and the place of its bytes if it has that
-    wire
-    type.
+    wire type.
     """
     place, end = message.offset, message.offset + message.length
     while place < end:
         begin = place
         tag, place = _read_varint(view, place, end)
         if not tag >> 3:
-            # No field has this number. In a file of zeros it is what every two bytes say.
+            # No field has the number 0. In a file of zeros, every two bytes decode to it.
             raise DecodeError(f"field 0 at byte {begin}")
         value = None
         match tag & 7:

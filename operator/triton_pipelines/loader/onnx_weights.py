@@ -51,8 +51,7 @@ def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict
     """Return the model of a file as a function.
 
     Large weights, external or not, are mapped: they are read when used, and the kernel may drop
-    them.
-    Raises what the evaluator raises for operators that it does not support.
+    them. Raises what the evaluator raises for operators that it does not support.
     """
     stored = load_without_weights(path)
     weights = dict(_taken(stored))
@@ -60,8 +59,8 @@ def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict
     evaluator = ReferenceEvaluator(stored.model, new_ops=[MatMul])
 
     def run(fed: Mapping[str, Array]) -> dict[str, Array]:
-        # Graphs take logarithms of 0 in places that they then leave out; numpy would warn in the
-        # log of the pod.
+        # Graphs compute logarithms of 0 in places that they then mask; numpy would warn about them
+        # in the pod's log.
         with np.errstate(all="ignore"):
             return dict(zip(names, evaluator.run(None, {**weights, **fed}), strict=True))
 

@@ -126,7 +126,7 @@ def with_count(config: str, count: int, path: str) -> str:
         return config
     message.instance_group[0].count = count
     changed = _COUNT.sub(lambda match: f"{match[1]}{count}", config, count=1)
-    # The pattern is a guess about layout; the parsed message is the judge.
+    # The pattern is a guess about the layout; the parsed message decides.
     return (
         changed
         if _parse(changed, path) == message

@@ -153,7 +153,7 @@ class Stager:
             f"{item.target}/{path}": (downloads[entry.name].path, downloads[entry.name].sha256)
             for path, entry in selection.files.items()
         }
-        # Side files lie next to the model: in its folder, or next to the file that a URI names.
+        # Side files are next to the model: in its folder, or next to the file that a URI names.
         parent = PurePosixPath(place).parent if listing.single else PurePosixPath(place)
         for path in selection.onnx:
             main = selection.files[path]

@@ -84,7 +84,7 @@ def build_from_vocabulary(
         pad_token=tokens["pad"],
         mask_token=tokens["mask"],
         handle_chinese_chars=_flag(configuration, "tokenize_chinese_chars") is not False,
-        # null: BERT strips accents where it lowers case, which is the library's rule too.
+        # null: BERT strips accents if it lowercases, which is also the library's rule.
         strip_accents=_flag(configuration, "strip_accents"),
         lowercase=_flag(configuration, "do_lower_case") is not False,
     )
@@ -136,8 +136,7 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
 
     Raises:
         ValueError: it does not load, cannot encode or, if it ``cuts_pairs`` of texts, has no
-            template
-            for that.
+            template for that.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -166,7 +165,7 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
     if cuts_pairs:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # Special tokens do not matter to how often the texts stand there; the step may be without.
+        # Special tokens do not affect how often the texts occur; the step may disable them.
         pair_layout(tokenizer, special_tokens=False)
     return " and ".join(ignored) or None
 
@@ -175,8 +174,7 @@ def _encodes(tokenizer: Any) -> None:
     """Check that the tokenizer encodes any text.
 
     No single text is enough: without a token for unknown words, a vocabulary refuses texts that it
-    does
-    not cover. Its own tokens, decoded, are texts that it should cover.
+    does not cover. Its own tokens, decoded, are texts that it should cover.
 
     Raises:
         ValueError: it encodes nothing.
@@ -210,7 +208,8 @@ def _library_errors_as_value_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # The class cannot be imported; what else is no Exception asks the process to end.
+        # The class cannot be imported. Any other error that is not an Exception asks the process to
+        # end.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise ValueError(str(error)) from error
         raise
@@ -235,10 +234,8 @@ def highest_token_id(path: Path) -> HighestTokenId:
     """Return the highest id of a tokenizer.json that passed :func:`check`.
 
     Considers vocabulary, added tokens, template and padding. Any other special token appears only
-    if a
-    text spells it out. There are models without a row for such a token that work well without it:
-    their
-    tokenizer belongs to a family of models.
+    if a text spells it out. There are models without a row for such a token that work well without
+    it: their tokenizer belongs to a family of models.
     """
     tokenizer = Tokenizer.from_file(str(path))
     padding, own = tokenizer.padding, tokenizer.get_vocab(with_added_tokens=False)

@@ -107,7 +107,7 @@ def check_scheme(location: SourceLocation) -> None:
         SourceError: the URI is refused.
     """
     scheme = location.scheme
-    # Where a rule put a prefix before it, .. would lead out of what the rule opened.
+    # If a rule replaced the prefix, .. would leave the folder that the rule allows.
     if ".." in unquote(location.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
         "/"
     ):

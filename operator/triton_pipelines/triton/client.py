@@ -88,8 +88,7 @@ class TritonClient:
         Args:
             address: ``host:port`` of the pod's gRPC API.
             control_key: the pod's control key, which the repository index and loads need where they
-                are
-                restricted. Never logged.
+                are restricted. Never logged.
             deadline_s: default deadline of a call, in seconds.
             max_response_bytes: maximum size of a response; a larger one is an
                 ``errors.TooLargeError``.
@@ -194,15 +193,13 @@ class TritonClient:
         """Load a model, or change a loaded one.
 
         Success says nothing about the ensembles that the model is part of: check ``model_ready`` of
-        these,
-        the index and the count afterwards.
+        these, the index and the count afterwards.
 
         Args:
             name: model. Not an ensemble with a config: a rejected one takes the running ensemble
                 down.
             config_json: the whole ModelConfig in JSON. It replaces the config as a whole (a part of
-                it
-                would drop the tensors). ``None`` loads what the files say.
+                it would drop the tensors). ``None`` loads what the files say.
             deadline_s: seconds; after ``DeadlineError`` the load continues in the server.
 
         Raises:
@@ -232,8 +229,7 @@ class TritonClient:
         Args:
             name: model or ensemble.
             inputs: arrays by input name, rows first where the model batches; texts as an object
-                array of
-                bytes or str, BF16 as ``ml_dtypes.bfloat16``.
+                array of bytes or str, BF16 as ``ml_dtypes.bfloat16``.
             outputs: names of the requested outputs; ``None`` for all.
             deadline_s: seconds.
             request_id: returned by the server and written to its traces.
@@ -282,7 +278,7 @@ class TritonClient:
         request = _request(name, inputs, request_id, sequence_id)
 
         async def once(client_timeout: float) -> InferResult:
-            # The library's own stream knows no request for an empty last response.
+            # The library's own stream cannot request an empty last response.
             async with grpc.aio.insecure_channel(
                 self.address, options=self._channel_options
             ) as channel:
@@ -316,7 +312,7 @@ class TritonClient:
                 for tensor in answer.get_response().outputs
             }
         except Exception as error:
-            # What stands in an answer is the pod's doing: shapes, types and bytes that do not go
+            # The pod controls the content of a response: shapes, types and bytes may not fit
             # together.
             reason = f"the response cannot be read ({type(error).__name__}: {error})"
             raise RejectedError(

@@ -52,7 +52,7 @@ class OverloadedError(RejectedError):
 
 
 class DeadBackendError(RejectedError):
-    """A process of a Python model is gone.
+    """A process of a Python model has died.
 
     The server keeps reporting the model as ready. Up to Triton 26.03 only a reload or a restart
     brings the process back.

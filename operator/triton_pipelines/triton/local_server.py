@@ -75,8 +75,7 @@ class LocalTriton:
             load: models to load at the start; an ensemble loads its steps.
             ready: model whose readiness is awaited; default: every model of ``load``.
             control_key: value that clients must send in ``names.CONTROL_HEADER`` for the control
-                APIs;
-                ``None`` leaves these open.
+                APIs; ``None`` leaves these open.
             http_port: port of the HTTP API; 0 takes a free one.
             grpc_port: port of the gRPC API; 0 takes a free one.
             metrics_port: port of the metrics; 0 takes a free one.
@@ -84,15 +83,13 @@ class LocalTriton:
             log_file: the server's log; default: a temporary file, removed at the end.
             deadline_s: seconds until the models must be ready.
             stop_s: whole seconds after SIGTERM for requests in flight (an idle keep-alive
-                connection uses
-                them up).
+                connection uses them up).
             environment: additional environment variables of the server.
             extra_args: additional flags of tritonserver.
             auto_complete: whether backends may complete the configs.
             precompile: byte-compile the models' Python files first. Otherwise the server writes
                 ``__pycache__`` after it took the timestamps, which turns the first change of an
-                instance
-                count into a full reload.
+                instance count into a full reload.
             distribution: a tritonserver; default: ``distribution.obtain()``.
         """
         self.repository = repository
@@ -171,8 +168,7 @@ class LocalTriton:
 
         Raises:
             LocalTritonError: a model failed, the server ended, or the deadline passed. Nothing is
-                left
-                running.
+                left running.
         """
         deadline = time.monotonic() + self._deadline_s
         tries = _PORT_TRIES
@@ -285,8 +281,8 @@ class LocalTriton:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # An own process group: Ctrl-C reaches the server only through stop(), and stop()
-                # reaches its stubs.
+                # A separate process group: Ctrl-C reaches the server only through stop(), and
+                # stop() reaches its stubs.
                 start_new_session=True,
             )
         atexit.register(self.stop)

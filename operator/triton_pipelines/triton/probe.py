@@ -84,7 +84,7 @@ class ProbeRequest:
     One response, or the end of the stream without any, is then enough.
     """
     sequence_id: int | str = 0
-    """A sequence id of its own for models that keep sequences; 0 for no sequence."""
+    """A separate sequence id for models with sequences; 0 for no sequence."""
     finite: Collection[str] = ()
     """Outputs in which infinity is a fault.
 
@@ -166,13 +166,13 @@ async def _probe_inference(
         return replace(state, inference_ok=True, latency_s=time.monotonic() - begin)
     except (DeadlineError, OverloadedError) as error:
         if request.sequence_id:
-            # Clients' sequences may hold every slot for as long as they last. A dead process would
-            # have failed at once.
+            # Sequences of clients may occupy every slot while they last. A dead process would have
+            # failed at once.
             return replace(state, inference_ok=True)
-        # Busy is not broken: a long or full queue says nothing about the outputs.
+        # A busy pod is not broken: a long or full queue does not mean that outputs are wrong.
         return replace(state, error=str(error))
     except UnreachableError as error:
-        # A broken connection says nothing either; the status of the pod shows a server that dies.
+        # Neither does a broken connection; the status of the pod shows a server that exits.
         return replace(state, error=str(error))
     except TritonError as error:
         return replace(
@@ -301,7 +301,7 @@ def _array_faults(
 def _row_severity(request: ProbeRequest, *, is_fixed: bool) -> FaultSeverity:
     """Return how bad a wrong number of rows is.
 
-    Where no one declared how many rows the model takes, it is not part of what the pipeline declares.
+    If the example declares no number of rows, a difference does not violate a declaration.
     """
     if request.fallback_inputs is None:
         return FaultSeverity.BROKEN
@@ -321,7 +321,7 @@ def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
 
 
 def _fault_of_numbers(array: Array, *, finite: bool) -> str | None:
-    # NumPy has no kind of its own for bfloat16.
+    # NumPy has no type kind for bfloat16.
     if array.dtype.kind not in "fc" and array.dtype.name != "bfloat16":
         return None
     numbers = array.astype(np.float32) if array.dtype.name == "bfloat16" else array

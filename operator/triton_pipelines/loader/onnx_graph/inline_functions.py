@@ -13,8 +13,7 @@ def inline_local_functions(model: Any) -> None:
     """Inline the calls of a model's local functions, as ONNX Runtime does when it loads the model.
 
     A function that cannot be inlined stays. The inliner gets names in place of the weights, which
-    saves
-    a copy of each.
+    saves a copy of each.
     """
     if not model.functions:
         return
@@ -23,7 +22,7 @@ def inline_local_functions(model: Any) -> None:
     except MemoryError:
         raise
     except Exception:
-        # The inliner has no one kind of error for what it cannot do.
+        # The inliner has no common error type for what it does not support.
         return
     for part in (model.graph.node, model.graph.value_info, model.functions, model.opset_import):
         del part[:]

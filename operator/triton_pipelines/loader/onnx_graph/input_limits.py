@@ -52,10 +52,8 @@ def table_size(graph: Any, name: str) -> int | None:
     """Return the rows of the smallest table that the values of input ``name`` index.
 
     Follows the input through operators that only reshape or convert it, into the bodies of If, Loop
-    and
-    Scan and out of the branches of an If, to lookups along axis 0 of a constant (quantized or not),
-    and
-    to the fused embedding of ONNX Runtime's optimizer. ``None`` if no table is found.
+    and Scan and out of the branches of an If, to lookups along axis 0 of a constant (quantized or
+    not), and to the fused embedding of ONNX Runtime's optimizer. ``None`` if no table is found.
     """
     whole = flatten_graph(graph)
     tables, names, sizes = _tables(whole), {name}, list[int]()
@@ -154,7 +152,7 @@ def _tables(whole: FlatGraph) -> dict[str, Any]:
 
 def _counted(name: str | None, makers: dict[str, Operation]) -> bool:
     """Return whether a value is 0, 1, 2, … of a Range."""
-    # As many steps as there are values: a graph that is no graph may go in circles.
+    # At most as many steps as there are values: an invalid graph may have cycles.
     for _ in range(len(makers) + 1):
         if (one := makers.get(name or "")) is None or not one.standard:
             return False

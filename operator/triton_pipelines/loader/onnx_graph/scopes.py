@@ -14,17 +14,17 @@ from typing import Any, Final
 from triton_pipelines.loader.onnx_graph.graph_walk import STANDARD, bodies
 
 _APART: Final = "\0"
-"""Separates a body's own name from the body's number; it occurs in no name of a graph."""
+"""Separates a body's own name from the body's number; no name of a graph contains it."""
 _LINKED: Final = frozenset({"If", "Loop", "Scan"})
 """Operators whose bodies take the node's last inputs and return its last outputs, one for one."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A node, or the way of a value into or out of a body."""
+    """A node, or the transfer of a value into or out of a body."""
 
     kind: str
-    """Operator; for the way of a value, that of the node with the body."""
+    """Operator; for the transfer of a value, that of the node with the body."""
     domain: str
     """Domain of the operator."""
     inputs: tuple[str, ...]
@@ -64,7 +64,8 @@ class FlatGraph:
 def flatten_graph(graph: Any) -> FlatGraph:
     """Return the operations of a graph and of all bodies in it.
 
-    An If, Loop or Scan is not listed itself, but as the ways of values into and out of its bodies.
+    An If, Loop or Scan is not listed itself, but as the transfers of values into and out of its
+    bodies.
     """
     result = FlatGraph()
     scopes = _Scopes(result)
@@ -85,7 +86,7 @@ class _Scope:
         return self.names.get(name, "")
 
     def see(self, name: str) -> str:
-        # What was defined nowhere comes from a later node, in a graph whose order is wrong.
+        # A name that is not defined yet comes from a later node, in a graph with a wrong order.
         return self.names.get(name) or self.define(name)
 
 

@@ -136,7 +136,8 @@ def verify(
     except _VerificationEndedError as ended:
         return ended.result
     finally:
-        # Evaluators hold reference cycles; the weights of the next model need the memory.
+        # Evaluators have reference cycles; their memory is needed for the weights of the next
+        # model.
         gc.collect()
 
 

@@ -21,8 +21,7 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
 
     Inputs become flat and keep their names and element types. Their lengths are added as further
     inputs. Outputs keep their names. A copy of a large model would not fit into the loader's
-    memory.
-    Weights, external or not, stay as they are.
+    memory. Weights, external or not, stay as they are.
 
     Args:
         model: an ``onnx.ModelProto``.

@@ -40,14 +40,11 @@ def pad_inputs(
     """Add the nodes from the flat inputs to padded matrices.
 
     Each input starts a row where its own lengths say. With the lengths of another input, one
-    request
-    whose mask is longer than its ids would shift the mask of all requests after it.
+    request whose mask is longer than its ids would shift the mask of all requests after it.
 
     A row with unequal lengths, with a value that a table does not have, or longer than the model
-    can
-    take is computed with harmless values and marked, so that it cannot fail or change the others.
-    The
-    operators are few and small, because on a GPU each costs a launch.
+    can take is computed with harmless values and marked, so that it cannot fail or change the
+    others. The operators are few and small, because on a GPU each costs a launch.
 
     Returns:
         Input → its matrix, and the values that describe the rows.
@@ -120,10 +117,9 @@ def _guard(build: NodeBuilder, lengths: str) -> str:
     """Return 1, or fail the batch where a row has no tokens.
 
     Behind a request without tokens Triton leaves the flat tensors unfilled: the content is
-    undefined,
-    and no row can be shown to be right. One element cannot be reshaped to two: the check of Reshape
-    runs on the host with every execution provider, while an index out of range is an error on CPUs
-    only.
+    undefined, and no row can be shown to be right. One element cannot be reshaped to two: the check
+    of Reshape runs on the host with every execution provider, while an index out of range is an
+    error on CPUs only.
     """
     any_token = build.add("Min", build.add("ReduceMin", lengths, keepdims=0), build.scalar(1))
     shape = build.unsqueeze(build.add("Sub", build.scalar(2), any_token), 0)

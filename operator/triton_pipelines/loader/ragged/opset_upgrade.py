@@ -43,7 +43,7 @@ def upgraded(model: Any) -> Any | AdaptationRefusal:
     except MemoryError:
         raise
     except Exception:
-        # The converter has no one kind of error for what it cannot do.
+        # The converter has no common error type for what it does not support.
         return too_old(version)
 
 

@@ -72,8 +72,7 @@ class OutputFlattener:
         """Return where every token is in the flattened padded output, and which rows are sound.
 
         A row longer than the padded matrix has no place for its last tokens. Triton counts on all
-        of them,
-        so they point to the first place.
+        of them, so they point to the first place.
         """
         if self._tokens is None:
             build, rows = self._build, self._rows

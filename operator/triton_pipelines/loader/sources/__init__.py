@@ -76,8 +76,7 @@ def requested_file(item: PlanFetch, last: str, is_folder: bool | None) -> tuple[
         item: the plan's item.
         last: last part of the URI.
         is_folder: known for mounted folders. Otherwise it follows from the URI's form: ``/`` at the
-            end
-            or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
+            end or a ``path`` make a folder, and so does a tokenizer without a file's suffix.
     """
     if item.path is not None:
         return True, item.path
@@ -182,7 +181,7 @@ def _bucket(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess
         store,
         f"{folder}/" if folder and place is None else "",
         pinned=file if place is None else place,
-        # A quoted value is an ETag: it is compared after the request, not asked for.
+        # A quoted value is an ETag: it is compared after the request and not requested.
         version=None if version is None or '"' in version else version,
         ambient=not item.credentials,
     )

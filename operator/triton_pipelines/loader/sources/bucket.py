@@ -116,7 +116,7 @@ class BucketSource:
         try:
             result = self._get(name, options)
             if offset and validator and result.meta.get("e_tag") != validator:
-                # A server that does not know the condition would otherwise give the rest of another
+                # A server that ignores the condition would otherwise return the rest of another
                 # object.
                 raise _ChangedError
         except _ChangedError:

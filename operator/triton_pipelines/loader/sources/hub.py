@@ -31,8 +31,9 @@ from triton_pipelines.loader.sources.transport_errors import (
 )
 from triton_pipelines.loader.sources.web import TIMEOUT, WebSource
 
-# Else the library asks huggingface.co itself for what it puts into its User-Agent, whatever hub is
-# meant: a pod without a way there waits for nothing, and one with tells somebody what it does.
+# Otherwise the library queries huggingface.co itself for its User-Agent, whichever hub is
+# configured. A pod without access to that host would wait in vain; any other pod would reveal to a
+# third party what it does.
 huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -67,7 +68,7 @@ class HubSource:
         self._client, self._repo, self._revision, self._context = client, repo, revision, context
         self._folder = f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._endpoint = (endpoint or DEFAULT_ENDPOINT).rstrip("/")
-        # False: never a token that happens to lie in the environment.
+        # False: never use a token that happens to be in the environment.
         self._token: str | bool = token or False
         self._commit: str | None = None
         self._files: dict[str, int | None] = {}

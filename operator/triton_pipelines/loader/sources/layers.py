@@ -130,7 +130,7 @@ def _opened(layer: Path) -> Iterator[tarfile.TarFile]:
                     "has a layer packed with zstd, which cannot be read here: push it with gzip"
                 )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
-            # As a stream: members are read in the order in which they lie, nothing is kept in
+            # As a stream: members are read in their order in the file, and nothing is kept in
             # memory.
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 yield archive

@@ -224,8 +224,8 @@ class OciSource:
                     source().open(layer.digest, offset=offset, validator=layer.digest)
                 )
             except SourceError as error:
-                # A token lives for minutes: one that ran out since the manifest was read is asked
-                # for again.
+                # A token is valid for minutes: one that expired since the manifest was read is
+                # renewed.
                 if error.challenge is None:
                     raise
                 self._login(error.challenge)
@@ -282,7 +282,8 @@ class OciSource:
         realm = values.get("realm", "")
         if not realm.startswith(("https://", "http://")):
             raise SourceError(
-                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not support"
+                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not"
+                " support"
             )
         if urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https":
             raise SourceError("the registry sends credentials to an address without TLS: refused")

@@ -43,8 +43,7 @@ def s3_store(
         ca: CA bundle.
     """
     options: dict[str, Any] = {"virtual_hosted_style_request": endpoint is None}
-    # The platform tells a pod with an identity of its own where it runs (AWS_REGION); the
-    # resource's word comes first.
+    # The platform sets AWS_REGION for a pod with its own identity; the resource takes precedence.
     if region or not any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION")):
         options["region"] = region or DEFAULT_REGION
     if endpoint is not None:
@@ -108,8 +107,7 @@ def azure_store(
         account: storage account.
         container: name.
         endpoint: the account's blob address. One that addresses accounts by path (emulators) ends
-            with
-            the account.
+            with the account.
         account_key: access key.
         sas_token: shared access signature.
         ca: CA bundle.
@@ -143,6 +141,7 @@ def _client(endpoint: str | None, ca: Path | None) -> ClientConfig:
 
 
 def _unusable(error: Exception) -> SourceError:
-    # The first line says what; what follows is the debug form, which may hold the configuration.
+    # The first line is the message; the rest is the debug form, which may contain the
+    # configuration.
     text = str(error).partition("\n")[0].strip()
     return SourceError(f"the store cannot be used as configured: {text}")

@@ -1,4 +1,4 @@
-"""Files of this machine: digests of what may be gigabytes."""
+"""Digests of local files, which may have gigabytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 
 BLOCK: Final = 1 << 20
 ByteProgress = Callable[[int], None]
-"""Told how many more bytes were read."""
+"""Called with the number of bytes that were read since the last call."""
 
 
 def sha256_of(path: Path, meter: ByteProgress | None = None) -> str:
-    """SHA-256 of a file, in lower-case hex."""
+    """Return the SHA-256 of a file in lower-case hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):

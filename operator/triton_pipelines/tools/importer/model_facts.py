@@ -58,7 +58,7 @@ def config(files: SidecarFiles, name: str = CONFIG) -> Mapping[str, Any]:
 
 
 def lengths(files: SidecarFiles) -> list[SourcedValue]:
-    """Return the longest row in tokens, the most authoritative value first; empty if unknmain."""
+    """Return the longest row in tokens, the most authoritative value first; empty if unknown."""
     limits = []
     if limit := _number(config(files, SENTENCE).get("max_seq_length")):
         # sentence-transformers truncates to this, whatever the encoder could read.

@@ -37,7 +37,7 @@ class FileSources:
     report: ImportReport
     """Gets notes on what cannot be carried over."""
     meter: FileProgress
-    """Progress of reading a file of so many bytes."""
+    """Returns a progress callback for reading a file of the given number of bytes."""
 
     def one(self, model: RepositoryModel, place: str) -> dict[str, Any]:
         """Return the source of a file in a model's folder, with its digest if the file exists."""

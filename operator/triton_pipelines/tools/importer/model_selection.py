@@ -67,8 +67,8 @@ def select_models(
         if not model.ensemble and model not in callers and name not in without
     ]
     called = _called_models(callers, others)
-    # A model that only another ensemble calls belongs to that. Any other model was served in
-    # addition, and still is.
+    # A model that only another ensemble calls belongs to that ensemble. Any other model was served
+    # in addition, and it still is.
     foreign = {
         step.model_name
         for model in ensembles

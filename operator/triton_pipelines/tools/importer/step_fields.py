@@ -190,7 +190,7 @@ def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSou
 
 
 def _platform(model: RepositoryModel) -> Platform | None:
-    """The platform; None for backends that have none of their own."""
+    """Return the platform; ``None`` for backends without one."""
     return next(
         (platform for platform, backend in BACKENDS.items() if backend == model.backend), None
     )
@@ -204,13 +204,13 @@ def _content(
     *,
     versions: bool,
 ) -> Fields:
-    """Source, code or engine arguments."""
+    """Return the fields for the step's content: source, code or engine arguments."""
     match platform:
         case Platform.PYTHON if runtime_step_of(model) is RuntimeStep.RUNNER:
             _same_code(model, "onnx_runner", files, path)
             name = parameters(model).get("model_file", FILE_NAMES[Platform.ONNX])
             default = FILE_NAMES[Platform.ONNX]
-            # The runner's own model.py lies beside the file, and comes from the operator.
+            # The runner's own model.py is next to the file; it comes from the operator.
             lone = name == default and not versions and not set(model.versions) - {1}
             source = (
                 files.one(model, f"{VERSION_FOLDER}/{name}")

@@ -20,7 +20,8 @@ SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 _TEMPLATE = re.compile(r"\$\{([^{}]*)\}")
 # Tokens for finding blocks: strings and comments (whose braces are ignored), braces, and words.
 _TOKEN = re.compile(
-    r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>\#[^\n]*)|(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<word>[A-Za-z_]\w*)"""
+    r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+    r"""|(?P<comment>\#[^\n]*)|(?P<open>[{<\[])|(?P<close>[}>\]])|(?P<word>[A-Za-z_]\w*)"""
 )
 
 

@@ -17,8 +17,8 @@ import yaml
 from triton_pipelines.api import names
 
 WIDTH = 130
-# Strings that YAML 1.2 readers (such as kubectl) take for numbers or booleans although PyYAML does
-# not, so it would not quote them.
+# Strings that YAML 1.2 readers (such as kubectl) parse as numbers or booleans. PyYAML does not, so
+# it would not quote them.
 AMBIGUOUS = re.compile(r"^[-+.0-9].*$|^[yYnN]$")
 
 

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due. Pure: the same seed gives the same times."""
+"""Arrival times of an open loop. Pure: the same seed gives the same times."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CHUNK = 4096
 
 
 def due_times(spec: LoadSpec) -> Iterator[float]:
-    """Seconds since the begin at which requests are due, without end but for a schedule.
+    """Yield the seconds since the begin at which requests are due.
 
-    Poisson: independent exponential distances of mean 1/rate. Constant: exactly 1/rate, the first
-    at 0.
+    Only a schedule has an end. Poisson: independent exponential intervals with mean 1/rate.
+    Constant: intervals of exactly 1/rate, the first request at 0.
     """
     if len(spec.schedule):
         yield from map(float, spec.schedule)

@@ -1,9 +1,10 @@
 """Put one load on one model and record every request.
 
-One event loop, callbacks instead of tasks, requests encoded beforehand, responses not parsed: that
-costs little CPU per request (each summary says how much), so that the server is measured and not
-the generator. Latency in an open loop counts from when a request was due: a server that stalls is
-charged for every request that should have been sent meanwhile (no coordinated omission).
+The engine uses one event loop, callbacks instead of tasks, requests that were encoded beforehand,
+and responses that are not parsed. It needs little CPU per request (each summary reports how much),
+so the server is measured and not the generator. Latency in an open loop counts from when a request
+was due: a server that stalls is charged for every request that should have been sent meanwhile (no
+coordinated omission).
 """
 
 from __future__ import annotations
@@ -50,32 +51,35 @@ from triton_pipelines.tools.loadgen.triton_statistics import (
 Models = Callable[[], list[Any]]
 """Triton's statistics, still packed."""
 StatisticsSample = tuple[float, Models | None]
-"""Statistics with the loop's time of reading; ``None``: unknown."""
+"""The loop's time of the sample, and the statistics; ``None``: unknown."""
 
 PROGRESS_SECONDS = 0.25
 _PAUSE_AFTER_ERROR_S = 0.02
-"""A server that refuses at once is not asked again in a busy loop."""
+"""Pause after an error, so that a server which rejects at once is not called in a busy loop."""
 _FIRST_CONNECTIONS = 8
 _BURST = 64
-"""Requests that were due already and are sent at a stretch."""
+"""Overdue requests that are sent in a row before the event loop handles other work."""
 _LATE_S = 1.0
-"""Seconds behind the end in which requests that were due before it are still sent."""
+"""Seconds after the end in which requests that were due before it are still sent."""
 MAX_REQUESTS = 25_000_000
-"""Requests that one load may take. All their times are kept, which makes percentiles exact: 40
-bytes each, a gigabyte then.
+"""Maximum requests of one load.
+
+All their times are kept, which makes percentiles exact: 40 bytes each, so a gigabyte at most.
 """
 STATISTICS_SECONDS = 5.0
-"""How long a look at the statistics may take: of a server that tells them later, nobody knows which
-time they are of.
+"""Timeout of one sample of the statistics.
+
+It is unknown which time the statistics of a slower response describe.
 """
 _GRACE = 3.0
-"""Times ``behind_s`` that an overloaded server gets to answer what is under way: its load is rarely
-more than twice what it carries.
+"""Multiple of ``behind_s`` in which an overloaded server may answer the requests in flight.
+
+Its load is rarely more than twice what it can sustain.
 """
 _FORGOTTEN_S = 5.0
 _WAITING, _ANSWERED = -2, -1
 _SELECTABLE = 1024
-"""File descriptors that select(2) takes: FD_SETSIZE."""
+"""Number of file descriptors that select(2) supports: FD_SETSIZE."""
 
 
 def run_blocking(
@@ -91,8 +95,8 @@ def run_blocking(
 
 def precise_event_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop that keeps time to about 0.1 ms, for an ``asyncio.Runner``."""
-    # A handler that raises in the middle of this would leave half a loop, which Python complains
-    # about when it goes.
+    # A signal handler that raises in the middle of this would leave a half-initialized loop, about
+    # which Python complains when it is deleted. So signals are delivered afterwards.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.SelectorEventLoop(_PreciseSelector())
     came: list[int] = []
@@ -112,20 +116,21 @@ def precise_event_loop() -> asyncio.AbstractEventLoop:
 async def run_load(
     target: LoadTarget, spec: LoadSpec, progress: OnProgress | None = None
 ) -> LoadResult:
-    """Put a load on a model: warm-up, measured time, then wait for what is under way.
+    """Put a load on a model: warm-up, measured time, then a wait for the requests in flight.
 
     Args:
-        target: the model and its requests.
-        spec: the load.
-        progress: called some times a second; must be quick.
+        target: The model and its requests.
+        spec: The load.
+        progress: Called a few times per second; must return quickly.
 
     Returns:
-        Every request with its times; failed ones are in it, they raise nothing.
+        Every request with its times. Failed requests are included and raise nothing.
 
     Raises:
-        LoadError: the server cannot be reached, the requests cannot be made, or there are more than
-            :data:`MAX_REQUESTS`.
-        asyncio.CancelledError: cancelled; connections are closed, what was under way is dropped.
+        LoadGeneratorError: The server cannot be reached, the requests cannot be encoded, or there
+            are more than :data:`MAX_REQUESTS`.
+        asyncio.CancelledError: The load was cancelled. Connections are closed and the requests in
+            flight are dropped.
     """
     requests = encode_requests(target)
     rows = [target.rows_of(number) for number in range(len(requests))]
@@ -148,14 +153,15 @@ async def run_load(
 
 
 class LoadRun:
-    """One load under way.
+    """One load while it runs.
 
     Args:
-        spec: the load.
-        requests, rows: what is sent in turn, and rows in each.
-        send: sends one; calls back once with "" for an answer, else with what went wrong.
-        reader: of Triton's statistics; None: they are not read.
-        progress: as of :func:`run`.
+        spec: The load.
+        requests: The encoded requests, which are sent in turn.
+        rows: Number of rows in each request.
+        send: Sends one request; calls back once, with "" for an answer, otherwise with the error.
+        reader: Reads Triton's statistics; ``None``: they are not read.
+        progress: As in :func:`run_load`.
     """
 
     def __init__(
@@ -183,23 +189,22 @@ class LoadRun:
         self._request_ended = asyncio.Event()
         self._early_end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._overloaded = False
-        # By request, in the order in which they were sent; the end of one that is under way is not
-        # known.
+        # One entry per request, in the order of sending; the end of a request in flight is unknown.
         self._due, self._sent, self._end = array("d"), array("d"), array("d")
         self._number, self._error = array("q"), array("q")
         self._errors: dict[str, int] = {}
         self._ended_count = self._failed = 0
         self._samples: list[asyncio.Future[StatisticsSample]] = []
         self._behind = 0
-        # Nothing is due behind the last window there can be, however long a busy server makes the
-        # looks wait that end it.
+        # No request is due after the last possible window, however long a busy server delays the
+        # sample that ends it.
         self._last_due = spec.warmup_s + spec.duration_s + spec.extend * spec.window_s
 
     async def run(self) -> LoadResult:
         """Put the load on the model and return every request."""
         spec = self._spec
         self._samples = [asyncio.ensure_future(self._sample_statistics())]
-        await asyncio.wait(self._samples)  # the first look takes longer than others
+        await asyncio.wait(self._samples)  # the first sample takes longer than others
         cpu, loop = time.process_time(), asyncio.get_running_loop()
         self._began = loop.time()
         sender = loop.create_task(self._send_open_loop()) if spec.open_loop else None
@@ -213,8 +218,8 @@ class LoadRun:
             if sender is not None:
                 self._last_due = end
                 if self._behind:
-                    # What was due in the measured time and is not sent yet is the latest of all,
-                    # and counts.
+                    # Requests that were due in the measured time but are not sent yet have the
+                    # highest latency, and they count.
                     await asyncio.wait({sender}, timeout=_LATE_S)
                 sender.cancel()
             last = self._samples[-1]
@@ -240,11 +245,11 @@ class LoadRun:
             if wait > 0:
                 await asyncio.sleep(wait)
             elif self._behind % _BURST == 0:
-                # Who is late at every request would else never let go of the loop: answers have to
-                # be read, and the load has to end.
+                # A sender that is late for every request would otherwise never yield to the event
+                # loop, which has to read answers and to end the load.
                 await asyncio.sleep(0)
-            # What is not sent any more never makes it later: as many as there may be is behind,
-            # too.
+            # Requests that are not sent cannot increase the backlog, so a full pending queue counts
+            # as being behind as well.
             full = self._in_flight >= pending and math.isfinite(self._spec.behind_s)
             if full or self._backlog_seconds() > self._spec.behind_s:
                 self._overloaded = True
@@ -259,9 +264,10 @@ class LoadRun:
                 )
 
     def _backlog_seconds(self) -> float:
-        """Seconds that the server is behind: so many requests wait as were due in that time.
+        """Return the seconds that the server is behind.
 
-        One that never ends does not make it late.
+        As many requests are in flight as were due in that time. Only their number counts, so a
+        single request that never ends does not make the server late.
         """
         return self._now() - self._began - self._due[-self._in_flight] if self._in_flight else 0.0
 
@@ -294,7 +300,7 @@ class LoadRun:
 
     def _record_end(self, place: int, error: str) -> None:
         if self._error[place] != _WAITING:
-            return  # given up before
+            return  # was already given up
         self._end[place] = self._now() - self._began
         self._in_flight -= 1
         self._ended_count += 1
@@ -316,9 +322,9 @@ class LoadRun:
             self._early_end.set_result(None)
 
     async def _drain(self) -> None:
-        """Wait for the requests in flight; give up those that are not answered by then."""
-        # Each request has its own deadline; that of all guards against a transport that forgets
-        # one.
+        """Wait for the requests in flight; give up those that are not answered in time."""
+        # Each request has its own deadline. The common one guards against a transport that forgets
+        # a request.
         grace = min(_GRACE * self._spec.behind_s, self._spec.timeout_s + _FORGOTTEN_S)
         deadline = self._now() + grace
         while self._in_flight and (left := deadline - self._now()) > 0:
@@ -333,9 +339,11 @@ class LoadRun:
     async def _measure_windows(
         self, sender: asyncio.Task[None] | None
     ) -> tuple[float, float, asyncio.Future[StatisticsSample]]:
-        """Wait for the windows; return begin and end of the last three, and the first sample.
+        """Wait for the windows to end.
 
-        For an overload that is ended early: of all windows until then.
+        Returns:
+            Begin and end of the last three windows, and the sample at their begin. If an overload
+            ended the load early: those of the windows until then.
         """
         spec = self._spec
         for number in range(WINDOWS + spec.extend + 1):
@@ -352,7 +360,7 @@ class LoadRun:
             if number < WINDOWS:
                 continue
             begin = at - spec.duration_s
-            # Where a queue grows no window is like the one before, however many there are.
+            # While a queue grows, windows never agree, however many there are.
             grows = spec.open_loop and self._backlog_seconds() > spec.window_s
             if (
                 number == WINDOWS + spec.extend
@@ -368,12 +376,12 @@ class LoadRun:
         try:
             models: Models | None = await self._reader.sample() if self._reader else None
         except LoadGeneratorError:
-            models = None  # a gateway may let inference through alone
+            models = None  # a gateway may allow only inference
         return (asked + self._now()) / 2, models
 
     async def _wait_until(self, at: float, sender: asyncio.Task[None] | None) -> bool:
-        """Wait; return whether the time came before the load was over."""
-        # A sender that breaks ends the load at once; one whose schedule is over has done its work.
+        """Wait until ``at``; return whether that time was reached before the load ended."""
+        # A sender that fails ends the load at once; one whose schedule is over has done its work.
         if sender is not None and sender.done():
             if not sender.cancelled():
                 sender.result()

@@ -17,7 +17,10 @@ _OPTIONS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # else all channels to one address share one connection
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # otherwise all channels to one address share a connection
 )
 
 
@@ -71,7 +74,7 @@ class GrpcTransport:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End what is under way and close the channels."""
+        """Cancel the requests in flight and close the channels."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -72,7 +72,7 @@ class HttpTransport:
         self._closed = False
 
     async def start(self, connections: int) -> None:
-        """Open so many connections before the load begins.
+        """Open this number of connections before the load begins.
 
         Raises:
             LoadError: the server cannot be reached.
@@ -102,7 +102,7 @@ class HttpTransport:
             self._task(self._add())
 
     async def close(self) -> None:
-        """Close all connections; requests under way end with an error."""
+        """Close all connections; requests in flight end with an error."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -115,15 +115,15 @@ class HttpTransport:
 
     # --- inside -----------------------------------------------------------------------------------
     def freed(self, connection: _Connection) -> None:
-        """A connection has been answered: it takes what waits, or rests."""
+        """Reuse a connection whose request has ended: for a waiting request, or as idle."""
         if self._waiting:
-            # Its time began when it was given, not when there was a connection for it.
+            # The time of a request begins when it is submitted, not when a connection is free.
             connection.send(*self._waiting.popleft())
         else:
             self._idle.append(connection)
 
     def lost(self, connection: _Connection) -> None:
-        """A connection is gone; another one takes its place for what waits."""
+        """Remove a closed connection; open another one if requests wait."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -155,7 +155,7 @@ class HttpTransport:
             self._opening -= 1
 
     async def _sweep(self) -> None:
-        """End what has taken too long."""
+        """End requests that have exceeded their timeout."""
         late = f"{NO_ANSWER} {self._timeout_s:g} s"
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._timeout_s / 4))
@@ -215,7 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.done is None:
-            self.abort()  # nothing was asked
+            self.abort()  # no request is in flight
             return
         if not self._in_body:
             self._head = self._head + data if self._head else data
@@ -263,23 +263,23 @@ class _Connection(asyncio.Protocol):
 
 
 def _describe_error(error: Exception) -> str:
-    """Return a connection error in the system's words.
+    """Return the system's message for a connection error.
 
-    It does not contain the address, so that equal errors are equal.
+    It does not contain the address, so that errors of the same kind have the same text.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"the certificate was rejected: {error.verify_message}; set SSL_CERT_FILE to a PEM file"
             " with the trusted authorities"
         )
-    if isinstance(error, ssl.SSLError):  # its number is none of the system's
+    if isinstance(error, ssl.SSLError):  # its number is not an errno
         return f"TLS failed: {error.reason}; does the server use http instead of https?"
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or "no connection in time"
 
 
 def _reason(status: bytes, body: bytes) -> str:
-    """An error's status and what the server says of it."""
+    """Return the status of an error response and the server's message."""
     try:
         text = str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

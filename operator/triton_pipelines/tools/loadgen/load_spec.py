@@ -14,11 +14,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 WINDOWS = 3
-"""Windows that must agree for a measurement to be stable; the measured time is divided into as
-many.
-"""
+"""Windows into which the measured time is divided; they must agree for it to count as stable."""
 
-# How the messages of requests begin that were too late, not wrong.
+# Prefixes of the messages of requests that failed because they were too late.
 GIVEN_UP: Final = "given up"
 NOT_SENT: Final = "not sent"
 NO_ANSWER: Final = "no answer within"
@@ -26,10 +24,7 @@ NO_CONNECTION: Final = "no free connection within"
 
 
 class LoadGeneratorError(Exception):
-    """The load cannot be put on: a wrong specification, or a server that cannot be asked.
-
-    Says what is wrong.
-    """
+    """A load cannot be run: its specification is wrong, or the server cannot be reached."""
 
 
 class InferenceProtocol(enum.StrEnum):
@@ -48,32 +43,33 @@ class Arrivals(enum.StrEnum):
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """A model and the requests to send to it, one after the other and again from the first.
-
-    Attributes:
-        url: ``http://host:port`` or ``https://…`` (a path before ``/v2`` is kept); for gRPC
-            ``host:port``.
-        model: its name.
-        requests: arrays by input name, one mapping for each request; rows first where the model
-            batches. Texts are object arrays of bytes.
-        protocol: how they are sent.
-        rows: rows in each request (1 where the model does not batch); None: the length of each
-            request's longest first axis.
-        outputs: the outputs asked for; none: all of them.
-        headers: further headers (HTTP) or metadata (gRPC); never logged.
-        path, bodies: instead of ``requests``, what is posted to a server that is no Triton (HTTP
-            alone).
-    """
+    """A model and the requests to send to it, in turn and starting over after the last one."""
 
     url: str
+    """``http://host:port`` or ``https://…`` (a path before ``/v2`` is kept); gRPC: ``host:port``.
+    """
     model: str
+    """Name of the model."""
     requests: Sequence[Mapping[str, Array]] = field(repr=False)
+    """Arrays by input name, one mapping for each request.
+
+    Rows come first if the model batches. Texts are object arrays of bytes.
+    """
     protocol: InferenceProtocol = InferenceProtocol.HTTP
+    """How the requests are sent."""
     rows: int | None = None
+    """Rows in each request (1 if the model does not batch).
+
+    ``None``: the length of each request's longest first axis.
+    """
     outputs: Sequence[str] = ()
+    """The requested outputs; empty: all of them."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further headers (HTTP) or metadata (gRPC); never logged."""
     path: str = ""
+    """Path to post ``bodies`` to."""
     bodies: Sequence[bytes] = field(default=(), repr=False)
+    """Bodies to post instead of ``requests``, to a server other than Triton (HTTP only)."""
 
     def __post_init__(self) -> None:
         if not self.requests and not self.bodies:
@@ -93,7 +89,7 @@ class LoadTarget:
             raise LoadGeneratorError(f"{self.url}: is not a server address; write http://HOST:PORT")
 
     def rows_of(self, number: int) -> int:
-        """Rows of one of the requests."""
+        """Return the number of rows of one of the requests."""
         if self.rows is not None or self.bodies:
             return self.rows or 1
         return max(
@@ -103,46 +99,52 @@ class LoadTarget:
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """One load; exactly one of ``concurrency``, ``rate`` and ``schedule`` is given.
-
-    Attributes:
-        concurrency: closed loop: so many requests are always under way, each followed by the next
-            when it is answered.
-        rate: open loop: requests/s, sent when they are due, however late the answers are. Latency
-            counts from when a request was due.
-        arrivals: of an open loop with a rate.
-        schedule: open loop by a trace: seconds since the begin at which requests are due,
-            ascending; lasts ``warmup_s + duration_s`` like others.
-        duration_s: seconds measured.
-        warmup_s: seconds of the same load before, not counted.
-        extend: while the last three windows (each a third of ``duration_s``) do not agree, go on
-            for up to so many windows more; what counts are the last three.
-        timeout_s: seconds after which a request is given up and its connection closed.
-        seed: of the arrivals: the same seed, the same times.
-        connections: most connections of an open loop over HTTP (a connection carries one request at
-            a time).
-        pending: most requests of an open loop waiting or under way; beyond it a request fails
-            unsent.
-        behind_s: seconds: an open loop on a server that is so far behind (as many requests wait as
-            were due in so long) ends at once: it is overloaded, and more of the same load shows
-            only how latency grows; so does one with ``pending`` requests. What is not answered in
-            three times as long from then on is given up.
-        statistics: read Triton's statistics at the bounds of the windows.
-    """
+    """One load; exactly one of ``concurrency``, ``rate`` and ``schedule`` is given."""
 
     concurrency: int = 0
+    """Closed loop: number of requests that are always in flight.
+
+    Each is followed by the next one when it is answered.
+    """
     rate: float = 0.0
+    """Open loop: requests/s, sent when they are due, however late the answers are.
+
+    Latency counts from when a request was due.
+    """
     arrivals: Arrivals = Arrivals.POISSON
+    """Arrivals of an open loop with a rate."""
     schedule: Sequence[float] = field(default=(), repr=False)
+    """Open loop by a trace: seconds since the begin at which requests are due, ascending.
+
+    The load lasts ``warmup_s + duration_s`` like any other.
+    """
     duration_s: float = 10.0
+    """Seconds of the measured time."""
     warmup_s: float = 1.0
+    """Seconds of the same load before the measured time, which do not count."""
     extend: int = 0
+    """Maximum number of further windows if the last three do not agree.
+
+    Each window is a third of ``duration_s``; only the last three count.
+    """
     timeout_s: float = 30.0
+    """Seconds after which a request is given up and its connection closed."""
     seed: int = 0
+    """Seed of the arrivals: the same seed gives the same times."""
     connections: int = 512
+    """Maximum connections of an open loop over HTTP; each carries one request at a time."""
     pending: int = 20_000
+    """Maximum requests of an open loop that wait or are in flight; others fail without being sent.
+    """
     behind_s: float = math.inf
+    """Open loop: seconds that the server may be behind before the load ends.
+
+    A server is that far behind if as many requests wait as were due in that time. It is overloaded,
+    and more of the same load would only show how latency grows. A load with ``pending`` requests
+    ends as well. Requests that are not answered in three times as long from then on are given up.
+    """
     statistics: bool = True
+    """Whether to read Triton's statistics at the bounds of the windows."""
 
     def __post_init__(self) -> None:
         if (
@@ -173,7 +175,7 @@ class LoadSpec:
 
     @property
     def open_loop(self) -> bool:
-        """Whether requests leave when they are due, answered or not."""
+        """Whether requests are sent when they are due, regardless of the answers."""
         return self.concurrency == 0
 
     @property
@@ -183,7 +185,7 @@ class LoadSpec:
 
     @property
     def name(self) -> str:
-        """For people and as a key: ``concurrency 8``, ``200/s poisson``, ``a schedule``."""
+        """Name for output and as a key: ``concurrency 8``, ``200/s poisson``, ``a schedule``."""
         if self.concurrency:
             return f"concurrency {self.concurrency}"
         return f"{self.rate:g}/s {self.arrivals}" if self.rate else "a schedule"

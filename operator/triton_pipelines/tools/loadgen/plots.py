@@ -30,7 +30,10 @@ COLOURS: Final = (
     "#8c564b",
     "#7f7f7f",
 )
-"""Eight that colour-blind readers can tell apart (Okabe and Ito, with brown for yellow), then grey."""
+"""Eight colors that color-blind readers can distinguish, then gray.
+
+Source: Okabe and Ito, with brown instead of yellow.
+"""
 GREY: Final = "#666666"
 _MARKERS: Final = "osD^vPXph"
 _WIDTH_INCHES: Final = 9.0
@@ -86,7 +89,7 @@ class Series:
     """Whether the points have no markers."""
     dashed: bool = False
     group: str = ""
-    """Series of one group share a colour; by default each has its own."""
+    """Series of one group share a color; by default each has its own."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ def check_available() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise PlotError(
-            "matplotlib is not installed; run `pip install matplotlib`, or install triton-pipelines with its extra `plots`"
+            "matplotlib is not installed; run `pip install matplotlib`, or install"
+            " triton-pipelines with its extra `plots`"
         )
 
 
@@ -269,7 +273,7 @@ def _label(
     *,
     left: bool,
 ) -> None:
-    """Write a label beside a point: above it or, where another label would be in the way, below.
+    """Write a label next to a point: above it, or below if another label is in the way.
 
     Args:
         axes: The axes, with their limits set.
@@ -328,7 +332,7 @@ def round_up(value: float) -> float:
 
 
 def _mark(marker: str, label: str, *, size: float = 5.5, filled: bool = True) -> Any:
-    """Return a grey entry of the legend that explains a mark."""
+    """Return a gray entry of the legend that explains a mark."""
     from matplotlib.lines import Line2D
 
     return Line2D(

@@ -27,8 +27,8 @@ TOLERANCE: Final = 0.1
 """
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
-# What Triton says of a queue that is full, or of a request that waited longer than its queue's
-# timeout (rate_limiter.cc, dynamic_batch_scheduler.cc).
+# Triton's messages for a full queue, and for a request that exceeded its queue's timeout
+# (rate_limiter.cc, dynamic_batch_scheduler.cc).
 _REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
 _LATE_MESSAGES: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
 
@@ -54,39 +54,41 @@ def is_late(message: str) -> bool:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """Every request of one load, warm-up included; times in seconds since its begin.
-
-    Attributes:
-        spec: what was asked for.
-        due: when each was due (open loop), or was sent (closed loop).
-        sent: when it was handed over for sending.
-        end: when it was answered or had failed.
-        rows: rows of each.
-        error: index into ``errors``; -1 for an answered one.
-        errors: messages.
-        begin_s, end_s: the measured time: the last three windows.
-        cpu_s: CPU seconds of this process in the whole load; ``elapsed_s`` its length, the wait for
-            late answers included.
-        steps: what each model did in the measured time, from Triton's statistics; empty where these
-            were not read, or not in time.
-        overloaded: it was ended before its time, since the server was ``spec.behind_s`` behind;
-            what counts is what was due until then, the warm-up included where less than a window
-            was left behind it.
-    """
+    """Every request of one load, warm-up included; times in seconds since its begin."""
 
     spec: LoadSpec
+    """The load."""
     due: Floats
+    """When each request was due (open loop) or was sent (closed loop)."""
     sent: Floats
+    """When each request was handed over for sending."""
     end: Floats
+    """When each request was answered or failed."""
     rows: NDArray[np.int64]
+    """Rows of each request."""
     error: NDArray[np.int64]
+    """Index into ``errors``; -1 for an answered request."""
     errors: tuple[str, ...]
+    """Error messages."""
     begin_s: float
+    """Begin of the measured time, which is the last three windows."""
     end_s: float
+    """End of the measured time."""
     cpu_s: float
+    """CPU seconds of this process during the whole load."""
     elapsed_s: float
+    """Length of the whole load, including the wait for late answers."""
     steps: Mapping[str, StepStatistics] = field(default_factory=dict)
+    """What each model did in the measured time, from Triton's statistics.
+
+    Empty if these were not read, or not in time.
+    """
     overloaded: bool = False
+    """Whether the load was ended early because the server was ``spec.behind_s`` behind.
+
+    Then all requests that were due until that moment count; those of the warm-up as well, if less
+    than a window followed it.
+    """
 
     @property
     def duration_s(self) -> float:
@@ -96,10 +98,10 @@ class LoadResult:
     def measured(
         self, begin_s: float | None = None, end_s: float | None = None
     ) -> NDArray[np.bool_]:
-        """Return which requests count for a time (default: the measured one).
+        """Return which requests count for a time (default: the measured time).
 
-        In an open loop those that were due in it, however late they were answered; in a closed loop
-        those that ended in it.
+        In an open loop, these are the requests that were due in it, however late they were
+        answered; in a closed loop, those that ended in it.
         """
         at = self.due if self.spec.open_loop else self.end
         begin, end = (
@@ -110,7 +112,7 @@ class LoadResult:
 
     @property
     def latencies(self) -> Floats:
-        """Seconds from due to answer of the measured requests that were answered.
+        """Seconds from due to answer of the answered requests in the measured time.
 
         They are in the order of their ends.
         """
@@ -133,66 +135,79 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class LoadWindow:
-    """One window's requests/s and p99 in seconds (NaN without an answer)."""
+    """Figures of one window."""
 
     requests_per_s: float
+    """Answered requests per second."""
     p99_s: float
+    """p99 latency in seconds; NaN without an answer."""
 
 
 @dataclass(frozen=True)
 class LoadStability:
-    """Whether the last three windows agree; where they do not, which figure differs by how much."""
+    """Agreement of the last three windows."""
 
     stable: bool
+    """Whether they agree."""
     reason: str
+    """Which figure differs, and by how much, if they do not."""
     windows: tuple[LoadWindow, ...]
+    """The windows."""
 
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """One load in figures. Latencies in seconds, NaN without an answered request.
+    """Figures of one load.
 
-    Attributes:
-        load: the load's name, such as ``concurrency 8``.
-        requests_per_s, rows_per_s: answered per second.
-        requests: answered in the measured time.
-        failed: failed of those that were due (open loop) or under way (closed loop) in the measured
-            time; ``errors`` says how often with which message.
-        mean_s, p50_s, p90_s, p95_s, p99_s, max_s: latency, of an open loop from when requests were
-            due.
-        lag_p99_s: how late the generator sent requests after they were due (waiting for a free
-            connection included in the latency, not here).
-        cpu_per_request_s: CPU of the generator's process for each request.
-        cpu_share: cores that the generator kept busy.
-        stability: whether it was steady.
-        steps: by model.
+    Latencies are in seconds, NaN without an answered request. In an open loop they count from when
+    requests were due.
     """
 
     load: str
+    """Name of the load, such as ``concurrency 8``."""
     requests_per_s: float
+    """Requests answered per second."""
     rows_per_s: float
+    """Rows answered per second."""
     requests: int
+    """Requests answered in the measured time."""
     failed: int
+    """Failed requests among those due (open loop) or in flight (closed loop) in that time."""
     mean_s: float
+    """Mean latency."""
     p50_s: float
+    """Median latency."""
     p90_s: float
+    """p90 latency."""
     p95_s: float
+    """p95 latency."""
     p99_s: float
+    """p99 latency."""
     max_s: float
+    """Maximum latency."""
     lag_p99_s: float
+    """p99 of the seconds by which the generator sent requests after they were due.
+
+    A wait for a free connection counts into the latency, not here.
+    """
     cpu_per_request_s: float
+    """CPU seconds of the generator's process for each request."""
     cpu_share: float
+    """CPU cores that the generator kept busy."""
     errors: Mapping[str, int]
+    """Number of failed requests by message."""
     stability: LoadStability
+    """Whether the load was stable."""
     steps: Mapping[str, StepStatistics]
+    """Statistics by model."""
 
 
 def summarize(result: LoadResult) -> LoadSummary:
     """Return the figures of a load's measured time."""
     latencies = result.latencies
     chosen = result.measured()
-    # In a closed loop a request that is given up after the end was under way in the measured time,
-    # and kept its place from being used.
+    # In a closed loop, a request that is given up after the end was in flight during the measured
+    # time and kept its slot from being used.
     concerned = (
         chosen
         if result.spec.open_loop
@@ -269,7 +284,7 @@ def compare_windows(windows: Sequence[LoadWindow], tolerance: float = TOLERANCE)
         ("p99", [item.p99_s for item in windows]),
     ):
         mean = sum(values) / len(values) if values else math.nan
-        # Of nothing, or of NaN, no comparison holds: not stable.
+        # Comparisons with NaN or with nothing are false, which means not stable.
         if not (mean > 0):
             return LoadStability(False, "a window without an answer", tuple(windows))
         worst = max(abs(value - mean) / mean for value in values)

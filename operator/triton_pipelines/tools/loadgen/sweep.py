@@ -22,33 +22,30 @@ from triton_pipelines.tools.loadgen.summary import LoadSummary, summarize
 
 @dataclass(frozen=True)
 class SweepResult:
-    """One load over all its runs.
-
-    Attributes:
-        spec: the load.
-        runs: figures of each run.
-    """
+    """One load over all its runs."""
 
     spec: LoadSpec
+    """The load."""
     runs: tuple[LoadSummary, ...]
+    """Figures of each run."""
 
     def median(self, name: str) -> float:
-        """Median over the runs of a figure, by its attribute's name in :class:`LoadSummary`."""
+        """Return the median over the runs of an attribute of :class:`LoadSummary`."""
         return float(statistics.median(getattr(run, name) for run in self.runs))
 
     def spread(self, name: str) -> tuple[float, float]:
-        """Least and greatest over the runs."""
+        """Return the minimum and the maximum over the runs of an attribute."""
         values = [getattr(run, name) for run in self.runs]
         return min(values), max(values)
 
     @property
     def typical(self) -> LoadSummary:
-        """The run with the median throughput, for figures that must go together."""
+        """The run with the median throughput, for figures that must be from the same run."""
         return sorted(self.runs, key=lambda run: run.requests_per_s)[(len(self.runs) - 1) // 2]
 
     @property
     def stable(self) -> bool:
-        """Whether every run was steady."""
+        """Whether every run was stable."""
         return all(run.stability.stable for run in self.runs)
 
     @property
@@ -64,7 +61,7 @@ class SweepResult:
 class SweepEndedError(LoadGeneratorError):
     """A sweep ended early, after ``rounds`` of ``total`` rounds.
 
-    ``measured`` holds what those gave, without loads that have no run yet.
+    ``measured`` has their results, without loads that have no run yet.
     """
 
     def __init__(
@@ -73,15 +70,14 @@ class SweepEndedError(LoadGeneratorError):
         super().__init__(f"{reason}; ended after {rounds} of {total} runs; their results follow")
         self.rounds, self.total = rounds, total
         self.measured = dict(measured)
-        """By the load's place in the sweep."""
+        """Results by the index of the load in the sweep."""
 
 
 _PATIENCE = 4
-"""Timeouts of a load that its backlog may take to be worked off."""
+"""Multiple of a load's timeout in which the server may finish its backlog."""
 
 OnSweepProgress = Callable[[int, int, LoadSpec, LoadProgress | None], None]
-"""Number of the run (from 0), how many there are, its load, and how far it is (None: it is done).
-"""
+"""Called with the index of the run, the number of runs, its load and its progress (None: done)."""
 
 
 def _drain_spec(spec: LoadSpec) -> LoadSpec:

@@ -28,33 +28,30 @@ _COMMON: Final = (
 _WORDS: Final = tuple(_COMMON.split())
 MAX_TOKENS: Final = 1_000_000
 MAX_ROWS: Final = 1 << 18
-"""Rows in all requests together that items may be repeated for."""
+"""Maximum rows of all requests together up to which items are repeated."""
 
 
 class TextsError(ValueError):
-    """Texts or their description are wrong; says what and where."""
+    """Texts or their description are invalid; the message says what is wrong and where."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextLengths:
-    """A lognormal distribution of text lengths in tokens, cut at ``cap``.
-
-    Attributes:
-        median: tokens.
-        sigma: standard deviation of the logarithm; 0: all texts have the median's length.
-        cap: longest.
-    """
+    """A lognormal distribution of text lengths in tokens, cut at ``cap``."""
 
     median: float = 32.0
+    """Median length in tokens."""
     sigma: float = 0.6
+    """Standard deviation of the logarithm; 0: all texts have the median's length."""
     cap: int = 512
+    """Maximum length in tokens."""
 
     @classmethod
     def parse(cls, text: str) -> TextLengths:
-        """From ``median=32,sigma=0.6,cap=512``; what is left out keeps its default.
+        """Parse ``median=32,sigma=0.6,cap=512``; omitted values keep their defaults.
 
         Raises:
-            TextsError: unknown or impossible.
+            TextsError: A name is unknown, or a value is not possible.
         """
         values: dict[str, float] = {}
         for part in text.split(","):
@@ -88,7 +85,7 @@ class TextLengths:
         return f"median={self.median:g},sigma={self.sigma:g},cap={self.cap}"
 
     def sample(self, count: int, seed: int = 0) -> list[int]:
-        """Lengths in tokens, at least 1: the same seed, the same lengths."""
+        """Return lengths in tokens, at least 1; the same seed gives the same lengths."""
         random = np.random.default_rng(seed)
         drawn = random.lognormal(math.log(self.median), self.sigma, count)
         return [int(value) for value in np.clip(np.rint(drawn), 1, self.cap)]
@@ -110,10 +107,10 @@ def generate_texts(lengths: Sequence[int], seed: int = 0, special_tokens: int = 
 
 
 def read_lines(content: str) -> list[str]:
-    """The texts of a file, one per line; empty lines are left out.
+    """Return the texts of a file, one per line; empty lines are left out.
 
     Raises:
-        TextsError: there is none.
+        TextsError: The file contains no text.
     """
     found = [line for line in content.splitlines() if line.strip()]
     if not found:
@@ -158,15 +155,14 @@ def is_perf_analyzer(content: str) -> bool:
 
 
 def read_perf_analyzer(content: str) -> list[dict[str, InputValue]]:
-    """Rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON.
+    """Return the rows (batch 1 each) of perf_analyzer's ``--input-data`` JSON.
 
-    ``{"data": [{"TEXT": ["a text"]}, …]}``.
-
-    Values are lists in row-major order, ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``;
-    several streams (lists of lists) are taken one after the other. ``validation_data`` is not read.
+    The document is ``{"data": [{"TEXT": ["a text"]}, …]}``. Values are lists in row-major order,
+    ``{"content": […], "shape": […]}`` or ``{"b64": "…"}``. Several streams (lists of lists) are
+    read one after the other. ``validation_data`` is not read.
 
     Raises:
-        TextsError: names the entry and the input.
+        TextsError: The document is invalid; the message names the entry and the input.
     """
     try:
         document = json.loads(content)

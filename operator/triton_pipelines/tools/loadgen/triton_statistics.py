@@ -42,65 +42,65 @@ _PARTS: Final = ("compute_input", "compute_infer", "compute_output")
 
 @dataclass(frozen=True)
 class ModelCounters:
-    """A model's counters since it was loaded, over its versions.
-
-    Attributes:
-        rows: inferences (rows) done, without those answered from the cache.
-        executions: runs of the model, each over a batch.
-        counts, seconds: by duration (``success``, ``fail``, ``queue``, ``compute_input``,
-            ``compute_infer``, ``compute_output``, …).
-        batches: rows of an execution → executions, and seconds of all of these (input, compute and
-            output together).
-    """
+    """A model's counters since it was loaded, over all its versions."""
 
     rows: int = 0
+    """Inferences (rows), without those answered from the cache."""
     executions: int = 0
+    """Runs of the model, each over a batch."""
     counts: Mapping[str, int] = field(default_factory=dict)
+    """Requests by duration: ``success``, ``fail``, ``queue``, ``compute_input``, …"""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by duration, as in ``counts``."""
     batches: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    """Rows of an execution → executions, and their total seconds (input, compute and output)."""
 
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """What one model (a step, or the ensemble itself) did between two looks.
+    """What one model (a step, or the ensemble itself) did between two samples.
 
-    Times are means in seconds per request unless said otherwise.
-
-    Attributes:
-        requests, failures: requests answered and failed.
-        rows: rows computed.
-        executions: runs of the model.
-        queue_s: waiting for an instance (and for the batch to fill).
-        input_s, infer_s, output_s: gathering the batch, computing it, handing out the answers. Each
-            request is charged the time of its whole batch.
-        request_s: from arrival to answer within Triton.
-        rows_per_execution: mean batch.
-        execution_s: seconds of one execution (input, compute, output).
-        busy: instances busy on average: seconds of executions per second between the looks; against
-            the instance count it is the utilization.
-        batches: rows of an execution → executions.
-        batch_seconds: rows of an execution → mean seconds of these (input, compute, output).
+    Times are means in seconds per request, except where noted. Each request is charged the compute
+    time of its whole batch.
     """
 
     model: str
+    """Name of the model."""
     requests: int
+    """Answered requests."""
     failures: int
+    """Failed requests."""
     rows: int
+    """Computed rows."""
     executions: int
+    """Runs of the model."""
     queue_s: float
+    """Wait for an instance, and for the batch to fill."""
     input_s: float
+    """Time to gather the batch."""
     infer_s: float
+    """Time to compute the batch."""
     output_s: float
+    """Time to distribute the answers."""
     request_s: float
+    """Time from arrival to answer within Triton."""
     rows_per_execution: float
+    """Mean batch size in rows."""
     execution_s: float
+    """Seconds of one execution (input, compute, output)."""
     busy: float
+    """Mean number of busy instances: seconds of executions per second between the samples.
+
+    Divided by the instance count, this is the utilization.
+    """
     batches: Mapping[int, int]
+    """Rows of an execution → executions."""
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
+    """Rows of an execution → mean seconds of an execution (input, compute, output)."""
 
     @property
     def compute_s(self) -> float:
-        """Input, compute and output of a request together, in seconds."""
+        """Seconds of input, compute and output of a request together."""
         return self.input_s + self.infer_s + self.output_s
 
 
@@ -181,8 +181,8 @@ class StatisticsReader:
                 target.url, options=(("grpc.enable_http_proxy", 0),)
             )
         else:
-            # Reading the CA certificates takes longer than many a request; without TLS they are not
-            # needed. The same authorities as of the load itself.
+            # Reading the CA certificates takes longer than many requests, and without TLS they are
+            # not needed. The trusted authorities are those of the load itself.
             verify = trusted_authorities() if target.url.startswith("https") else False
             client = httpx.Client(
                 verify=verify,
@@ -204,10 +204,10 @@ class StatisticsReader:
             await self._channel.close()
 
     async def sample(self) -> Callable[[], list[Any]]:
-        """The counters now; call the result for the models.
+        """Read the counters; the result is a function that parses and returns them.
 
         Raises:
-            LoadError: the server does not tell them.
+            LoadGeneratorError: The server does not return them.
         """
         target = self._target
         if target.protocol is InferenceProtocol.GRPC:
@@ -226,7 +226,7 @@ class StatisticsReader:
             )
         url = f"{target.url.rstrip('/')}/v2/models/stats"
         try:
-            # In a thread: the loop continues to send meanwhile.
+            # In a thread, so that the event loop continues to send.
             answer = (await asyncio.to_thread(self._client.get, url)).raise_for_status()
         except httpx.HTTPError as error:
             raise LoadGeneratorError(f"{url}: returns no statistics: {error}") from error

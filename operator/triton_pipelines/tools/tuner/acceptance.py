@@ -86,7 +86,10 @@ class SettingMeasurement:
 
     @property
     def _backlog_seconds(self) -> float:
-        """By how much the answers took longer than the arrivals; up to the budget is no backlog."""
+        """Seconds by which the answers took longer than the arrivals.
+
+        Up to the latency budget, that is not a backlog.
+        """
         if not self.load.offered:
             return float("inf")
         return self.load.seconds - self.load.sent / self.load.offered
@@ -172,8 +175,9 @@ class _Baseline:
     exceeded: float
     """Lowest rate above it that exceeded the budget."""
     within: float
-    """Highest rate within the budget, though noise could have it beyond: no rate to rely on, but a
-    gain is counted from it.
+    """Highest rate within the budget, even if noise could have it beyond.
+
+    It is not reliable as a rate, but a gain is counted from it.
     """
 
     @classmethod

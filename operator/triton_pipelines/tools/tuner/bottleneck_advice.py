@@ -54,7 +54,7 @@ class _Load:
 
     @property
     def text(self) -> str:
-        """The utilization of the slowest step, for people."""
+        """The utilization of the slowest step, as text."""
         return f"{self.slowest.name} computes {self.share:.0%} of the time"
 
 
@@ -116,9 +116,9 @@ def advise(
         return BottleneckAdvice(
             Bottleneck.QUEUE,
             f"Queue-bound: {load.text} at the highest rate that counts, and no other step is"
-            " busier: the time is spent before and between the steps, by waiting, a CPU"
-            " limit of the pod, or other load on the machine. A higher SLO, a higher limit or an idle machine helps;"
-            " more instances do not.",
+            " busier: the time is spent before and between the steps, by waiting, a CPU limit"
+            " of the pod, or other load on the machine. A higher SLO, a higher limit or an"
+            " idle machine helps; more instances do not.",
         )
     return _model_advice(pipe, load, seen.get(load.slowest.name))
 
@@ -167,7 +167,7 @@ def _model_advice(
 
 
 def padding_factor(pipe: PipelineModel, stage: StepModel, rows: float) -> float:
-    """Return the tokens computed for each real one, in batches of so many rows."""
+    """Return the tokens computed for each real one, in batches of ``rows`` rows."""
     mean = mean_longest(pipe.lengths, 1)
     if pipe.padding is not None and pipe.padding.value == "Fixed" and pipe.buckets:
         return pipe.buckets[-1] / mean

@@ -17,13 +17,13 @@ from triton_pipelines.tools.loadgen import Array
 from .prediction import PipelineModel, StepModel, simulate
 from .step_time_fit import StepCost
 
-# A factor beyond these is a fault of the measurement (a machine that slept, a step that was loaded
-# anew), not of the law.
+# A factor beyond these is an error of the measurement (a machine that slept, a step that was
+# reloaded), not of the model.
 STRETCH = (0.7, 3.0)
 # Executions, or requests, below which nothing is concluded.
 MIN_EXECUTIONS = 20
-# How many times the requests of the smallest batch the largest must have, for a request's own cost
-# to be told from a load.
+# Required ratio between the requests of the largest and the smallest batch, so that the cost of a
+# request can be derived from a load.
 MIN_BATCH_RANGE = 4
 QUANTILES = 200
 
@@ -53,7 +53,7 @@ class StepExecutions:
 
 
 def mean_longest(lengths: Sequence[int], count: int) -> float:
-    """Return the expected longest of so many rows drawn at random."""
+    """Return the expected length of the longest of ``count`` rows drawn at random."""
     ordered = np.sort(np.asarray(lengths, dtype=float))
     upper: Array = (np.arange(1, len(ordered) + 1) / len(ordered)) ** count
     return float(np.sum(ordered * np.diff(upper, prepend=0.0)))
@@ -126,8 +126,8 @@ def calibrate(
     Args:
         pipe: The pipeline.
         executed: Executions of its steps during the load.
-        arrivals: Seconds at which its requests came: those of a few seconds are more or less
-            crowded by chance, which is no time outside.
+        arrivals: Seconds at which its requests arrived. Within a few seconds they are more or less
+            crowded by chance, which must not count as time outside the steps.
         latencies: Their seconds; ``None`` if the server did not keep up (what requests waited says
             nothing then).
         seed: Of the simulation.
@@ -176,7 +176,7 @@ def cost_under_load(
                 for size in wide
             ]
         )
-        # A fitted law counts every request, a table those beyond the first.
+        # A fitted model counts every request, a table only those beyond the first.
         requests = np.array(
             [max(1.0, size / rows) - (0.0 if cost.fitted else 1.0) for size in wide]
         )
@@ -188,7 +188,7 @@ def cost_under_load(
         if STRETCH[0] <= stretch <= STRETCH[1] and each >= 0:
             factor = cost.contention[min(busy, len(cost.contention)) - 1]
             return replace(cost, scale=float(stretch), per_request=float(each / stretch / factor))
-        if each < 0:  # dearer rows, not cheaper requests
+        if each < 0:  # more expensive rows, not cheaper requests
             cost = replace(cost, per_request=0.0)
     law_mean = expected_seconds(cost, executed, lengths, rows, cost.spread, busy)
     return cost.stretched(float(np.clip(executed.seconds / law_mean, *STRETCH)))

@@ -1,4 +1,4 @@
-"""How much a tuning run measures. Pure."""
+"""The effort of a tuning run: how much it measures. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from .options import TuningOptions
 
 @dataclass(frozen=True, slots=True)
 class TuningEffort:
-    """How much is measured.
-
-    Seconds of the calibration, of a point and of its warm-up; points at most; repeats of what
-    counts; seconds in which the measuring is done: no point is begun that would take longer.
-    """
+    """How much is measured."""
 
     calibration: float
+    """Seconds of the calibration."""
     seconds: float
+    """Seconds of a point."""
     warmup: float
+    """Seconds of a point's warm-up."""
     points: int
+    """Maximum number of points."""
     repeats: int
+    """Repeats of the measurements that decide."""
     limit: float
+    """Seconds for all measurements: no point is started that would end later."""
 
 
-# Quick: five points behind the calibration, six in all, with warm-up within 20 s each, and three
-# minutes with the report and the way back.
+# Quick: five points after the calibration, so six in all, each within 20 s including warm-up; three
+# minutes including the report and restoring the server's own setting.
 EFFORTS = {
     TuningMode.QUICK: TuningEffort(
         calibration=8.0, seconds=16.0, warmup=1.5, points=5, repeats=2, limit=170.0
@@ -38,7 +40,7 @@ EFFORTS = {
 
 
 def effort(options: TuningOptions) -> TuningEffort:
-    """How much is measured for these settings."""
+    """Return the effort for these options."""
     usual = EFFORTS[options.mode]
     if options.seconds is None:
         return usual

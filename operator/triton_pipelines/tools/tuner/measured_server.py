@@ -68,7 +68,7 @@ class MeasuredServer:
         pipeline: The resource that it runs.
         graph: The compiled graph of the resource.
         on_not_restored: Called with a message if the run is stopped and what ran first could not be
-            restored: who stops a run does not get its errors.
+            restored, because whoever stops a run does not receive its errors.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class MeasuredServer:
         self.carried = 0.0  # most requests/s that were answered in one load
 
     async def __aenter__(self) -> Self:
-        """Check that it runs this pipeline, and keep what exactly that is.
+        """Check that the server runs this pipeline, and record its configs.
 
         Raises:
-            TuneError: it cannot be reached, or runs something else.
+            TuneError: The server cannot be reached, or runs something else.
         """
         try:
             for name, wanted in self._own.items():
@@ -106,7 +106,7 @@ class MeasuredServer:
                         f"{self._target.address}: {name} runs with {mismatch}; pass the resource"
                         " that the server was started from"
                     )
-                # The same in the resource's own words is taken for the same by the server, too.
+                # A config that is equal in the resource's own form is also equal for the server.
                 self._first[name] = wanted if is_same_config(running, wanted) else running
                 if shown := setting_difference(running, wanted):
                     self.notes.append(
@@ -138,7 +138,7 @@ class MeasuredServer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            # A server that was started for the run ends with it: nothing is owed to it.
+            # A server that was started for the run ends with it, so nothing has to be restored.
             if not self._target.own:
                 await self._load(self._first)
         except (TritonError, TuneError):
@@ -148,7 +148,7 @@ class MeasuredServer:
                 raise TuneError(f"{error}; {NOT_RESTORED}") from error
             self._report_not_restored(error)
         except BaseException as stopped:
-            # Stopped again while it is put back.
+            # The run was stopped again while the setting was being restored.
             self._report_not_restored(stopped)
             raise
         finally:
@@ -169,7 +169,7 @@ class MeasuredServer:
 
         Raises:
             SettingRefusedError: the setting is not possible here.
-            TuneError: the server is gone, or does not come back.
+            TuneError: The server cannot be reached, or does not recover.
         """
         try:
             pipeline = patch_pipeline(
@@ -205,10 +205,10 @@ class MeasuredServer:
                 raise TuneError(f"the server does not answer with {setting}: {error}") from error
 
     async def _ask_alone(self, request: RequestTensors) -> None:
-        """Ask one request, with nothing beside it.
+        """Send one request while no other is in flight.
 
-        A machine that pauses may keep one longer than its queue's timeout; a setting that turns
-        away what is alone does so every time.
+        It is retried: on a machine that pauses, a request may exceed its queue's timeout once, but
+        a setting that rejects single requests does so every time.
         """
         for tries_left in reversed(range(MAX_TRIES_ALONE)):
             try:
@@ -219,10 +219,10 @@ class MeasuredServer:
                     raise
 
     async def _load(self, wanted: Mapping[str, Any]) -> None:
-        """Load what differs.
+        """Load the configs that differ from the running ones.
 
-        A batch size that falls goes from the ensemble inwards, one that rises outwards: an ensemble
-        may never allow more rows than its steps.
+        An ensemble may never allow more rows than its steps. So a lower batch size is loaded into
+        the ensemble first, a higher one into the steps first.
         """
         public = self._graph.model_name
         different = [name for name, config in wanted.items() if self._running.get(name) != config]
@@ -342,13 +342,13 @@ class MeasuredServer:
                     deadline_s=until - asyncio.get_running_loop().time(),
                 )
                 return
-            except OverloadedError:  # its queue is full still
+            except OverloadedError:  # its queue is still full
                 await asyncio.sleep(_WORK_OFF_POLL)
             except TritonError as error:
                 raise TuneError(f"the server does not recover from an overload: {error}") from error
 
 
 def _uncached(config: Any) -> Any:
-    """The same without a response cache."""
+    """Return the config without a response cache; it is changed in place."""
     config.ClearField("response_cache")
     return config

@@ -34,13 +34,13 @@ Rebuild = Callable[[InferencePipeline], Graph]
 
 
 def longest_row(graph: Graph) -> int:
-    """Tokens of the longest row that the project's tokenizer makes; 0: another makes them."""
+    """Return the tokens of the longest row of the built-in tokenizer; 0 for custom code."""
     settings = graph.tokenizer.tokenizer if graph.tokenizer is not None else None
     return settings.max_length if settings is not None else 0
 
 
 def padding_effect(graph: Graph, longest: int) -> PaddingEffect:
-    """What the graph's own padding makes of the steps."""
+    """Return the effect of the graph's own padding on the steps."""
     choice = graph.padding
     buckets = tuple(sorted({*(choice.buckets if choice is not None else ()), longest}))
     return PaddingEffect(
@@ -51,9 +51,9 @@ def padding_effect(graph: Graph, longest: int) -> PaddingEffect:
 
 
 def current_padding(graph: Graph) -> PaddingSetting | None:
-    """The padding of the graph.
+    """Return the padding of the graph.
 
-    ``None``: nothing is known of it, since other code makes the tokens.
+    ``None``: it is unknown, because custom code creates the tokens.
     """
     tokenizer, choice = graph.tokenizer, graph.padding
     if (
@@ -67,7 +67,7 @@ def current_padding(graph: Graph) -> PaddingSetting | None:
 
 
 def needs_other_files(graph: Graph, other: Graph) -> bool:
-    """Whether the graphs differ in which files are adapted to ragged batches."""
+    """Return whether the graphs differ in which files are adapted to ragged batches."""
     return {step.name: step.flat or {} for step in graph.models} != {
         step.name: step.flat or {} for step in other.models
     }
@@ -76,9 +76,9 @@ def needs_other_files(graph: Graph, other: Graph) -> bool:
 def padding_candidate(
     pipeline: InferencePipeline, graph: Graph, rebuild: Rebuild, padding: PaddingSetting
 ) -> tuple[PaddingCandidate, PaddingEffect] | None:
-    """A padding as the pipeline would have it, and what it makes of the steps.
+    """Return a padding mode as a candidate, and its effect on the steps.
 
-    ``None``: the pipeline cannot have it.
+    ``None``: the pipeline cannot use it.
     """
     try:
         wanted = patch_pipeline(

@@ -29,8 +29,8 @@ _MOST_LENGTHS = 64
 # Groups of one shape in a row that are counted one by one.
 _LONGEST_RUN = 4096
 _NO_WEIGHT = 1e-18
-# A further bucket has to save so much of the time, a different padding so much: less is noise of
-# the fit.
+# Share of the time that a further bucket must save, and that a different padding must save; less is
+# noise of the fit.
 MIN_BUCKET_SAVING = 0.01
 MIN_SAVING = 0.05
 
@@ -99,18 +99,18 @@ class PaddingRanking:
 
     @property
     def best(self) -> PaddingCost:
-        """The cheapest, or the current one where nothing is cheaper beyond the noise."""
+        """The cheapest mode, or the current one if none is cheaper by more than the noise."""
         first = self.costs[0]
         return first if first.seconds <= (1 - MIN_SAVING) * self.current.seconds else self.current
 
     @property
     def is_better(self) -> bool:
-        """Whether another padding is expected to be cheaper beyond the noise."""
+        """Whether another mode is expected to be cheaper by more than the noise."""
         return self.best is not self.current
 
     @property
     def trial(self) -> PaddingCost | None:
-        """The cheapest that is expected to be better and can be tried; ``None``: there is none."""
+        """The cheapest mode that is expected to be better and can be tried, if there is one."""
         return next(
             (
                 one
@@ -123,7 +123,7 @@ class PaddingRanking:
 
     @property
     def figures(self) -> str:
-        """Each way with its milliseconds, cheapest first."""
+        """Each mode with its milliseconds, cheapest first."""
         return ", ".join(map(self._figure, self.costs))
 
     def _figure(self, one: PaddingCost) -> str:
@@ -133,12 +133,12 @@ class PaddingRanking:
 
 
 def price(cost: StepCost, mix: RequestMix, candidate: PaddingCandidate) -> PaddingCost:
-    """What a way of padding costs.
+    """Return the cost of a padding mode.
 
-    Where lengths must be equal, runs of requests of one length are cut into batches: a length that
-    a request has with probability p begins p·(1-p)/(1-p^m) batches per request, for at most m
-    requests a batch (runs are geometric). Else m requests share every batch, computed between their
-    own length and the longest (``cost.spread``).
+    If lengths must be equal, runs of requests of one length are cut into batches: a length that a
+    request has with probability p begins p·(1-p)/(1-p^m) batches per request, for at most m
+    requests per batch (runs are geometric). Otherwise m requests share every batch, and each is
+    computed at a length between its own and the longest (``cost.spread``).
     """
     most = mix.requests
     real = mean_longest(mix.lengths, 1)
@@ -199,7 +199,10 @@ def _longest(
 
 
 def _longest_shares(mix: RequestMix, together: int) -> dict[int, float]:
-    """Longest row of so many requests → share of such groups, ascending."""
+    """Return longest row of a group → share of such groups, ascending.
+
+    A group has ``together`` requests.
+    """
     requests = _requests(mix)
     upper = np.minimum(np.cumsum(list(requests.values())), 1.0) ** together
     shares = zip(requests, np.diff(upper, prepend=0.0), strict=True)
@@ -215,7 +218,7 @@ def _group_batches_begun(share: float, together: int, most: int) -> float:
     if most % together == 0:
         return batches_begun(share, most // together) / together
     longest = _LONGEST_RUN
-    if share < 1.0:  # longer ones weigh less than a float can tell
+    if share < 1.0:  # longer runs weigh less than float precision
         longest = min(longest, math.ceil(math.log(_NO_WEIGHT) / math.log(share)))
     runs = np.arange(1, longest + 1)
     begun = np.ceil(runs * together / most)
@@ -226,7 +229,7 @@ def _group_batches_begun(share: float, together: int, most: int) -> float:
 
 
 def _shares(mix: RequestMix, padding: PaddingSetting) -> dict[int, float]:
-    """Length of a request after padding → share of requests, ascending."""
+    """Return length of a request after padding → share of requests, ascending."""
     shares: dict[int, float] = {}
     for length, share in _requests(mix).items():
         to = length
@@ -239,7 +242,7 @@ def _shares(mix: RequestMix, padding: PaddingSetting) -> dict[int, float]:
 
 
 def _requests(mix: RequestMix) -> dict[int, float]:
-    """Longest row of a request → share of requests, ascending."""
+    """Return longest row of a request → share of requests, ascending."""
     values, counts = np.unique(np.minimum(mix.lengths, mix.longest), return_counts=True)
     upper = np.cumsum(counts) / counts.sum()
     share = np.diff(upper**mix.rows, prepend=0.0)
@@ -247,7 +250,7 @@ def _requests(mix: RequestMix) -> dict[int, float]:
 
 
 def _mean_longest_of(shares: Mapping[int, float], count: int) -> float:
-    """Expected longest of so many requests."""
+    """Return the expected longest row of ``count`` requests."""
     upper = np.minimum(np.cumsum(list(shares.values())), 1.0) ** count
     return float(np.sum(np.array(list(shares)) * np.diff(upper, prepend=0.0)))
 
@@ -279,7 +282,8 @@ def best_buckets(
         return begun * cost.seconds(share / begun, mix.rows * share / begun, lengths[index])
 
     last = len(lengths) - 1
-    # least[j]: cheapest with so many buckets of which the last is lengths[j], and these buckets.
+    # least[j]: lowest cost with the current number of buckets if the last one is lengths[j], and
+    # these buckets.
     least: list[tuple[float, tuple[int, ...]]] = [
         (one(0.0, index), (length,)) for index, length in enumerate(lengths)
     ]

@@ -1,6 +1,7 @@
 """The padding modes of one pipeline. Pure.
 
-Which it could have, under which its steps are timed, and how their costs compare.
+This module selects which modes the pipeline could use and under which mode its steps are timed, and
+compares their costs.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ _MODES_WITHOUT_BUCKETS = (Padding.RAGGED, Padding.LONGEST, Padding.FIXED)
 
 
 class PaddingOptions:
-    """What a pipeline's tokens could be padded to.
+    """The padding modes that a pipeline could use.
 
     Args:
-        pipeline, graph: what is measured; ``rebuild``: the graph of a changed resource; ``work``:
-            its requests.
+        pipeline: The resource that is measured.
+        graph: Its compiled graph.
+        rebuild: Compiles the graph of a changed resource.
+        work: The requests.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class PaddingOptions:
         )
 
     def effect(self, padding: PaddingSetting) -> PaddingEffect:
-        """What a padding that was judged makes of the steps."""
+        """Return the effect on the steps of a padding mode that was considered before."""
         return self._shapes[padding]
 
     def rank_paddings(
@@ -73,11 +76,16 @@ class PaddingOptions:
         tokenized: StepExecutions | None,
         current: BatchingSetting,
     ) -> PaddingRanking | None:
-        """How they compare for the model step with the current batch size.
+        """Rank the padding modes for the model step, with the current batch size.
 
-        ``None``: the cost of a token is unknown.
+        Args:
+            pipe: The model of the pipeline.
+            profile: Execution times of the steps.
+            tokenized: Executions of the tokenizer under load, if known.
+            current: The current setting.
 
-        ``tokenized``: what the tokenizer did under load.
+        Returns:
+            The ranking; ``None`` if the cost of a token is unknown.
         """
         stage = next((stage for stage in pipe.stages if stage.name == pipe.model), None)
         if self._own is None or stage is None or not can_tell_token_cost(profile.token_lengths):
@@ -95,8 +103,8 @@ class PaddingOptions:
             for mode in _MODES_WITHOUT_BUCKETS
             if (candidate := self._candidate(PaddingSetting(mode.value))) is not None
         ]
-        # Buckets are of use only where a batch ends at another length; which are best, the other
-        # ways' shape does not matter.
+        # Buckets help only if a batch ends at a request of another length. Which buckets are best
+        # does not depend on the effects of the other modes.
         probe = self._candidate(PaddingSetting(Padding.BUCKETED.value, (mix.longest,)))
         if probe is not None and probe.equal_lengths:
             buckets = best_buckets(stage.cost, mix, self._fits)
@@ -110,7 +118,7 @@ class PaddingOptions:
         return rank_paddings(stage.cost, mix, candidates, own)
 
     def _fits(self, length: int) -> bool:
-        """Whether the pipeline may have rows of this length."""
+        """Return whether the pipeline may have rows of this length."""
         return (
             self._candidate(
                 PaddingSetting(Padding.BUCKETED.value, (length, longest_row(self._graph)))

@@ -19,7 +19,7 @@ _GLYPHS = {"recommended": "R", "current": "C", "candidate": "o"}
 def _axes(
     curves: Sequence[LatencyCurve], latency_budget: float, slo: float
 ) -> tuple[float, float, float]:
-    """Highest rate, lowest and highest latency (seconds) to show."""
+    """Return the highest rate, and the lowest and highest latency (seconds), to show."""
     rates = [rate for curve in curves for rate, _ in curve.points]
     times = [p99 for curve in curves for _, p99 in curve.points if 0 < p99 < math.inf]
     low = min([latency_budget / 4, *times])
@@ -55,9 +55,9 @@ def chart(report: TuningReport) -> Chart:
 
 
 def terminal(report: TuningReport, width: int = 72, height: int = 16) -> str:
-    """The same in characters.
+    """Return the report as a chart of characters.
 
-    R recommended, C current, o candidates (measured), dots for what is predicted.
+    R: recommended, C: current, o: candidates (all measured); dots: predictions.
     """
     most, low, high = _axes(report.curves, report.latency_budget, report.slo)
     cells = [[" "] * width for _ in range(height)]

@@ -24,8 +24,8 @@ from triton_pipelines.tools.loadgen import Array
 from .settings import BatchingSetting
 from .step_time_fit import StepCost
 
-# Utilisation beyond which no step is planned (autoscaling.md §8.4), and the share of a simulated
-# run that is its start.
+# Utilization beyond which no step is planned (autoscaling.md §8.4), and the share of a simulated
+# run that counts as its start.
 MAX_UTILIZATION = 0.8
 WARM_SHARE = 0.1
 # Arrivals of a simulation while searching.
@@ -219,7 +219,7 @@ def _next_batch(
         while last < stop and arrivals[last] <= start and own[last] == own[head]:
             last += 1
         if last < stop and arrivals[last] <= start and delay > 0:
-            # Another length closed the batch: there was nothing to wait for.
+            # A request of another length closed the batch, so there was nothing to wait for.
             start = max(soonest, arrivals[last])
     elif last < stop and arrivals[last] <= start:
         last = bisect.bisect_right(arrivals, start, last, stop)
@@ -262,9 +262,9 @@ def simulate(pipe: PipelineModel, arrivals: Array, seed: int = 0) -> LatencyPred
     latencies = np.empty(count)
     latencies[order] = at
     latencies = latencies - arrivals
-    # What keeps a request waiting inside, such as a busy machine, does so outside as well. Drawn
-    # without regard to that, the longest times of both would seldom meet, and p99 would be lower
-    # than where it was measured.
+    # What delays a request inside the steps, such as a busy machine, delays it outside as well. If
+    # the times were drawn independently, the longest times of both would seldom coincide, and p99
+    # would be lower than measured.
     rank = np.argsort(np.argsort(latencies, kind="stable"), kind="stable")
     latencies += np.asarray(pipe.overhead, dtype=float)[rank * len(pipe.overhead) // count]
     return LatencyPrediction(latencies[int(WARM_SHARE * count) :], batches)
@@ -292,8 +292,8 @@ def capacity(pipe: PipelineModel, seed: int = 0) -> float:
     """Return the requests/s if there are always enough requests to fill a batch."""
     slowest = float("inf")
     for stage in pipe.stages:
-        # A step alone, everything there from the beginning; lengths as the tokenizer would leave
-        # them.
+        # One step alone, with all requests present from the beginning and with lengths as the
+        # tokenizer would return them.
         alone = replace(pipe, stages=(stage,), overhead=(0.0,))
         took = simulate(alone, np.zeros(_SATURATED), seed).latencies.max()
         slowest = min(slowest, _SATURATED / float(took))

@@ -349,7 +349,7 @@ def burst_spec(alone: Mapping[int, float], rows: int) -> LoadSpec:
     """Return bursts of all sizes in turn, each with time to be finished before the next.
 
     Args:
-        alone: Rows → seconds of one request with so many.
+        alone: Rows → seconds of one request with that number of rows.
         rows: Rows of a request of a burst.
     """
     due: list[float] = []
@@ -361,7 +361,7 @@ def burst_spec(alone: Mapping[int, float], rows: int) -> LoadSpec:
             at += _BURST_TIMES * min(fits, default=max(alone.values())) + _BURST_REQUEST * count
             if at > _LONGEST_CELL:  # a slow step gets small bursts only
                 break
-    # Else a whole number of turns: every size is seen.
+    # Otherwise a whole number of turns, so that every size is measured.
     return LoadSpec(schedule=due, duration_s=at, warmup_s=0.0)
 
 
@@ -396,7 +396,7 @@ def _stage(step: Step, cost: StepCost, tokenizer: Step | None) -> StepModel:
     own = step is tokenizer and step.implementation is Implementation.TOKENIZER
     return StepModel(
         name=step.name,
-        # The project's tokenizer computes each row at its own length.
+        # The built-in tokenizer computes each row at its own length.
         cost=replace(cost, spread=0.0) if own or step.name == TOKENIZER else cost,
         batch=max(1, step.max_batch_size) if step.batching is not None else 1,
         delay=delay / 1e6,

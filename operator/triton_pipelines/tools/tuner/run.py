@@ -49,14 +49,15 @@ from .workload import Workload, workload
 # Share of the current setting's predicted rate at which the pipeline is calibrated: loaded, and
 # safely stable.
 CALIBRATION_SHARE = 0.6
-# No load offers more than this multiple of what the server is known to serve: predictions do not
-# see everything that limits it (connections, the ensemble, a busy machine), and a server far beyond
-# its limit answers nobody for as long as its backlog takes. A new setting is led to its rate by
-# short loads of STEP_SECONDS, each at most twice the one before; beyond MAX_OVERLOAD it gets less.
+# No load offers more than this multiple of what the server is known to serve. Predictions do not
+# include everything that limits it (connections, the ensemble, a busy machine), and a server far
+# beyond its limit answers no request until its backlog is finished. The rate of a new setting is
+# raised by short loads of STEP_SECONDS, each at most twice the previous one; beyond MAX_OVERLOAD it
+# gets less.
 MAX_RATE_STEP = 2.0
 STEP_SECONDS = 1.0
 MAX_OVERLOAD = 1.5
-# Points that a second try and its verification take.
+# Points that a second attempt and its verification need.
 MIN_VERIFICATION_POINTS = 2
 MIN_POINTS = 4
 # An overload is ended when the backlog is this many latency budgets, but never below
@@ -345,7 +346,7 @@ class TuningRun:
         """Measure settings in turn with the current one; each result decides what comes next."""
         self._points_left = self.effort.points
         current = self.server.current
-        # A prediction after which the server fell behind does not see what limits it.
+        # A prediction after which the server fell behind does not include what limits the server.
         is_behind = any(not one.carried or one.load.ended for one in self.measured)
         lower = self._next_lower_rate(current) if is_behind else None
         first = await self._point(
@@ -521,7 +522,7 @@ class TuningRun:
         return self.effort.warmup + self.effort.seconds + self._overhead_seconds
 
     def _has_time_for(self, points: int) -> bool:
-        """Return whether so many points more end within the time limit.
+        """Return whether this number of further points fits into the time limit.
 
         The remaining time goes to the verification of a gain first.
         """

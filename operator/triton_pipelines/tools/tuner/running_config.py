@@ -2,8 +2,8 @@
 
 Some differences are a setting; others mean that the server runs another pipeline.
 
-Arguments are Triton's ``ModelConfig`` messages: the running one as the server tells it, and the one
-that the resource makes.
+Arguments are Triton's ``ModelConfig`` messages: the running one as the server reports it, and the
+one that is rendered from the resource.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from .report import LatencyCurve, ReportPoint
 from .settings import BatchingSetting
 
 RATE_TOLERANCE = 0.03
-# The ends of the scale, in microseconds of delay: who wants answers soonest, and who wants the
-# fullest batches.
+# The ends of the scale, in microseconds of delay: for the fastest answers, and for the fullest
+# batches.
 LATENCY_DELAYS = (1000, 2000)
 THROUGHPUT_DELAYS = (50_000, 100_000)
 # Share of the latency budget that a request may wait to be batched.

@@ -48,7 +48,7 @@ class BatchingSetting:
 
 
 def tuned_step(graph: Graph) -> Step:
-    """The step whose batching is tuned.
+    """Return the step whose batching is tuned.
 
     Raises:
         NotTunableError: there is none, or it does not batch.
@@ -184,7 +184,7 @@ def _range(count: int, high: int | None, low: int | None = None) -> dict[str, in
 def setting_grid(
     pipeline: InferencePipeline, graph: Graph, rows: int, cores: float
 ) -> Iterator[BatchingSetting]:
-    """Every setting worth a prediction, the current one among them (autoscaling.md §8.3).
+    """Yield every setting worth a prediction, including the current one (autoscaling.md §8.3).
 
     Batch sizes are powers of two up to 128, never below the ``rows`` of a request nor below
     ``spec.ensemble.maxBatchSize``; a TensorRT plan goes no higher than it was built for. Tokenizers

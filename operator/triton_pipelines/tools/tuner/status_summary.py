@@ -15,7 +15,7 @@ from triton_pipelines.api.status import TuningPoint, TuningStatus
 
 from .report import ReportPoint, TuningReport
 
-# A termination message holds 4096 bytes; what is around this one needs the rest.
+# A termination message has at most 4096 bytes; the text around this document needs the rest.
 MAX_BYTES = 3500
 _MAX_MESSAGE = 600
 _MAX_PADDING = 200

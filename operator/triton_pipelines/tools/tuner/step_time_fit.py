@@ -18,8 +18,8 @@ import numpy as np
 
 from triton_pipelines.tools.loadgen import Array
 
-# Beyond this relative residual (root mean square over the points) steps such as those of tensor
-# cores are not a line: the table is used.
+# Relative residual (root mean square over the points) above which the table is used: the times of
+# such steps, for example on tensor cores, are not linear.
 MAX_RESIDUAL = 0.10
 _FEATURES = 4
 
@@ -68,7 +68,7 @@ class StepCost:
     """The same for each number of instances that compute at once."""
 
     def seconds(self, requests: float, rows: float, tokens: float, instances: int = 1) -> float:
-        """Return the seconds of an execution while so many instances compute."""
+        """Return the seconds of an execution while that number of instances compute."""
         stretch = self.scale * self.contention[min(instances, len(self.contention)) - 1]
         if self.fitted:
             return stretch * (
@@ -85,7 +85,7 @@ class StepCost:
         """
         lengths, curves = self._grid
         times = self._times.get(rows)
-        if times is None:  # a search asks for the same few numbers of rows all the time
+        if times is None:  # a search looks up the same few row counts repeatedly
             known = max(curves, key=lambda curve: len(curve[0]))
 
             def at(xs: list[float], ys: list[float]) -> float:
@@ -100,12 +100,12 @@ class StepCost:
 
     @functools.cached_property
     def _times(self) -> dict[float, list[float]]:
-        """By rows that were looked up: seconds at each length of the table."""
+        """Cache: rows that were looked up → seconds at each length of the table."""
         return {}
 
     @functools.cached_property
     def _grid(self) -> tuple[list[float], list[tuple[list[float], list[float]]]]:
-        """The table's lengths, and rows with their seconds at each."""
+        """The table's lengths, and for each length the rows and their seconds."""
         lengths = sorted({length for _, length, _ in self.table})
         return lengths, [
             (

@@ -68,7 +68,7 @@ class Workload:
 
 
 def texts_of(lengths: Sequence[int], overhead: int, share: int, seed: int = 0) -> list[str]:
-    """Return texts that have so many tokens including special tokens.
+    """Return texts with the given numbers of tokens, including special tokens.
 
     Each text is used in ``share`` inputs of a row.
     """
