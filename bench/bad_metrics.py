@@ -227,9 +227,15 @@ def run() -> None:
         unit="scale-downs per fault",
         goal=thresholds()["C6"]["goal"],
         met=met,
-        workload=f"simulated: {PODS} pods, load falls from 700 to 100 requests/s while metrics are bad for {BAD[1] - BAD[0]:.0f} s, {len(SEEDS)} seeds",
+        workload=(
+            f"simulated: {PODS} pods, load falls from 700 to 100 requests/s while metrics are "
+            f"bad for {BAD[1] - BAD[0]:.0f} s, {len(SEEDS)} seeds"
+        ),
         stand_ins=[
-            "Triton, its pods, the load and the scrapes: simulated as discrete events (bench.simulator)"
+            (
+                "Triton, its pods, the load and the scrapes: simulated as discrete events "
+                "(bench.simulator)"
+            )
         ],
         detail={
             "goodMetrics": good,

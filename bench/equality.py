@@ -49,7 +49,10 @@ def run() -> None:
         unit="millionths of a logit",
         goal=thresholds()["S6"]["goal"],
         met=worst <= MOST,
-        workload=f"{len(rows)} {described()}; client batches of {', '.join(map(str, SIZES))} rows, concurrently; the sample's real model",
+        workload=(
+            f"{len(rows)} {described()}; client batches of {', '.join(map(str, SIZES))} rows, "
+            "concurrently; the sample's real model"
+        ),
         stand_ins=["Triton's ONNX Runtime backend: replaced by the project's ONNX runner"],
         detail={
             "differences": {name: float(f"{value:.3g}") for name, value in differences.items()},

@@ -100,7 +100,8 @@ def _measure(kube: Kube) -> None:
         },
     )
     print(
-        f"O5: {statistics.median(differences):+.2f} s against the same objects by hand (goal {goal} s); {path.name} written"
+        f"O5: {statistics.median(differences):+.2f} s against the same objects by hand (goal "
+        f"{goal} s); {path.name} written"
     )
 
 

@@ -90,7 +90,10 @@ def run() -> None:
         goal=thresholds()["C4"]["goal"],
         met=met,
         workload="; ".join(
-            f"{item.workload.name} at {item.workload.alone:g} requests/s, 1 → 2 → 3 → 1 instances, {ROUNDS} times"
+            (
+                f"{item.workload.name} at {item.workload.alone:g} requests/s, 1 → 2 → 3 → 1 "
+                f"instances, {ROUNDS} times"
+            )
             for item in found
         ),
         stand_ins=[
@@ -104,7 +107,8 @@ def run() -> None:
         detail={"workloads": [item.detail() for item in found]},
     )
     print(
-        f"C4: {sum(item.failed for item in found)} failed, {max(longest):.0f} ms at most beyond the steady longest ({'met' if met else 'missed'}); {path.name} written"
+        f"C4: {sum(item.failed for item in found)} failed, {max(longest):.0f} ms at most "
+        f"beyond the steady longest ({'met' if met else 'missed'}); {path.name} written"
     )
 
 

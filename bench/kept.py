@@ -47,7 +47,10 @@ def measures(jobs: Sequence[Job], file: Path | None = None) -> Iterator[tuple[Jo
     missing = [job for job in jobs if job not in known]
     if missing:
         print(
-            f"{len(jobs) - len(missing)} of {len(jobs)} runs are known, {len(missing)} to make, some 2 s each",
+            (
+                f"{len(jobs) - len(missing)} of {len(jobs)} runs are known, {len(missing)} to "
+                "make, some 2 s each"
+            ),
             flush=True,
         )
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,10 @@ def _write(found: Mapping[str, Sequence[Mapping[str, Any]]], capacities: Sequenc
         unit="percent of capacity",
         goal=thresholds()["overload"]["goal"],
         met=statistics.median(shares) >= LEAST,
-        workload=f"{described()}; {FACTOR:g} times the capacity, open loop, {ROUNDS} rounds of {SECONDS:g} s; deadline {DEADLINE_SECONDS * 1000:g} ms",
+        workload=(
+            f"{described()}; {FACTOR:g} times the capacity, open loop, {ROUNDS} rounds of "
+            f"{SECONDS:g} s; deadline {DEADLINE_SECONDS * 1000:g} ms"
+        ),
         stand_ins=[SIMULATED],
         detail={
             "capacityPerSecond": [round(value, 1) for value in capacities],

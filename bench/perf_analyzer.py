@@ -121,7 +121,8 @@ def _libraries(folder: Path) -> None:
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise ToolError(
-                f"glibc is older than {NEEDED_GLIBC[0]}.{NEEDED_GLIBC[1]}, and there is no {program} to fetch a newer one"
+                f"glibc is older than {NEEDED_GLIBC[0]}.{NEEDED_GLIBC[1]}, and there is no "
+                f"{program} to fetch a newer one"
             )
     apt = folder / "apt"
     for name in ("lists/partial", "archives/partial", "etc"):
@@ -293,7 +294,10 @@ def run() -> None:
         unit="times perf_analyzer's requests/s",
         goal=thresholds()["PA"]["goal"],
         met=all(0.9 <= value <= 1.1 for value in medians),
-        workload=f"a tiny classifier, {', '.join(map(str, CLIENTS))} clients in a closed loop, HTTP and gRPC, one text per request",
+        workload=(
+            f"a tiny classifier, {', '.join(map(str, CLIENTS))} clients in a closed loop, HTTP "
+            "and gRPC, one text per request"
+        ),
         stand_ins=["a tiny ONNX model on the project's CPU runner"],
         detail=detail,
     )

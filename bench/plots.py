@@ -357,7 +357,10 @@ def main(arguments: list[str]) -> int:
             path.write_text(drawn, encoding="utf-8")
             continue
         print(
-            f"{path.relative_to(FOLDER.parent)} differs from its data: python -m bench.plots --write",
+            (
+                f"{path.relative_to(FOLDER.parent)} differs from its data: python -m bench.plots "
+                "--write"
+            ),
             file=sys.stderr,
         )
         differing += 1

@@ -99,7 +99,11 @@ def run() -> None:
         unit="percent of requests over the SLO, managed, per trace",
         goal=thresholds()["C5-real"]["goal"],
         met=all(better.values()),
-        workload=f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of {', '.join(_length(name) for name in TRACES)}; stabilization {STABILIZATION_SECONDS} s",
+        workload=(
+            f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of "
+            f"{', '.join(_length(name) for name in TRACES)}; stabilization "
+            f"{STABILIZATION_SECONDS} s"
+        ),
         stand_ins=[
             *STAND_INS,
             *workload.stand_ins,

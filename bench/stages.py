@@ -84,13 +84,18 @@ def run() -> None:
             rates.append(tokenizer.requests_per_s)
             whole.append(load(server, NAME, spec, texts).requests_per_s)
             print(
-                f"round {number + 1}: stage {stage[-1]:.0f} us in batches of {batch}, library {alone[-1]:.0f} us, beside a busy core {busy[-1]:.0f} us; "
-                f"new words: stage {new[-1]:.0f} us, library {new_alone[-1]:.0f} us; tokenizer {rates[-1]:.0f}/s, ensemble {whole[-1]:.0f}/s",
+                f"round {number + 1}: stage {stage[-1]:.0f} us in batches of {batch}, "
+                f"library {alone[-1]:.0f} us, beside a busy core {busy[-1]:.0f} us; "
+                f"new words: stage {new[-1]:.0f} us, library {new_alone[-1]:.0f} us; "
+                f"tokenizer {rates[-1]:.0f}/s, ensemble {whole[-1]:.0f}/s",
                 flush=True,
             )
     ratios = [mine / theirs for mine, theirs in zip(stage, alone, strict=True)]
     common = {
-        "workload": f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, interleaved"
+        "workload": (
+            f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, "
+            "interleaved"
+        )
     }
     write(
         "S4",
@@ -133,7 +138,8 @@ def run() -> None:
         **common,
     )
     print(
-        f"S4: {statistics.median(ratios):.2f} times (goal {MOST}); S5: {statistics.median(shares):.2f} times"
+        f"S4: {statistics.median(ratios):.2f} times (goal {MOST}); S5: "
+        f"{statistics.median(shares):.2f} times"
     )
 
 

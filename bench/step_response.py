@@ -147,8 +147,14 @@ def _write(
     )
     notes = {
         "read": f"Prometheus scrapes every {SCRAPE_SECONDS:g} s; directly: every 2 s",
-        "run": f"{'/'.join(f'{seconds:g}' for seconds in SECONDS)} s low/high/low, stabilization {STABILIZATION_SECONDS} s",
-        "violationsPercent": "late until the recovery as measured, the steady share of the rest, over 300/600/600 s as in the simulated step",
+        "run": (
+            f"{'/'.join(f'{seconds:g}' for seconds in SECONDS)} s low/high/low, stabilization "
+            f"{STABILIZATION_SECONDS} s"
+        ),
+        "violationsPercent": (
+            "late until the recovery as measured, the steady share of the rest, over 300/600/600 "
+            "s as in the simulated step"
+        ),
     }
     path = write(
         identity,
@@ -161,7 +167,8 @@ def _write(
         detail={"notes": notes, "runs": [one.detail() for one in runs]},
     )
     print(
-        f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); {path.name} written"
+        f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); "
+        f"{path.name} written"
     )
 
 

@@ -62,7 +62,10 @@ WARM_SECONDS = 1.0
 LATENCY_BUDGET = 0.035
 LENGTHS = TextLengths(median=200, sigma=0.6, cap=512)
 STAND_INS = [
-    "simulated GPU step: waits 2 ms plus 1.5 µs per token it would compute; its instances take turns"
+    (
+        "simulated GPU step: waits 2 ms plus 1.5 µs per token it would compute; its instances "
+        "take turns"
+    )
 ]
 WORKLOAD = (
     f"gpu-step, {LENGTHS} tokens, 1 row per request, Poisson arrivals;"
@@ -181,7 +184,8 @@ def predictions() -> None:
         },
     )
     print(
-        f"U1: predicted p99 off by {statistics.median(errors):.0f} % (median), {max(errors):.0f} % (worst) over {len(errors)} points"
+        f"U1: predicted p99 off by {statistics.median(errors):.0f} % (median), "
+        f"{max(errors):.0f} % (worst) over {len(errors)} points"
     )
 
 
@@ -199,7 +203,10 @@ async def _predictions(running: LocalPipeline) -> list[tuple[BatchingSetting, fl
             load, seen = await ready.measure(setting, spec)
             points.append((setting, rate, predicted, load.p99))
             print(
-                f"{setting} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms",
+                (
+                    f"{setting} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured "
+                    f"{load.p99 * 1e3:.1f} ms"
+                ),
                 flush=True,
             )
             pipe = calibrate(
@@ -268,7 +275,8 @@ async def _choice(running: LocalPipeline) -> None:
     )
     print(made.message)
     print(
-        f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points,"
+        f"U2: chosen {made.recommended}, best of the grid {best}: "
+        f"{statistics.median(regrets):.1f} % less; {measured} points,"
         f" {made.failed_requests} failed, {made.late_requests} timed out or rejected"
     )
 

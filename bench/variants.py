@@ -36,7 +36,10 @@ MAX_LENGTH = 512
 BUCKETS = "16,32,48,64,96,128,256"
 LENGTHS = TextLengths(median=32, sigma=0.6, cap=512)
 TEXTS = 512
-STAND_IN = f"simulated GPU step: waits {LAUNCH_US / 1000:g} ms per execution plus {TOKEN_US:g} µs per token it would compute, padding included"
+STAND_IN = (
+    f"simulated GPU step: waits {LAUNCH_US / 1000:g} ms per execution plus {TOKEN_US:g} µs per "
+    "token it would compute, padding included"
+)
 MODEL_FILE = tree.SENTIMENT_MODEL
 BOTH = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
 
@@ -70,7 +73,10 @@ def workload(seed: int = 1) -> list[str]:
 
 def described() -> str:
     """The workload in words."""
-    return f"texts of lognormal length (median {LENGTHS.median:g} tokens, sigma {LENGTHS.sigma:g}, at most {LENGTHS.cap}), one per request"
+    return (
+        f"texts of lognormal length (median {LENGTHS.median:g} tokens, sigma {LENGTHS.sigma:g}, "
+        f"at most {LENGTHS.cap}), one per request"
+    )
 
 
 @contextmanager

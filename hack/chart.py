@@ -178,7 +178,8 @@ def described_schema(schema: Mapping[str, Any], values: Sequence[Value]) -> dict
                 node = node["properties"][key]
             except KeyError:
                 raise ChartError(
-                    f"values.schema.json: no property for {'.'.join(value.path)} of values.yaml; add it"
+                    f"values.schema.json: no property for {'.'.join(value.path)} of "
+                    "values.yaml; add it"
                 ) from None
         node["description"] = value.description
     return result
@@ -190,7 +191,8 @@ def values_table(values: Sequence[Value]) -> str:
     for value in values:
         default = json.dumps(value.default)
         rows.append(
-            f"| `{'.'.join(value.path)}` | `{default}` | {value.description.replace('|', chr(92) + '|')} |"
+            f"| `{'.'.join(value.path)}` | `{default}` | "
+            f"{value.description.replace('|', chr(92) + '|')} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -205,7 +207,8 @@ def with_table(readme: str, table: str) -> str:
     _, end, after = rest.partition(TABLE_END)
     if not start or not end:
         raise ChartError(
-            f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are missing"
+            f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are "
+            "missing"
         )
     return f"{before}{start}\n{table}{end}{after}"
 
@@ -218,7 +221,10 @@ def argocd_config(script: str) -> str:
         "kind": "ConfigMap",
         "metadata": {"name": "argocd-cm", "namespace": "argocd", "labels": labels},
     }
-    note = "# Merge this key into the ConfigMap argocd-cm of your Argo CD: its health check for pipelines.\n"
+    note = (
+        "# Merge this key into the ConfigMap argocd-cm of your Argo CD: its health check for "
+        "pipelines.\n"
+    )
     key = f"  resource.customizations.health.{names.GROUP}_{names.KIND}: |\n"
     text = yaml.safe_dump(head, sort_keys=False) + "data:\n" + key + textwrap.indent(script, "    ")
     return GENERATED.format(source="manifests/gitops/argocd-health.lua") + note + text

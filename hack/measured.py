@@ -38,15 +38,24 @@ def table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 def _cell(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return "–"
-    return f"{figures['failed']} of {figures['requests']} failed; longest gap {figures['longestGapMilliseconds']} ms"
+    return (
+        f"{figures['failed']} of {figures['requests']} failed; longest gap "
+        f"{figures['longestGapMilliseconds']} ms"
+    )
 
 
 def block() -> str:
     """Return the text between the marks."""
     if not FIGURES.exists():
-        return "No figures are published yet. `make e2e` measures and prints them, and stores them in `out/e2e/measured`."
+        return (
+            "No figures are published yet. `make e2e` measures and prints them, and stores them "
+            "in `out/e2e/measured`."
+        )
     cases = json.loads(FIGURES.read_text(encoding="utf-8"))
-    head = "Measured on the local one-node cluster (two cores, Triton on CPU), under load during the whole\nrollout, until the last old pod was gone:"
+    head = (
+        "Measured on the local one-node cluster (two cores, Triton on CPU), under load during "
+        "the whole\nrollout, until the last old pod was gone:"
+    )
     return f"{head}\n\n{table(cases)}"
 
 
@@ -55,7 +64,8 @@ def page(text: str) -> str:
     changed, count = _MARKS.subn(lambda match: f"{match[1]}{block()}\n{match[2]}", text)
     if count != 1:
         raise SystemExit(
-            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' must appear once each, in this order"
+            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' must "
+            "appear once each, in this order"
         )
     return changed
 

@@ -104,12 +104,15 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
         "Scaling itself",
         (
             ("Changes", "none", "per direction and reason, in the window shown", (
-                (f"sum by (step, direction, reason) (increase(tritonpipe_scaling_actions_total{{{_OWN}}}[$__range]))", "{{step}} {{direction}} {{reason}}"),
-                (f"sum by (step) (increase(tritonpipe_scaling_reversals_total{{{_OWN}}}[$__range]))", "{{step}} reversals"),
+                (("sum by (step, direction, reason) "
+                    f"(increase(tritonpipe_scaling_actions_total{{{_OWN}}}[$__range]))"), "{{step}} {{direction}} {{reason}}"),
+                (("sum by (step) "
+                    f"(increase(tritonpipe_scaling_reversals_total{{{_OWN}}}[$__range]))"), "{{step}} reversals"),
             )),
             ("Age of samples", "s", "oldest of the pods' newest samples", ((f"tritonpipe_scaling_sample_age_seconds{{{_OWN}}}", "age"),)),
             ("Errors", "none", "per kind, in the window shown", (
-                (f"sum by (kind) (increase(tritonpipe_scaling_errors_total{{{_OWN}}}[$__range]))", "{{kind}}"),
+                (("sum by (kind) "
+                    f"(increase(tritonpipe_scaling_errors_total{{{_OWN}}}[$__range]))"), "{{kind}}"),
             )),
         ),
     ),
@@ -163,7 +166,10 @@ def dashboard() -> dict[str, Any]:
                 ),
                 _variable(
                     "pipeline",
-                    'label_values(tritonpipe_step_instances_desired{namespace="$namespace"}, pipeline)',
+                    (
+                        'label_values(tritonpipe_step_instances_desired{namespace="$namespace"}, '
+                        "pipeline)"
+                    ),
                 ),
             ]
         },

@@ -68,7 +68,10 @@ BUILT = (
 
 def _real_parts() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"a local Triton and control plane need Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+        return (
+            f"a local Triton and control plane need Linux on x86-64, this is {sys.platform} on "
+            f"{platform.machine()}"
+        )
     return ""
 
 

@@ -31,5 +31,8 @@ def obstacle(
         return "no NVIDIA GPU here (no /dev/nvidia0)"
     missing = [module for module in MODULES if not installed(module)]
     if missing:
-        return f"{' and '.join(missing)} not installed in this environment: run `make gpu`, which installs requirements/gpu.txt"
+        return (
+            f"{' and '.join(missing)} not installed in this environment: run `make gpu`, which "
+            "installs requirements/gpu.txt"
+        )
     return ""

@@ -305,7 +305,8 @@ class PrometheusCollector:
             skew = 0.0
         else:
             said.append(
-                f"the clock of Prometheus is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
+                f"the clock of Prometheus is {abs(skew):.0f} s "
+                f"{'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
             )
         return CollectionEvidence(
             now=got.server,
@@ -355,7 +356,8 @@ class PrometheusCollector:
         self, wanted: Mapping[PipelineKey, ExpectedPods], why: str
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         looks = (
-            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may the operator's pod reach it (NetworkPolicy)? "
+            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may "
+            "the operator's pod reach it (NetworkPolicy)? "
             f"3. does the connection say what it should, in {CONNECTIONS}?"
         )
         return dict.fromkeys(
@@ -372,7 +374,10 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
     known = ", ".join(sorted(connections))
     return MetricsFailure(
         MetricsProblem.ERROR,
-        f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has {known}. Name one of these, or add it to {CONNECTIONS}",
+        (
+            f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has "
+            f"{known}. Name one of these, or add it to {CONNECTIONS}"
+        ),
         _source(name),
     )
 
@@ -380,7 +385,8 @@ def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
 def unused_connection_note(name: str) -> str:
     """What to add to the source of a pipeline that names a connection where the operator has none, so that its pods are read directly."""
     return (
-        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any other. Leave the field out, or give the operator that "
+        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any "
+        "other. Leave the field out, or give the operator that "
         f"connection with {CONNECTIONS}"
     )
 

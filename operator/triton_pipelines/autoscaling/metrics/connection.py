@@ -115,7 +115,8 @@ class Tenant(_ConnectionModel):
             raise ValueError(f"{value!r} is no header name")
         if value.lower() in _OWN_HEADERS:
             raise ValueError(
-                f"{value} is a header with a meaning of its own; credentials belong into bearerTokenFile or basicAuth"
+                f"{value} is a header with a meaning of its own; credentials belong into "
+                "bearerTokenFile or basicAuth"
             )
         return value
 
@@ -191,7 +192,8 @@ class Connection(_ConnectionModel):
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "holds user information; credentials belong into files: basicAuth or bearerTokenFile"
+                "holds user information; credentials belong into files: basicAuth or "
+                "bearerTokenFile"
             )
         if (
             parts.scheme not in ("http", "https")
@@ -199,7 +201,8 @@ class Connection(_ConnectionModel):
             or re.search(r"[\s\x00-\x1f\\]", value)
         ):
             raise ValueError(
-                "is no http or https URL; wanted is one like https://prometheus.monitoring.svc:9090/prefix"
+                "is no http or https URL; wanted is one like "
+                "https://prometheus.monitoring.svc:9090/prefix"
             )
         if parts.query or parts.fragment:
             raise ValueError(
@@ -228,7 +231,8 @@ class Connection(_ConnectionModel):
             and (self.bearer_token_file is not None or self.basic_auth is not None)
         ):
             raise ValueError(
-                "credentials would go in clear over http://; use https://, or say security: Insecure"
+                "credentials would go in clear over http://; use https://, or say security: "
+                "Insecure"
             )
         own = {
             self.labels.namespace,
@@ -395,7 +399,8 @@ def _secret(name: str, path: Path, *, blanks: bool = False) -> str:
         raise SecretFileError(f"{name}: {path} is empty")
     if not blanks and not _SENDABLE.fullmatch(text):
         raise SecretFileError(
-            f"{name}: {path} holds what no header can carry (blanks, line ends or characters beyond ASCII)"
+            f"{name}: {path} holds what no header can carry (blanks, line ends or characters "
+            "beyond ASCII)"
         )
     return text
 

@@ -143,7 +143,10 @@ class DirectReader:
         said = ""
         if bad:
             pod, (_, why) = min(bad.items())
-            said = f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable samples; {pod}: {why}"
+            said = (
+                f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable "
+                f"samples; {pod}: {why}"
+            )
         if not pods:
             troubles_seen = {trouble for trouble, _ in bad.values()} or {MetricsProblem.MISSING}
             return MetricsFailure(

@@ -62,7 +62,8 @@ def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
         raise MetricsPageError("is not Prometheus' text format", str(error)) from error
     if not sums:
         raise MetricsPageError(
-            "has no nv_inference_* series; the server must run with --allow-metrics=true and counter_latencies on"
+            "has no nv_inference_* series; the server must run with --allow-metrics=true and "
+            "counter_latencies on"
         )
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None

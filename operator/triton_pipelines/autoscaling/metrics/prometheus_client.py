@@ -144,11 +144,20 @@ class Prometheus:
             return "refused"
         said = f"HTTP {answer.status_code}"
         if answer.status_code in (401, 403):
-            return f"{said}: the credentials are missing or not accepted (bearerTokenFile, basicAuth, tls.certFile, tenant){answer.detail()}"
+            return (
+                f"{said}: the credentials are missing or not accepted (bearerTokenFile, "
+                f"basicAuth, tls.certFile, tenant){answer.detail()}"
+            )
         if 300 <= answer.status_code < 400:
-            return f"{said}: it redirects to {answer.location or 'another address'}, which is not followed; give the final address as url"
+            return (
+                f"{said}: it redirects to {answer.location or 'another address'}, which is not "
+                "followed; give the final address as url"
+            )
         if answer.status_code == 404:
-            return f"{said}: nothing answers at {self._connection.url}/api/v1/query; is the path prefix right?"
+            return (
+                f"{said}: nothing answers at {self._connection.url}/api/v1/query; is the path "
+                "prefix right?"
+            )
         return said + answer.detail()
 
     def _failed(self, error: Exception) -> str:
@@ -168,7 +177,10 @@ class Prometheus:
                 ),
                 "",
             ) or _short(chain[-1])
-            return f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile the own certificate"
+            return (
+                f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile "
+                "the own certificate"
+            )
         if any(
             isinstance(one, socket.gaierror | urllib3.exceptions.NameResolutionError)
             for one in chain

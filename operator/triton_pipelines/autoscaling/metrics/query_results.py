@@ -224,7 +224,10 @@ def _seen(
             value = float(text) if type(text) is str else math.nan
             if not 0 <= value < math.inf:
                 return PodSeries(
-                    problem=f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which no counter can be"
+                    problem=(
+                        f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which no counter "
+                        "can be"
+                    )
                 )
             row = rows.setdefault(_time(at), {}).setdefault(model, [0.0] * len(_ORDER))
             row[index] += value
@@ -253,7 +256,10 @@ def _lacking(masks: Mapping[str, int]) -> str:
         if len(missing) == _NEEDED.bit_count():
             return f"no series of model {model}; is it loaded?"
         if missing:
-            return f"model {model} lacks {', '.join(missing)}; does a relabelling or a partial answer drop them?"
+            return (
+                f"model {model} lacks {', '.join(missing)}; does a relabelling or a partial "
+                "answer drop them?"
+            )
     return ""
 
 
@@ -302,13 +308,19 @@ def _one_target(
     if len(mine) == 1 and all(len(several) == 1 for several in parts[mine[0]].values()):
         return (
             parts[mine[0]],
-            f"has namesakes ({said}); the one at {address} is taken. Set matchers in the connection",
+            (
+                f"has namesakes ({said}); the one at {address} is taken. Set matchers in the "
+                "connection"
+            ),
             "",
         )
     return (
         {},
         "",
-        f"several targets have its name ({said}); say in the connection's matchers which is meant, such as cluster",
+        (
+            f"several targets have its name ({said}); say in the connection's matchers which is "
+            "meant, such as cluster"
+        ),
     )
 
 

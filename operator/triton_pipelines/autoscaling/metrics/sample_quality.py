@@ -106,7 +106,10 @@ def _wrong(
     if ahead := seen.ahead.get(key):
         return (
             MetricsProblem.STALE,
-            f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of Prometheus and its stores agree?",
+            (
+                f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of "
+                "Prometheus and its stores agree?"
+            ),
         )
     scrapes = histories.scrapes(key)
     if not scrapes:
@@ -116,7 +119,10 @@ def _wrong(
     if age > limit:
         return (
             MetricsProblem.STALE,
-            f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s ({FRESH_INTERVALS:g} scrapes){_target(key, seen)}",
+            (
+                f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s "
+                f"({FRESH_INTERVALS:g} scrapes){_target(key, seen)}"
+            ),
         )
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
         return MetricsProblem.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
@@ -131,7 +137,10 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
     return (
         "; the target is up"
         if seen.up[key]
-        else "; Prometheus cannot scrape it (up is 0): may it reach port 8002 (NetworkPolicy, --allow-metrics)?"
+        else (
+            "; Prometheus cannot scrape it (up is 0): may it reach port 8002 (NetworkPolicy, "
+            "--allow-metrics)?"
+        )
     )
 
 
@@ -158,10 +167,17 @@ def _failure(
     pod, (_, why) = next(iter(sorted(bad.items())))
     of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
     looks = {
-        MetricsProblem.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does Prometheus select it (its labels and namespace), "
+        MetricsProblem.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does "
+        "Prometheus select it (its labels and namespace), "
         "is the target up? 3. do series arrive with these labels",
-        MetricsProblem.STALE: "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. do series arrive",
-        MetricsProblem.PARTIAL: "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive once for each pod and model",
+        MetricsProblem.STALE: (
+            "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. "
+            "do series arrive"
+        ),
+        MetricsProblem.PARTIAL: (
+            "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive "
+            "once for each pod and model"
+        ),
     }
     return MetricsFailure(
         trouble,

@@ -136,7 +136,10 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         return "it needs no input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
-        return f"{', '.join(stateful)} keeps sequences, and an inference takes a place among those of clients"
+        return (
+            f"{', '.join(stateful)} keeps sequences, and an inference takes a place among those "
+            "of clients"
+        )
     return ""
 
 

@@ -111,7 +111,10 @@ def _sources(graph: Graph) -> Iterator[Finding]:
     # A query may hold a signature.
     said = f"{loose[first].uri.partition('?')[0]} is not pinned"
     if others:
-        said += f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: their content may change; add revision or sha256 to each"
+        said += (
+            f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: their content may "
+            "change; add revision or sha256 to each"
+        )
     else:
         said += ": its content may change; add revision or sha256"
     yield _warn(

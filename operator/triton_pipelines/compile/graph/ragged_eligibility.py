@@ -79,7 +79,10 @@ def adaptation_blocker(
     not among them is fed by something else.
     """
     if fields.platform is not Platform.ONNX:
-        return f"{fields.platform.value if fields.platform else fields.backend} batches equal shapes only"
+        return (
+            f"{fields.platform.value if fields.platform else fields.backend} batches equal "
+            "shapes only"
+        )
     accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
     patched = sorted(_OWN & set(fields.config_patch or {}))
     versions = fields.version is not None or (

@@ -342,7 +342,10 @@ def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | 
     """Why the Triton container may not have this environment variable; ``None``: it may."""
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
-        return f"{name} would show the pod GPUs that the scheduler did not give it; remove it and ask for GPUs with server.gpu"
+        return (
+            f"{name} would show the pod GPUs that the scheduler did not give it; remove it and "
+            "ask for GPUs with server.gpu"
+        )
     return f"{name} is set by the operator; remove it" if name in OWNED_ENVIRONMENT else None
 
 

@@ -17,17 +17,20 @@ from .graph import PIPELINE, Graph, Reference
 # Triton's words (core: infer_request.cc) on an input that an ensemble hands to one of its models.
 _READ: Final = (
     re.compile(
-        r"inference input '(?P<input>[^']+)' data-type is '\w+', but model '(?P<model>[^']+)' expects"
+        r"inference input '(?P<input>[^']+)' data-type is '\w+', but model "
+        r"'(?P<model>[^']+)' expects"
     ),
     re.compile(r"unexpected shape for input '(?P<input>[^']+)' for model '(?P<model>[^']+)'"),
     re.compile(
         r"input byte size mismatch for input '(?P<input>[^']+)' for model '(?P<model>[^']+)'"
     ),
     re.compile(
-        r"input '(?P<input>[^']+)' has no shape but model requires batch dimension for '(?P<model>[^']+)'"
+        r"input '(?P<input>[^']+)' has no shape but model requires batch dimension for "
+        r"'(?P<model>[^']+)'"
     ),
     re.compile(
-        r"for model '(?P<model>[^']+)'\. Got input\(s\) .* missing required input\(s\) \['(?P<input>[^']+)'"
+        r"for model '(?P<model>[^']+)'\. Got input\(s\) .* missing required input\(s\) "
+        r"\['(?P<input>[^']+)'"
     ),
 )
 # Those of a look at an answer (triton.probe).
@@ -46,7 +49,10 @@ def with_tensor_origin(graph: Graph, said: str) -> str:
     tensor = step.output(made.tensor) if step is not None else None
     if step is None or tensor is None:
         return said
-    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and must return exactly that)"
+    return (
+        f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its "
+        f"output as {tensor}, and must return exactly that)"
+    )
 
 
 def _made(graph: Graph, said: str) -> Reference | None:

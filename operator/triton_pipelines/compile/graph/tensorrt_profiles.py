@@ -28,7 +28,10 @@ class Box:
     rows: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x {self.tokens[0]}-{self.tokens[1]} tokens"
+        return (
+            f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x "
+            f"{self.tokens[0]}-{self.tokens[1]} tokens"
+        )
 
 
 def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]:

@@ -231,14 +231,26 @@ def choose_padding(
             measured.mode, measured.said, buckets, refused=refused, automatic=True, measured=True
         )
     if fixed_length:
-        why = f"Auto: {fixed_length[0].path}: {fixed_length[0].why}, so every row has {longest} tokens"
+        why = (
+            f"Auto: {fixed_length[0].path}: {fixed_length[0].why}, so every row has {longest} "
+            "tokens"
+        )
         return PaddingChoice(Padding.FIXED, why, refused=refused, automatic=True)
     if any(reader.on_cpu for reader in readers):
-        why = "a model on CPU pays for every padded token and gains little from batches, so each request keeps its own length"
+        why = (
+            "a model on CPU pays for every padded token and gains little from batches, so each "
+            "request keeps its own length"
+        )
     elif any(reader.adapted for reader in readers):
-        why = "the ONNX file is adapted when it is loaded, so that requests of different lengths share batches without padding"
+        why = (
+            "the ONNX file is adapted when it is loaded, so that requests of different lengths "
+            "share batches without padding"
+        )
     else:
-        why = "requests of different lengths need not be padded to each other here, so no token is computed for nothing"
+        why = (
+            "requests of different lengths need not be padded to each other here, so no token is "
+            "computed for nothing"
+        )
     return PaddingChoice(Padding.RAGGED, f"Auto: {why}", automatic=True)
 
 

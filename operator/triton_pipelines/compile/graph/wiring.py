@@ -67,8 +67,14 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
     if meant is not None:
         return f"which is a model name; write the name of its step: {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
-        return f"an auxiliary model, which is loaded but not connected; move it to spec.steps, or write one of {', '.join(known)}"
-    return f"which does not exist; write one of {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+        return (
+            "an auxiliary model, which is loaded but not connected; move it to spec.steps, or "
+            f"write one of {', '.join(known)}"
+        )
+    return (
+        "which does not exist; write one of "
+        f"{', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+    )
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
@@ -194,12 +200,18 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
             else (made.dims, str(entry.source))
         )
         if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
-            return f"; dims describe one row: if the first -1 of {name} is the batch axis, remove it ({list(longer[1:])})"
+            return (
+                f"; dims describe one row: if the first -1 of {name} is the batch axis, remove "
+                f"it ({list(longer[1:])})"
+            )
         return ""
     left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
     short, name = (right, read.name) if len(right) < len(left) else (left, str(entry.source))
     if abs(len(left) - len(right)) == 1:
-        return f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} for {name}, or set maxBatchSize"
+        return (
+            f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} "
+            f"for {name}, or set maxBatchSize"
+        )
     return ""
 
 

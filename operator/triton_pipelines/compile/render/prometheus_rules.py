@@ -126,9 +126,14 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
         # The busiest GPU of a pod, 0 to 1: Triton's own figure, else the DCGM exporter's.
         "tritonpipe:gpu:ratio": (
             f"max by (namespace, pod) (avg_over_time(nv_gpu_utilization[{WINDOW}]))"
-            f' or max by (namespace, pod) (label_replace(label_replace(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod!=""}}[{WINDOW}]) / 100,'
-            ' "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", "(.+)"))'
-            f' or max by (namespace, pod) (avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod="",pod!=""}}[{WINDOW}]) / 100)'
+            " or max by (namespace, pod) "
+            f'(label_replace(label_replace(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod!=""}}[{WINDOW}]) '
+            "/ 100,"
+            ' "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", '
+            '"(.+)"))'
+            " or max by (namespace, pod) "
+            f'(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod="",pod!=""}}[{WINDOW}]) / '
+            "100)"
         ),
         # Share of the time in which the GPU step idled while work waited before it.
         "tritonpipe:gpu_starved:ratio": "max by (namespace, pipeline) (avg_over_time(tritonpipe_gpu_starved_ratio[5m]))",
@@ -165,7 +170,10 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
         ),
         _alert(
             "TritonPipelineActuationFailing",
-            'sum by (namespace, pipeline) (increase(tritonpipe_scaling_errors_total{kind="ActuationFailed"}[15m])) >= 2',
+            (
+                "sum by (namespace, pipeline) "
+                '(increase(tritonpipe_scaling_errors_total{kind="ActuationFailed"}[15m])) >= 2'
+            ),
             "1m",
             "Instance counts of {{ $labels.namespace }}/{{ $labels.pipeline }} cannot be changed",
             "Triton refused or did not prove a change {{ $value | humanize }} times within 15"
