@@ -68,7 +68,7 @@ class Rates:
 
     @property
     def queue(self) -> float | None:
-        """Return the mean seconds that completed requests were queued; ``None`` without completions.
+        """Return the mean queue time of completed requests in seconds; ``None`` without any.
 
         For diagnosis only: during a stall it is 0.
         """
@@ -148,7 +148,7 @@ class ModelSeries:
         return self._all[-1][1].pending if self._all else None
 
     def mean_pending(self, seconds: float) -> float | None:
-        """Return the mean of the pending gauge over the last ``seconds``; ``None`` without samples."""
+        """Return the mean of the pending gauge over the last ``seconds``; ``None`` if unknown."""
         if not self._all:
             return None
         since = self._all[-1][0] - seconds - _EDGE
