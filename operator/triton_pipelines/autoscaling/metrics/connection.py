@@ -53,7 +53,7 @@ class ConnectionsError(ValueError):
 
 
 class SecretFileError(Exception):
-    """A file of a connection cannot be used; the message names field and file, never the content."""
+    """A file of a connection is not usable; the message names field and file, never the content."""
 
 
 class Security(StrEnum):
@@ -110,11 +110,14 @@ class Tls(_ConnectionModel):
 
 
 class Tenant(_ConnectionModel):
-    """A header that names the tenant (Mimir, Cortex, Thanos), with its value or the file that holds it."""
+    """A header that names the tenant (Mimir, Cortex, Thanos)."""
 
     header: str = "X-Scope-OrgID"
+    """Name of the header."""
     value: str | None = None
+    """Value of the header."""
     value_file: Path | None = None
+    """File that holds the value, instead of ``value``."""
 
     @field_validator("header")
     @classmethod

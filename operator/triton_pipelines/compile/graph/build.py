@@ -191,14 +191,18 @@ def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
 
 
 def _text_dims(spec: PipelineSpec, batch: int) -> tuple[int, ...]:
-    """Shape of the texts: as the pipeline's input says, else one text per row, or any number without rows."""
+    """Return the shape of the text tensors.
+
+    It is the shape of the pipeline's input if declared, else one text per row. Without a batch axis
+    it is any number of texts.
+    """
     name = spec.tokenizer.inputs.text if spec.tokenizer else ""
     declared = next((one.dims for one in spec.ensemble.inputs if one.name == name), None)
     return declared or ((1,) if batch > 0 else (-1,))
 
 
 def _text_inputs(spec: PipelineSpec, batch: int | None) -> list[Tensor]:
-    """Public inputs that the tokenizer reads."""
+    """Return the public inputs that the tokenizer reads."""
     if spec.tokenizer is None or batch is None:
         return []
     texts = spec.tokenizer.inputs
@@ -210,7 +214,11 @@ def _text_inputs(spec: PipelineSpec, batch: int | None) -> list[Tensor]:
 
 
 def _reader(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
-    """Who feeds an input: as written, else the tokenizer's tensor of that usual name, else the pipeline's input of that name."""
+    """Return the tensor that feeds an input.
+
+    It is the declared source, else the tokenizer's tensor with that conventional name, else the
+    pipeline's input of that name.
+    """
     if wanted.from_:
         return Reference.parse(wanted.from_)
     token = token_read(wanted, spec.tokenizer)
@@ -359,7 +367,10 @@ def _wired(graph: Graph, spec: PipelineSpec, tokenizer_batch: int | None) -> Gra
 
 
 def _collected(texts: Iterable[Tensor], steps: Sequence[Step]) -> list[Tensor]:
-    """The texts, then what steps read from the pipeline, each once, as its first reader declares it."""
+    """Return the pipeline's inputs: first the texts, then the other inputs that steps read.
+
+    Each input appears once, as its first reader declares it.
+    """
     result = {tensor.name: tensor for tensor in texts}
     for step in steps:
         for entry in step.inputs:

@@ -94,7 +94,10 @@ def max_batch_size(fields: StepFields) -> int:
 
 
 def implementation_of(fields: StepFields, options: Options) -> Implementation:
-    """What runs the step; the operator may put the runner in the place of a backend that the server image lacks."""
+    """Return the implementation that runs the step.
+
+    The operator may substitute its runner for a backend that is missing from the server image.
+    """
     python = fields.python
     if python is not None and python.runner is Runner.ONNX_RUNTIME:
         return Implementation.ONNX_RUNNER
@@ -364,7 +367,10 @@ def _parameters(
 def _accelerator(
     fields: StepFields, model_name: str, options: Options
 ) -> tuple[tuple[str, str], ...] | None:
-    """Settings of TensorRT inside the ONNX Runtime backend, under that backend's names (onnxruntime_backend README)."""
+    """Return the settings of TensorRT inside the ONNX Runtime backend.
+
+    The names are those of that backend (onnxruntime_backend README).
+    """
     wanted = fields.optimization.tensorrt if fields.optimization else None
     if wanted is None:
         return None

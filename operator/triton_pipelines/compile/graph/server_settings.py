@@ -1,6 +1,6 @@
-"""Server settings that follow from the Triton release and the number of python instances.
+"""Derive server settings from the Triton release and the number of python instances.
 
-Flags, shared memory, CPU and memory.
+The settings are flags, shared memory, CPU and memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from .graph import Graph, Step
 from .options import IMAGE_FAMILIES, Options
 
-# Arguments that the operator writes itself; a second one would end Triton or open the control API.
+# Arguments that the operator sets itself. A duplicate would stop Triton or expose the control API.
 OWNED_ARGUMENTS = frozenset(
     {
-        "--model-repository", "--model-store", "--model-control-mode", "--load-model", "--disable-auto-complete-config", "--strict-model-config",
-        "--exit-on-error", "--http-port", "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
-        "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc", "--allow-metrics", "--model-config-name",
-        "--repository-poll-secs", "--http-address", "--grpc-address", "--metrics-address", "--model-namespacing",
-        # Further front ends take model control without the key; the operator and the probes speak
+        "--model-repository", "--model-store", "--model-control-mode", "--load-model",
+        "--disable-auto-complete-config", "--strict-model-config", "--exit-on-error", "--http-port",
+        "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
+        "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc",
+        "--allow-metrics", "--model-config-name", "--repository-poll-secs", "--http-address",
+        "--grpc-address", "--metrics-address", "--model-namespacing",
+        # Other front ends accept model control without the key. The operator and the probes use
         # plain gRPC and HTTP.
         "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
     }
 )  # fmt: skip
-# What observability.tracing writes: a second setting of the same would win or end Triton, by the
-# order of the arguments.
+# Arguments that observability.tracing sets. Depending on the order of the arguments, a duplicate
+# would take precedence or stop Triton.
 TRACE_ARGUMENTS = frozenset(
     {
         "--trace-config",
@@ -425,9 +427,9 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
 
 
 def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | None:
-    """The CPU limit that pods start with and the one that the most instances need, thousandths of a core; ``None``: it does not change.
+    """Return the initial CPU limit of a pod and the limit for the most instances, in millicores.
 
-    A limit that the user wrote is one that holds.
+    ``None`` if the limit does not change. A limit that the user sets is never changed.
     """
     if (
         pipeline.spec.scaling.cpu_resize is not CpuResize.IN_PLACE

@@ -49,7 +49,7 @@ def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
 
 
 def side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch:
-    """The source of a step with custom code: one file beside model.py, or all that a folder holds."""
+    """Return the source of a step with custom code: a file next to model.py, or a whole folder."""
     if not names_file(source):
         return Fetch(step, "", source, path, FetchKind.FOLDER, folder)
     return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")

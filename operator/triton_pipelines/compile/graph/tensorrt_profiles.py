@@ -85,5 +85,5 @@ def uncovered(held: Sequence[Box], longest: int, rows: int) -> Iterator[tuple[in
 
 
 def bucket_lengths(held: Sequence[Box], longest: int) -> tuple[int, ...]:
-    """The buckets that follow from profiles: the most tokens of each, ascending, as far as rows go."""
+    """Return buckets from profiles: the maximum tokens of each below ``longest``, ascending."""
     return tuple(sorted({box.tokens[1] for box in held if box.tokens[1] < longest}))

@@ -1,4 +1,7 @@
-"""``config.pbtxt`` of every model, from templates, re-read through Triton's own ModelConfig proto and checked."""
+"""Render ``config.pbtxt`` of every model from templates.
+
+Each file is parsed with Triton's own ModelConfig proto and checked.
+"""
 
 from __future__ import annotations
 

@@ -214,7 +214,10 @@ def _winner(entries: Sequence[str], uri: str) -> str | None:
 
 
 def _mounted(options: Options, source: SourceSpec) -> tuple[str, str]:
-    """Scheme and first name of where a source is fetched from, which a source map may move onto a claim."""
+    """Return the scheme and first name of the location from which a source is fetched.
+
+    A source map may redirect a source to a claim.
+    """
     prefix, _, target = (_winner(options.source_map, source.uri) or "").partition("=")
     scheme, _, rest = source.uri.partition("://")
     if target and not (scheme in ("hf", "s3") and target.startswith(("http://", "https://"))):
@@ -434,7 +437,7 @@ def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
 
 
 def affinity(server: ServerSpec) -> Mapping[str, Any]:
-    """The user's affinity with the GPU products added to every alternative of its required node terms."""
+    """Return the user's affinity with the GPU products added to all required node terms."""
     result: dict[str, Any] = plain(server.affinity or {})
     if not server.gpu.products:
         return result

@@ -127,7 +127,7 @@ def _place(items: list[Any], wanted: Any, key: str) -> int | None:
     )
 
 
-# --- what the operator owns -------------------------------------------------------------------------------------------
+# --- Parts that the operator owns -----------------------------------------------------------------
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -96,23 +96,30 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
             f"tritonpipe:throughput:rate + sum by ({BY})"
             f" (deriv(nv_inference_pending_request_count[{WINDOW}]))"
         ),
-        # Requests per execution; what the cache answered ran in none.
-        "tritonpipe:batch:mean": f"(tritonpipe:throughput:rate - {hits}) / ({_rate('nv_inference_exec_count')} > 0)",
+        # Requests per execution. Cache hits are excluded because they are not executed.
+        "tritonpipe:batch:mean": (
+            f"(tritonpipe:throughput:rate - {hits}) / ({_rate('nv_inference_exec_count')} > 0)"
+        ),
         # Busy instances. Triton adds a batch's time once for each of its requests.
-        "tritonpipe:busy:instances": f"1e-6 * ({_spent('input', 'infer', 'output')}) / (tritonpipe:batch:mean > 0)",
+        "tritonpipe:busy:instances": (
+            f"1e-6 * ({_spent('input', 'infer', 'output')}) / (tritonpipe:batch:mean > 0)"
+        ),
         # Busy share of the instances of scaled steps.
         "tritonpipe:busy:ratio": f"tritonpipe:busy:instances / {on} {INSTANCES}",
         # Seconds of one instance per request.
-        "tritonpipe:service:seconds": "tritonpipe:busy:instances / (tritonpipe:throughput:rate > 0)",
+        "tritonpipe:service:seconds": (
+            "tritonpipe:busy:instances / (tritonpipe:throughput:rate > 0)"
+        ),
         # Wait before the step by Little's law; the service time of the last quarter of an hour,
         # since none completes in a stall.
         "tritonpipe:wait:seconds": (
             f"tritonpipe:pending:sum * last_over_time(tritonpipe:service:seconds[15m]) / {on}"
             f" {INSTANCES}"
         ),
-        # Mean time in the queue of requests that completed: for diagnosis only, it reads nothing in
-        # a stall.
-        "tritonpipe:queue:seconds": f"1e-6 * {_rate('nv_inference_queue_duration_us')} / (tritonpipe:throughput:rate > 0)",
+        # Mean queue time of completed requests. For diagnosis only: it has no value during a stall.
+        "tritonpipe:queue:seconds": (
+            f"1e-6 * {_rate('nv_inference_queue_duration_us')} / (tritonpipe:throughput:rate > 0)"
+        ),
         "tritonpipe:cpu:cores": (
             "max by (namespace, pod)"
             f" (rate(container_cpu_usage_seconds_total{{{container}}}[{CPU_WINDOW}]))"
@@ -127,16 +134,17 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
         "tritonpipe:gpu:ratio": (
             f"max by (namespace, pod) (avg_over_time(nv_gpu_utilization[{WINDOW}]))"
             " or max by (namespace, pod) "
-            f'(label_replace(label_replace(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod!=""}}[{WINDOW}]) '
-            "/ 100,"
+            "(label_replace(label_replace("
+            f'avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod!=""}}[{WINDOW}]) / 100,'
             ' "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", '
             '"(.+)"))'
             " or max by (namespace, pod) "
-            f'(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod="",pod!=""}}[{WINDOW}]) / '
-            "100)"
+            f'(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod="",pod!=""}}[{WINDOW}]) / 100)'
         ),
         # Share of the time in which the GPU step idled while work waited before it.
-        "tritonpipe:gpu_starved:ratio": "max by (namespace, pipeline) (avg_over_time(tritonpipe_gpu_starved_ratio[5m]))",
+        "tritonpipe:gpu_starved:ratio": (
+            "max by (namespace, pipeline) (avg_over_time(tritonpipe_gpu_starved_ratio[5m]))"
+        ),
     }
     return [
         {"record": name, "expr": scope.of(expression) if scope else expression}

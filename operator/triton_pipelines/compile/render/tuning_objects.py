@@ -115,8 +115,10 @@ def inputs(
 def policies(
     pipeline: InferencePipeline, run: str, operator_namespace: str
 ) -> list[dict[str, Any]]:
-    """The Job may reach the canary and nothing else, and nobody but it and the operator may reach the canary; none where the pipeline has
-    none either."""
+    """Return the network policies of a tuning run; none if the pipeline has none either.
+
+    The Job may reach only the canary. Only the Job and the operator may reach the canary.
+    """
     if pipeline.spec.server.network_policy.mode is Switch.DISABLED:
         return []
     operator = {
@@ -169,8 +171,19 @@ def job(
     template: Mapping[str, Any],
     options: Options,
 ) -> dict[str, Any]:
-    """The Job: ``tritonpipe tune`` against the canary at ``address`` (its IP), made by ``template``. It has no API token; the control key of
-    the revision comes as a file, and what it found goes into its termination message."""
+    """Return the Job that runs ``tritonpipe tune`` against the canary.
+
+    The Job has no API token. The control key of the revision is mounted as a file, and the result
+    goes into the termination message.
+
+    Args:
+        pipeline: The pipeline to tune.
+        run: Name of the tuning run.
+        revision: The revision that the canary runs.
+        address: IP address of the canary.
+        template: Pod template of the canary.
+        options: Options of the operator.
+    """
     mode = pipeline.spec.tuning.mode or TuningMode.QUICK
     host = f"[{address}]" if ":" in address else address
     arguments = [
@@ -195,7 +208,7 @@ def job(
             {"name": VOLUME_TUNING, "mountPath": names.PATH_TUNING, "readOnly": True},
             {"name": VOLUME_CONTROL, "mountPath": names.PATH_CONTROL, "readOnly": True},
         ],
-        # It makes the load of many clients, and must not be what limits.
+        # The tuner generates the load of many clients and must not be the bottleneck.
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

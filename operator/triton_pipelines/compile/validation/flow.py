@@ -53,7 +53,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
 
 
 class _Flow:
-    """The tensors of one ensemble: who writes them, who reads them, in what order they come about."""
+    """The tensors of one ensemble: their writers, readers and the order in which they are ready."""
 
     def __init__(self, config: Any, findings: ViolationCollector) -> None:
         self.config = config
