@@ -177,9 +177,11 @@ def _failure(
     pod, (_, why) = next(iter(sorted(bad.items())))
     of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
     looks = {
-        MetricsProblem.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does "
-        "Prometheus select it (its labels and namespace), "
-        "is the target up? 3. do series arrive with these labels",
+        MetricsProblem.MISSING: (
+            "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does "
+            "Prometheus select it (its labels and namespace), is the target up? 3. do series "
+            "arrive with these labels"
+        ),
         MetricsProblem.STALE: (
             "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. "
             "do series arrive"

@@ -125,7 +125,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
 
 
 def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
-    """Return why pods are not probed with an inference although it is not disabled; "" if they are."""
+    """Return why pods are not probed with an inference although it is enabled; "" if they are."""
     health = pipeline.spec.health
     if health.inputs or health.inference is InferenceHealth.DISABLED:
         return ""

@@ -152,6 +152,7 @@ class Fetch:
     source_file: str | None = None
     """Name of the main file in the source, if it differs."""
     whole: bool = False
+    """Whether the whole folder of the source is fetched."""
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""Merge ``configPatch`` (further fields of Triton's ModelConfig, in protobuf JSON) into a config."""
+"""Merge ``configPatch`` (other fields of Triton's ModelConfig, in protobuf JSON) into a config."""
 
 from __future__ import annotations
 

@@ -61,12 +61,11 @@ def _made(
 def canary(
     pipeline: InferencePipeline, run: str, template: Mapping[str, Any], deadline_seconds: int
 ) -> dict[str, Any]:
-    """A Deployment of one pod by the revision's own template.
+    """Return a Deployment of one pod, created from the revision's own template.
 
-    The same resources, GPUs and models, so that its figures hold for the others.
-
-    A Deployment and not a bare pod: the operator may not create pods. Without the template's
-    priority class: it evicts nobody for its room, and goes first where another pod needs it.
+    The pod has the same resources, GPUs and models, so that its figures hold for the other pods.
+    It is a Deployment and not a bare pod because the operator may not create pods. It omits the
+    template's priority class, so that it preempts no other pod and is the first to be preempted.
     """
     made = deepcopy(dict(template))
     made["metadata"] = {**made.get("metadata", {})}
