@@ -1,9 +1,8 @@
-"""C5, C8 and the simulated C1–C3: the product's control law against rival laws, fixed counts and
-foresight, in the simulator.
+"""C5, C8 and the simulated C1–C3: the product's control law against baselines and an oracle.
 
-The law is the operator's own code; what is simulated is Triton, its load and its scrapes. The same
-traces and seeds for all laws. Constants of the law were chosen on the five traces of ``CHOSEN``;
-those of ``HELD_OUT`` were never used for that.
+The baselines are other control laws and fixed counts. The law is the operator's own code; Triton,
+its load and its scrapes are simulated. All laws get the same traces and seeds. Constants of the law
+were chosen on the five traces of ``CHOSEN``; those of ``HELD_OUT`` were never used for that.
 """
 
 from __future__ import annotations
@@ -138,8 +137,10 @@ def _table(results: Results) -> str:
 def _against(
     results: Results, names: Iterable[str], ours: str, rivals: Sequence[str], points: float
 ) -> dict[str, dict[str, Any]]:
-    """Per trace: whether ours is late less often than every rival, runs no more than the best of
-    them, and compares with the fixed cap.
+    """Compare our law with the baselines, per trace.
+
+    The comparison says whether our law has fewer late requests than every baseline, whether it runs
+    no more instances than the best of them, and how it compares with the fixed cap.
     """
     found = {}
     for name in names:

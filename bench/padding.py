@@ -1,9 +1,9 @@
-"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request
-to itself, on one real Triton.
+"""S1 and S2: each padding mode against the plain ensemble, on one real Triton.
 
-64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own,
-and ratios are taken within a round. The step is the stand-in GPU of :mod:`bench.standin_gpu`;
-beside it, the sample's real model on CPU, where padding costs more than a run.
+The plain ensemble pads each request by itself. 64 clients run in a closed loop. Every round puts
+the same load on each ensemble, in a different order, and ratios are taken within a round. The step
+is the simulated GPU of :mod:`bench.standin_gpu`. In addition, the sample's real model runs on CPU,
+where padding costs more than another run.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def ways(found: Result) -> str:
 
 
 def ratios(found: Result) -> str:
-    """Return the ratios of `tritonpipe bench` to perf_analyzer, by protocol and number of clients."""
+    """Return the ratios of `tritonpipe bench` to perf_analyzer by protocol and number of clients."""
     head = ("Load", "Requests/s", "p50", "p99")
     rows = [
         (
@@ -249,8 +249,9 @@ def ratios(found: Result) -> str:
 
 
 def setup(found: Result) -> str:
-    """Return the workload, what was simulated or replaced, and where and when the result was
-    measured.
+    """Return the conditions of a result.
+
+    They are the workload, the simulated or replaced parts, and when and where it was measured.
     """
     simulated = "\n".join(_wrapped(f"- {one}") for one in found["stand_ins"]) or "- nothing"
     place = (

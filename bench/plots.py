@@ -235,7 +235,7 @@ def _bars(plot: Bars) -> Figure:
     return figure
 
 
-# --- data files -------------------------------------------------------------------------------------------------------
+# --- Data files -----------------------------------------------------------------------------------
 
 
 def to_json(plot: Plot) -> dict[str, Any]:
@@ -300,7 +300,10 @@ def _point(values: Mapping[str, Any]) -> Point:
 
 
 def _changed(item: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults; JSON has neither NaN nor infinity."""
+    """Return the fields of a dataclass that differ from their defaults.
+
+    JSON has neither NaN nor infinity.
+    """
     found = {}
     for field in fields(item):
         value = getattr(item, field.name)

@@ -1,10 +1,10 @@
-"""S3: the ensemble against the architectures that it replaces, on the same model in the same
-Triton, with the same padding.
+"""S3: the ensemble against the architectures that it replaces.
 
-Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a
-tokenizer service with micro-batching before it, and one that handles a request at a time. The same
-clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down
-favours none.
+All use the same model in the same Triton with the same padding. There are three ways from a text to
+the model's answer: the ensemble (tokenizer and model in one Triton), a tokenizer service with
+micro-batching before Triton, and one that handles one request at a time. Clients, texts and the
+simulated GPU step are the same. Each round covers all three, so that a machine that slows down
+favors none.
 """
 
 from __future__ import annotations

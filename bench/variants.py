@@ -1,5 +1,6 @@
-"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a
-tokenizer and a model step of its own, on one server.
+"""Model repositories for the serving benchmarks.
+
+There is one ensemble per padding mode, each with its own tokenizer and model step, on one server.
 """
 
 from __future__ import annotations
