@@ -233,7 +233,7 @@ def ways(found: Result) -> str:
 
 
 def ratios(found: Result) -> str:
-    """Return the ratios of `tritonpipe bench` to perf_analyzer by protocol and number of clients."""
+    """Return the ratios of `tritonpipe bench` to perf_analyzer, by protocol and client count."""
     head = ("Load", "Requests/s", "p50", "p99")
     rows = [
         (

@@ -83,11 +83,12 @@ def responded(
     slo: float,
     service: float,
 ) -> Response:
-    """Measures of a run of three phases (low, high, low).
+    """Return the measures of a run of three phases (low, high, low).
 
     Args:
-        seconds, answers: of the run; their times are on the clock of `began`.
-        phases: of the load.
+        seconds: Seconds of the run; their times are on the clock of `began`.
+        answers: Answers of the run; their times are on the clock of `began`.
+        phases: Phases of the load.
         began: when the first phase began.
         slo: in seconds.
         service: busy seconds of one instance per request, without contention.

@@ -2,7 +2,8 @@
 
     python -m hack.measured [--write]
 
-The figures are stored in docs/user/measured/*.json; the suite writes them to the path in E2E_MEASURED. Without them the page says so.
+The figures are stored in docs/user/measured/*.json. The suite writes them to the path in
+E2E_MEASURED. If they are missing, the page says so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _MARKS = re.compile(r"(<!-- measured: start -->\n).*?(<!-- measured: end -->)", 
 
 
 def table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return a table of the figures by case and client: failed requests, and the longest time without an answer."""
+    """Return a table of the figures by case and client.
+
+    The figures are failed requests and the longest time without an answer.
+    """
     lines = [f"| Rollout | {' | '.join(CLIENTS.values())} |", f"| --- |{' --- |' * len(CLIENTS)}"]
     lines += [
         f"| {case} | {' | '.join(_cell(clients.get(client)) for client in CLIENTS)} |"

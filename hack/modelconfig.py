@@ -1,6 +1,7 @@
-"""Which field of Triton's ModelConfig is said by which field of ours: ``python -m hack.modelconfig`` prints docs/reference/modelconfig.md.
+"""Print the table of our fields that set the fields of Triton's ModelConfig.
 
-The table is hack/modelconfig-fields.yaml; the fields themselves come from the proto that tritonclient brings.
+``python -m hack.modelconfig`` prints docs/reference/modelconfig.md. The table is stored in
+hack/modelconfig-fields.yaml. The fields themselves come from the proto in tritonclient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KINDS = ("fields", "made", "patch", "never")
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table: the proto path, which of :data:`KINDS`, and the fields (CRD paths) or the text."""
+    """One line of the table: proto path, one of :data:`KINDS`, and fields (CRD paths) or text."""
 
     path: str
     kind: str
@@ -42,7 +43,10 @@ def _inner(field: FieldDescriptor) -> Descriptor | None:
 def proto_fields(
     message: Descriptor = model_config_pb2.ModelConfig.DESCRIPTOR, path: str = ""
 ) -> Iterator[str]:
-    """Paths of all fields that hold a value, in the proto's order; a message without fields counts as a value."""
+    """Yield the paths of all fields that hold a value, in the proto's order.
+
+    A message without fields counts as a value.
+    """
     for field in message.fields:
         here = f"{path}{field.name}"
         inner = _inner(field)
@@ -87,7 +91,10 @@ def entries(file: Path = TABLE) -> list[Entry]:
 
 
 def by_field(table: list[Entry]) -> tuple[dict[str, Entry], list[str]]:
-    """Proto field → its entry, and what is wrong with the table: a field without or with two entries, an entry for no field, an unknown CRD path."""
+    """Return the entry of each proto field, and the errors of the table.
+
+    Errors are a field without an entry or with two, an entry for no field, and an unknown CRD path.
+    """
     wrong, covered = [], {}
     ours = set(fields())
     known = list(proto_fields())

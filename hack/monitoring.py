@@ -1,8 +1,10 @@
-"""Recording rules, alerts and the Grafana dashboard, from one description.
+"""Generate recording rules, alerts and the Grafana dashboard from one description.
 
-``python -m hack.monitoring`` writes, ``--check`` only says what differs (exit code 1):
+``python -m hack.monitoring`` writes them. ``--check`` only reports differences (exit code 1).
+Generated are:
 
-- ``manifests/monitoring/rules.yaml``: a rule file as Prometheus loads it, and a copy in the chart, which makes a PrometheusRule of it;
+- ``manifests/monitoring/rules.yaml``: a rule file for Prometheus, and a copy in the chart, which
+  turns it into a PrometheusRule.
 - ``manifests/monitoring/dashboard.json``: the dashboard, and a copy in the chart.
 """
 
@@ -30,10 +32,11 @@ FOLDER: Final = ROOT / "manifests" / "monitoring"
 CHART_FILES: Final = ROOT / "charts" / "triton-pipelines" / "files"
 HEADER: Final = "# Made by `python -m hack.monitoring`; edit that instead.\n"
 
-# --- dashboard ---------------------------------------------------------------------------------------------------------
+# --- Dashboard ------------------------------------------------------------------------------------
 
 _OWN: Final = 'namespace="$namespace", pipeline="$pipeline"'
-# Series of Triton know their pipeline by the PodMonitor's relabelling; pods are named after it in any case.
+# Triton's series have a pipeline label only with the PodMonitor's relabeling. Pods are always named
+# after their pipeline.
 _PODS: Final = 'namespace="$namespace", pod=~"$pipeline-.+"'
 _VERDICTS: Final = "what limits the pipeline"
 
@@ -225,7 +228,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def files() -> dict[Path, str]:

@@ -1,7 +1,9 @@
-"""The shape of a Kubernetes PodTemplateSpec for the product: ``python -m hack.podschema`` prints operator/triton_pipelines/compile/render/podschema.yaml.
+"""Print the shape of a Kubernetes PodTemplateSpec.
 
-Read from Kubernetes' own OpenAPI schemas (as kubernetes-validate packs them), so that ``server.podTemplate`` is checked against the real
-fields without a Kubernetes client in the pure layers.
+``python -m hack.podschema`` prints operator/triton_pipelines/compile/render/podschema.yaml. It is
+read from Kubernetes' own OpenAPI schemas (as packaged by kubernetes-validate), so that
+``server.podTemplate`` is checked against the real fields without a Kubernetes client in the pure
+layers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ from importlib import resources
 from typing import Any
 
 KUBERNETES = "1.36"
-"""The newest release that kubernetes-validate knows and the tests use; a field that an older API server lacks is its to refuse."""
+"""The newest release that kubernetes-validate knows and the tests use.
+
+An older API server rejects the fields that it does not know itself.
+"""
 ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 _SCALARS = {
     "io.k8s.apimachinery.pkg.api.resource.Quantity": "quantity",

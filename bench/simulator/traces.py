@@ -48,7 +48,7 @@ def burst(seed: int) -> Rates:
 
 
 def noisy(seed: int) -> Rates:
-    """410 times a lognormal factor (0, 0.15) each second, around an integer boundary of the count."""
+    """410 times a lognormal factor (0, 0.15) each second, near an integer boundary of the count."""
     rng = np.random.default_rng((seed, 102))
     return [410 * math.exp(0.15 * float(value)) for value in rng.standard_normal(SECONDS)]
 
@@ -72,9 +72,8 @@ def flat(seed: int) -> Rates:
 def pareto(seed: int) -> Rates:
     """Self-similar bursts of 60 sources with 11 requests/s each.
 
-    Sources are on for Pareto times (shape 1.4, at least 8 s) and off likewise (at least 10 s).
-
-    Sums of such on/off sources are the textbook making of bursty traffic over all time scales.
+    Sources are on for Pareto times (shape 1.4, at least 8 s) and off likewise (at least 10 s). Sums
+    of such on/off sources are the textbook model of traffic that is bursty on all time scales.
     """
     rng = np.random.default_rng((seed, 104))
     rates = np.full(SECONDS, 20.0)
