@@ -46,7 +46,12 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
     (
         "Decision",
         (
-            ("Verdict", "none", _VERDICTS, ((f"tritonpipe_pipeline_verdict{{{_OWN}}} == 1", "{{verdict}}"),)),
+            (
+                "Verdict",
+                "none",
+                _VERDICTS,
+                (((f"tritonpipe_pipeline_verdict{{{_OWN}}} == 1"), "{{verdict}}"),),
+            ),
             (
                 "Instances of scaled steps",
                 "none",
@@ -56,70 +61,154 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
                     (f"tritonpipe_step_instances{{{_OWN}}}", "{{step}} {{pod}}"),
                 ),
             ),
-            ("Starved GPU", "percentunit", "time in which the GPU step was idle although work was queued", (
-                (f"tritonpipe:gpu_starved:ratio{{{_OWN}}}", "starved"),
-            )),
+            (
+                "Starved GPU",
+                "percentunit",
+                ("time in which the GPU step was idle although work was queued"),
+                ((f"tritonpipe:gpu_starved:ratio{{{_OWN}}}", "starved"),),
+            ),
         ),
     ),
     (
         "Load",
         (
-            ("Busy share of scaled steps", "percentunit", "corrected for batches", ((f"tritonpipe_step_busy_ratio{{{_OWN}}}", "{{step}}"),)),
-            ("Wait before scaled steps", "s", "by Little's law, live in a stall", ((f"tritonpipe_step_wait_seconds{{{_OWN}}}", "{{step}}"),)),
+            (
+                "Busy share of scaled steps",
+                "percentunit",
+                "corrected for batches",
+                ((f"tritonpipe_step_busy_ratio{{{_OWN}}}", "{{step}}"),),
+            ),
+            (
+                "Wait before scaled steps",
+                "s",
+                "by Little's law, live in a stall",
+                (((f"tritonpipe_step_wait_seconds{{{_OWN}}}"), "{{step}}"),),
+            ),
             (
                 "Requests",
                 "reqps",
                 "arrivals and completions over all pods",
                 (
                     (f"sum by (model) (tritonpipe:arrivals:rate{{{_PODS}}})", "{{model}} arriving"),
-                    (f"sum by (model) (tritonpipe:throughput:rate{{{_PODS}}})", "{{model}} completed"),
+                    (
+                        (f"sum by (model) (tritonpipe:throughput:rate{{{_PODS}}})"),
+                        "{{model}} completed",
+                    ),
                 ),
             ),
-            ("Waiting requests", "none", "", ((f"sum by (model) (tritonpipe:pending:sum{{{_PODS}}})", "{{model}}"),)),
-            ("Requests per execution", "none", "about 1 with requests waiting: batching is ineffective", (
-                (f"avg by (model) (tritonpipe:batch:mean{{{_PODS}}})", "{{model}}"),
-            )),
-            ("Busy instances", "none", "per model, all pods", ((f"sum by (model) (tritonpipe:busy:instances{{{_PODS}}})", "{{model}}"),)),
+            (
+                "Waiting requests",
+                "none",
+                "",
+                (((f"sum by (model) (tritonpipe:pending:sum{{{_PODS}}})"), "{{model}}"),),
+            ),
+            (
+                "Requests per execution",
+                "none",
+                ("about 1 with requests waiting: batching is ineffective"),
+                ((f"avg by (model) (tritonpipe:batch:mean{{{_PODS}}})", "{{model}}"),),
+            ),
+            (
+                "Busy instances",
+                "none",
+                "per model, all pods",
+                (((f"sum by (model) (tritonpipe:busy:instances{{{_PODS}}})"), "{{model}}"),),
+            ),
         ),
     ),
     (
         "Machine",
         (
-            ("GPU utilization", "percentunit", "busiest GPU of each pod", ((f"tritonpipe:gpu:ratio{{{_PODS}}}", "{{pod}}"),)),
-            ("CPU of the server", "none", "cores", ((f"tritonpipe:cpu:cores{{{_PODS}}}", "{{pod}}"),)),
-            ("Throttled CPU periods", "percentunit", "above 10 % nothing is added", ((f"tritonpipe:cpu_throttled:ratio{{{_PODS}}}", "{{pod}}"),)),
+            (
+                "GPU utilization",
+                "percentunit",
+                "busiest GPU of each pod",
+                ((f"tritonpipe:gpu:ratio{{{_PODS}}}", "{{pod}}"),),
+            ),
+            (
+                "CPU of the server",
+                "none",
+                "cores",
+                ((f"tritonpipe:cpu:cores{{{_PODS}}}", "{{pod}}"),),
+            ),
+            (
+                "Throttled CPU periods",
+                "percentunit",
+                "above 10 % nothing is added",
+                (((f"tritonpipe:cpu_throttled:ratio{{{_PODS}}}"), "{{pod}}"),),
+            ),
         ),
     ),
     (
         "Pods",
         (
-            ("Pods", "none", "wanted, and there", (
-                (f"tritonpipe_pipeline_pods_desired{{{_OWN}}}", "wanted"),
-                (f"tritonpipe_pipeline_pods{{{_OWN}}}", "there"),
-            )),
-            ("CPU limit of each pod", "none", "cores; wanted where live scaling grows it in place", (
-                (f"tritonpipe_pod_cpu_limit_desired_cores{{{_OWN}}}", "wanted"),
-                (f"tritonpipe_pod_cpu_limit_cores{{{_OWN}}}", "{{pod}}"),
-            )),
+            (
+                "Pods",
+                "none",
+                "wanted, and there",
+                (
+                    (f"tritonpipe_pipeline_pods_desired{{{_OWN}}}", "wanted"),
+                    (f"tritonpipe_pipeline_pods{{{_OWN}}}", "there"),
+                ),
+            ),
+            (
+                "CPU limit of each pod",
+                "none",
+                ("cores; wanted where live scaling grows it in place"),
+                (
+                    (f"tritonpipe_pod_cpu_limit_desired_cores{{{_OWN}}}", "wanted"),
+                    (f"tritonpipe_pod_cpu_limit_cores{{{_OWN}}}", "{{pod}}"),
+                ),
+            ),
         ),
     ),
     (
         "Scaling itself",
         (
-            ("Changes", "none", "per direction and reason, in the window shown", (
-                (("sum by (step, direction, reason) "
-                    f"(increase(tritonpipe_scaling_actions_total{{{_OWN}}}[$__range]))"), "{{step}} {{direction}} {{reason}}"),
-                (("sum by (step) "
-                    f"(increase(tritonpipe_scaling_reversals_total{{{_OWN}}}[$__range]))"), "{{step}} reversals"),
-            )),
-            ("Age of samples", "s", "oldest of the pods' newest samples", ((f"tritonpipe_scaling_sample_age_seconds{{{_OWN}}}", "age"),)),
-            ("Errors", "none", "per kind, in the window shown", (
-                (("sum by (kind) "
-                    f"(increase(tritonpipe_scaling_errors_total{{{_OWN}}}[$__range]))"), "{{kind}}"),
-            )),
+            (
+                "Changes",
+                "none",
+                "per direction and reason, in the window shown",
+                (
+                    (
+                        (
+                            "sum by (step, direction, reason) "
+                            f"(increase(tritonpipe_scaling_actions_total{{{_OWN}}}[$__range]))"
+                        ),
+                        "{{step}} {{direction}} {{reason}}",
+                    ),
+                    (
+                        (
+                            "sum by (step) "
+                            f"(increase(tritonpipe_scaling_reversals_total{{{_OWN}}}[$__range]))"
+                        ),
+                        "{{step}} reversals",
+                    ),
+                ),
+            ),
+            (
+                "Age of samples",
+                "s",
+                "oldest of the pods' newest samples",
+                (((f"tritonpipe_scaling_sample_age_seconds{{{_OWN}}}"), "age"),),
+            ),
+            (
+                "Errors",
+                "none",
+                "per kind, in the window shown",
+                (
+                    (
+                        (
+                            "sum by (kind) "
+                            f"(increase(tritonpipe_scaling_errors_total{{{_OWN}}}[$__range]))"
+                        ),
+                        "{{kind}}",
+                    ),
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)
 _WIDTH, _HEIGHT = 8, 7
 
 

@@ -63,7 +63,7 @@ NOT_IN_CONFIG = (
 
 @dataclass(frozen=True)
 class Claim:
-    """One mark: the marked test, the path of the field (or the files that set it), and the level."""
+    """One mark: the marked test, the path of the field (or the files that set it) and the level."""
 
     test: str
     target: str

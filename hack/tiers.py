@@ -140,8 +140,8 @@ TIERS = {
         _real_parts,
     ),
     # Most of the time is waiting: for drains that have to outlast clients, and for pods that start
-    # and stop one after the other. The tests run in turn because they share one operator, which some
-    # of them kill and one requires to be idle. Measured on two cores: 1 267 s.
+    # and stop one after the other. The tests run in turn because they share one operator, which
+    # some of them kill and one requires to be idle. Measured on two cores: 1 267 s.
     "e2e": Tier(
         (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 25, _cluster, alongside=True
     ),

@@ -130,8 +130,19 @@ def oracle(
     load: float = 0.8,
     block: int = 30,
 ) -> list[int]:
-    """Instances in all pods that a law with foresight runs each second: per block of 30 s, the least that its mean load keeps at most
-    80 % busy. ``service``: seconds per request, for each second; ``most``: per pod."""
+    """Return the instances in all pods that an oracle runs, for each second.
+
+    For each block of 30 s, it is the lowest count that the mean load of the block keeps at most
+    80 % busy.
+
+    Args:
+        rates: Requests per second, for each second.
+        service: Seconds per request, for each second.
+        pods: Number of pods.
+        most: The most instances per pod.
+        load: The highest busy share of an instance.
+        block: Length of a block in seconds.
+    """
     result: list[int] = []
     for begin in range(0, len(rates), block):
         part = [
