@@ -94,7 +94,7 @@ class LawInput:
 
 
 class Controller(Protocol):
-    """A control law; ``period`` is the time between its decisions."""
+    """A control law. ``period`` is the seconds between decisions; ``None``: after every scrape."""
 
     name: str
     period: float | None

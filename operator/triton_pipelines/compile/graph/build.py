@@ -185,8 +185,8 @@ def _tokenizer_batch(spec: PipelineSpec, sizes: Sequence[int]) -> int | None:
 def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
     if spec.ensemble.max_batch_size is not None:
         return spec.ensemble.max_batch_size
-    # A step without a batch axis of its own makes the whole pipeline one without: the axis then
-    # stands in everybody's dims.
+    # If one step has no batch axis, the whole pipeline has none. The axis is then part of the dims
+    # of every tensor.
     return min((step.max_batch_size for step in steps), default=0)
 
 

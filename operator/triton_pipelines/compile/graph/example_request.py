@@ -56,13 +56,14 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class ExampleRequest:
-    """A request that a healthy pod answers.
+    """A request that a healthy pod can answer.
 
-    ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may
-    come; ``sequence``: it has to be a sequence of its own, with a text (``text_ids``) or number as
-    its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
-    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one
-    go into the request, so that a step which answers the first row alone is found out.
+    ``inputs`` are arrays by name, with texts as objects (bytes). ``stream``: there may be any
+    number of responses. ``sequence``: the request must be a separate sequence, whose id is a text
+    (``text_ids``) or a number. ``finite``: outputs of the project's own postprocess, in which
+    infinity is never intended. ``made_up``: no part of it comes from the resource. ``repeat``: how
+    often the rows of a made-up request are repeated, so that a step that answers only the first row
+    is detected.
     """
 
     inputs: Mapping[str, Array]
@@ -144,7 +145,7 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
 
 
 def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """That no inference is made, or that a text is written for nobody."""
+    """Warn if pods are not probed with an inference, or if an example text is unused."""
     health = pipeline.spec.health
     if why := probe_blocker(pipeline, graph):
         yield Finding(

@@ -22,7 +22,7 @@ from .scheduler_lint import lint_schedulers
 from .server_settings import cpu_range, millis
 from .source_checks import PLACEHOLDER, pinned
 
-# One instance beside so many cores is probably not meant.
+# A single instance on this many cores is probably unintended.
 MANY_CORES = 4
 # Backends whose engine takes its GPUs by itself, whatever the instance kind says.
 ENGINES = ("vllm", "tensorrtllm")
@@ -359,7 +359,7 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     scaling, replicas = pipeline.spec.scaling, pipeline.spec.replicas
     scaled = any(step.instances.scaled for step in graph.models) and not graph.auto_complete
     if (pods := scaling.pods) is not None:
-        # 1 is what the API server writes where nobody did.
+        # 1 is the default of the API server.
         if replicas != 1 and not pods.low <= replicas <= pods.max:
             yield _warn(
                 "spec.replicas",

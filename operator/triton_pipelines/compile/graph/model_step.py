@@ -50,8 +50,8 @@ from .source_checks import code_of, file_name_of, names_file, python_fetches, si
 from .tokenizer_settings import prefixed
 from .tokenizer_step import Tokens, python_parameters
 
-# Values with which the runner may fill a shorter request beside a longer one; the mask makes them
-# invisible.
+# Values with which the runner may pad a shorter request in a batch with a longer one. The mask
+# hides them.
 _PAD_VALUE = {
     TokenTensor.INPUT_IDS: 0,
     TokenTensor.ATTENTION_MASK: 0,
@@ -409,7 +409,7 @@ def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping
         return {}
     arguments = dict(fields.vllm.engine_args) if fields.vllm else {}
     if fields.source is not None or around.spec.source is not None:
-        # The weights lie beside this file; a model named by hand is the user's word.
+        # The weights are next to this file. A model that the user names takes precedence.
         arguments.setdefault("model", f"{around.options.models_path}/{model_name}/{VERSION_FOLDER}")
     # Sorted: the API server keeps the keys of such a mapping in an order of its own.
     return {ENGINE_FILE: json.dumps(arguments, indent=1, ensure_ascii=False, sort_keys=True) + "\n"}
@@ -418,11 +418,11 @@ def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping
 def _warmup(
     fields: StepFields, batch: int, inputs: Sequence[Input], python: bool, around: Surroundings
 ) -> tuple[WarmupSample, ...]:
-    """Inferences of a new instance.
+    """Return the warmup inferences of a new instance.
 
-    Without a word of the user only where zeros are known to be answered: tokens of our own
-    tokenizer into a backend of Triton's. Of a tokenizer with custom code nobody knows which lengths
-    and values it makes.
+    Unless the user configures them, there are warmups only if zeros are known to be valid inputs:
+    tokens from our own tokenizer into one of Triton's backends. The lengths and values that a
+    tokenizer with custom code produces are unknown.
     """
 
     def token(entry: Input) -> bool:

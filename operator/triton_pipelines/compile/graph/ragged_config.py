@@ -101,9 +101,9 @@ def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> RaggedConfig:
-    """What must stand in the config of an ONNX step with these declared tensors.
+    """Return the config entries that an ONNX step with these declared tensors needs.
 
-    Meaningful where :func:`ragged_obstacles` finds nothing.
+    The result is meaningful only if :func:`ragged_obstacles` finds nothing.
     """
     flat = ragged_inputs(inputs)
     return RaggedConfig(

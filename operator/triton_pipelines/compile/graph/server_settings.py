@@ -46,8 +46,8 @@ TRACE_ARGUMENTS = frozenset(
 )
 CACHE_ARGUMENTS = frozenset({"--cache-config", "--response-cache-byte-size"})
 METRICS_ARGUMENT = "--metrics-config"
-# Settings of it that say what latencies are told, and ours: the median and the p99 of the last
-# minute, the latter to a thousandth (each quantile costs a little of every request).
+# Its settings for reported latencies, and our values: the median and the p99 of the last minute,
+# the latter to a thousandth (each quantile adds a small cost to every request).
 LATENCY_SETTINGS = ("summary_latencies", "summary_quantiles")
 LATENCY_ARGUMENTS = (
     f"{METRICS_ARGUMENT}=summary_latencies=true",
@@ -187,12 +187,12 @@ def server_arguments(
     features: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
+    """Return the arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
 
-    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the
-    ensemble, not on the server. ``control_key`` is the text put behind ``admin-key=`` (in a pod an
-    environment reference, so that no secret stands in the pod). ``features`` are those of
-    :func:`feature_arguments`, ``extra`` the user's own.
+    With ``--exit-on-error=false``, the index can be queried for why a model failed; readiness
+    depends on the ensemble and not on the server. ``control_key`` is the text after ``admin-key=``
+    (in a pod an environment reference, so that the pod contains no secret). ``features`` are the
+    result of :func:`feature_arguments`, and ``extra`` the user's own arguments.
     """
     arguments = [
         f"--model-repository={repository}",
@@ -258,7 +258,7 @@ def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
 
 
 def latency_argument(pipeline: InferencePipeline) -> str | None:
-    """The user's own setting of what latencies Triton tells, which stands in place of ours."""
+    """Return the user's own setting of reported latencies, which replaces ours."""
     for item in pipeline.spec.server.args:
         flag, _, value = item.partition("=")
         if same_flag(flag, (METRICS_ARGUMENT,)) and value.startswith(LATENCY_SETTINGS):
@@ -267,7 +267,7 @@ def latency_argument(pipeline: InferencePipeline) -> str | None:
 
 
 def cache_argument(pipeline: InferencePipeline) -> str | None:
-    """The user's own setting of the response cache, which stands in place of ours."""
+    """Return the user's own setting of the response cache, which replaces ours."""
     return next(
         (item for item in pipeline.spec.server.args if same_flag(flag_of(item), CACHE_ARGUMENTS)),
         None,
@@ -307,31 +307,31 @@ def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
 
 
 def drain_seconds(pipeline: InferencePipeline) -> int:
-    """Wait before Triton is told to stop.
+    """Return the seconds to wait before Triton is stopped.
 
-    At least 1: older API servers refuse a preStop sleep of 0.
+    At least 1, because older API servers reject a preStop sleep of 0.
     """
     return max(pipeline.spec.rollout.drain_seconds, 1)
 
 
 def exit_timeout_seconds(pipeline: InferencePipeline) -> int:
-    """Time that Triton gets to end: as long again, and long enough for the last open sequence.
+    """Return the seconds that Triton has to exit.
 
-    Measured (24.10): told to stop, Triton goes on answering on open connections and waits for every
-    sequence to end or to be given up as idle; when its exit timeout runs out before, the sequences
-    are lost and it ends with exit code 1.
+    It is as long as the drain, and long enough for the last open sequence. Measured (24.10): after
+    the signal to stop, Triton continues to answer on open connections and waits until every
+    sequence ends or is dropped as idle. If its exit timeout expires first, the sequences are lost
+    and it exits with code 1.
     """
     idle = sequence_idle_seconds(pipeline)
     return max(drain_seconds(pipeline), 0 if idle is None else idle + UNLOAD_SECONDS)
 
 
 def connection_age_milliseconds(pipeline: InferencePipeline) -> int | None:
-    """Time after which a gRPC connection is told to move.
+    """Return the milliseconds after which a gRPC client must reconnect.
 
-    A third of the drain, so that all move while a pod drains.
-
-    ``None`` with sequences: a client that moves in the middle of one loses it; it stays until the
-    pod is gone.
+    It is a third of the drain, so that all clients reconnect while a pod drains. ``None`` with
+    sequences: a client that reconnects during a sequence loses it, so it stays until the pod is
+    gone.
     """
     return (
         None

@@ -56,7 +56,7 @@ def side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch:
 
 
 def code_of(python: CodeParts | None) -> str | None:
-    """The code that stands in the resource itself."""
+    """Return the code that is written in the resource itself; ``None`` without any."""
     return python.code.inline if python is not None and python.code is not None else None
 
 

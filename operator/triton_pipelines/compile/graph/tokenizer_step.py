@@ -130,14 +130,14 @@ def token_read(wanted: InputTensor, tokenizer: Tokenizer | None) -> Reference | 
 def token_outputs(
     tokenizer: Tokenizer, read: Sequence[tuple[str, DataType | None]], *, default: bool, mask: bool
 ) -> dict[str, Token]:
-    """Name → output of the tokenizer, in order.
+    """Return the outputs of the tokenizer by name, in order.
 
     Args:
-        tokenizer: as written; its ``outputs``, where given, are all there are.
-        read: names and element types under which steps read them, in order; type ``None``: the
-            reader takes what there is.
-        default: nobody says what the model reads: ids and mask, then.
-        mask: a step of ours needs the attention mask, under any name.
+        tokenizer: The tokenizer as declared; its ``outputs``, if given, are complete.
+        read: Names and element types under which steps read the outputs, in order; with type
+            ``None`` the reader accepts any type.
+        default: Whether the inputs of the model are unknown; the outputs are then ids and mask.
+        mask: Whether one of our steps needs the attention mask, under any name.
     """
     wanted: dict[str, DataType] = {}
     for name, data_type in read:

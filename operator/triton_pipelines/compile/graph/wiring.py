@@ -216,7 +216,7 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
 
 
 def _read(graph: Graph) -> list[Reference]:
-    """Every tensor that somebody reads: a step or a client."""
+    """Return every tensor that a step or a client reads."""
     fed = [
         entry.source for step in graph.steps for entry in step.inputs if entry.source is not None
     ]
@@ -224,13 +224,13 @@ def _read(graph: Graph) -> list[Reference]:
 
 
 def _unread(graph: Graph) -> Iterator[Finding]:
-    """Triton refuses a step that has no part in the answer.
+    """Find steps that do not contribute to the output, which Triton rejects.
 
-    An ensemble step needs both maps, and what is written must be read.
+    An ensemble step needs both maps, and every tensor that is written must be read.
     """
     references = _read(graph)
     read = {reference.step for reference in references}
-    # A reference that leads nowhere was meant for somebody: only that is told.
+    # An unresolved reference was meant for one of the steps, so only the reference is reported.
     lost = any(graph.resolve(reference) is None for reference in references)
     for step in graph.steps:
         if step.name not in read and not lost:
@@ -391,9 +391,9 @@ def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
-    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc).
+    """Check for axes without elements, and Triton's rules for a reshape (model_config_utils.cc).
 
-    As many elements on both sides, a scalar only beside a batch axis.
+    A reshape must keep the number of elements, and a scalar requires a batch axis.
     """
     for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
         if 0 in sizes:

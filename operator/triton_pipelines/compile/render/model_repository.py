@@ -200,10 +200,7 @@ def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
 
 
 def _check(step: Step, graph: Graph) -> PlanCheck | None:
-    """The look into an ONNX file, for whoever runs it.
-
-    Triton's backend, or the runner in its place.
-    """
+    """Return the check of an ONNX file for Triton's backend, or for the runner that replaces it."""
     main = next((item for item in step.fetches if not item.slot), None)
     if (
         main is None

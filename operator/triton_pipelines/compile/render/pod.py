@@ -346,12 +346,12 @@ def _engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, 
 
 
 def _tmp(graph: Graph) -> dict[str, Any]:
-    """The folder of temporary files.
+    """Return the volume for temporary files.
 
-    Bounded where only Triton, its backends and files of ours write there, so that a leak ends the
-    pod and not its node; unbounded where a packed environment is unpacked there or an engine keeps
-    its compiled kernels, whose size nobody knows. The model repository has no bound: models may be
-    of any size, and the loader asks for room before it fetches.
+    Its size is limited if only Triton, its backends and our own files write there, so that a leak
+    stops the pod and not its node. It is unlimited if a packed environment is unpacked there or an
+    engine stores compiled kernels, whose size is unknown. The model repository has no limit: models
+    may be of any size, and the loader checks the free space before it fetches.
     """
     open_ended = any(
         step.implementation is Implementation.CODE

@@ -1,9 +1,8 @@
-"""Recording rules and alerts of live scaling.
+"""Recording rules and alerts of live scaling. Pure.
 
-For all pipelines at once, as the chart installs them, or for one. Pure.
-
-``manifests/monitoring/rules.yaml`` is made of these by ``python -m hack.monitoring``; the operator
-makes a PrometheusRule of them.
+They cover all pipelines at once, as the chart installs them, or a single one. ``python -m
+hack.monitoring`` generates ``manifests/monitoring/rules.yaml`` from them, and the operator creates
+a PrometheusRule from them.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from triton_pipelines.compile.graph.server_settings import millis
 from .objects import owner, strategy
 from .pod import UID
 
-# What a Job may take in all (seconds). Quick measures for under three minutes; the rest is for a
-# slow start of its image.
+# Total time limit of a Job in seconds. Quick measures for less than three minutes; the rest is for
+# a slow start of its image.
 JOB_SECONDS = {TuningMode.QUICK: 900, TuningMode.THOROUGH: 5400}
-# Neither serves anybody, so nobody has to learn that they go, and a pod that serves may wait for
-# the room: a rollout that finds none for ten seconds gives an old pod up.
+# Neither pod serves clients, so neither has to drain, and a serving pod may be waiting for the
+# room: a rollout that finds no room for ten seconds gives up an old pod.
 GRACE_SECONDS = 1
 FILE_PIPELINE, FILE_OPTIONS, FILE_KEY = "pipeline.json", "operator.yaml", "admin-key"
 VOLUME_CONTROL, VOLUME_TUNING = "control", "tuning"

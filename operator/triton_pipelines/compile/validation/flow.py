@@ -150,9 +150,9 @@ class _Flow:
                 )
 
     def _unready(self, ready: set[str]) -> None:
-        """Tensors that never come about.
+        """Report tensors that are never ready.
 
-        Those that nobody writes, and, where there are none, those of a circle.
+        They are tensors that no step writes or, if there are none, tensors of a cycle.
         """
         lost = {
             tensor: spots
