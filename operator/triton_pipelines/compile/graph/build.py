@@ -137,9 +137,9 @@ def build(
 
 
 def _fixed(step: Step) -> Step:
-    """The step with the count it starts with.
+    """Return the step with its initial count.
 
-    A config that the backend completes is reloaded by every change.
+    If the backend completes the config, every change of a count would reload the model.
     """
     return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
 
@@ -333,9 +333,9 @@ def _lengths(spec: PipelineSpec, padding: PaddingChoice | None) -> tuple[int, ..
 
 
 def _entered(graph: Graph) -> Graph:
-    """A pipeline whose entry point calls the other models itself.
+    """Return the graph of a pipeline whose entry point calls the other models itself.
 
-    Nothing is wired, its tensors are the public ones.
+    No steps are wired, and the entry point's tensors are the public ones.
     """
     entry = next((step for step in graph.models if step.name == graph.entry), None)
     if entry is None:
@@ -401,9 +401,9 @@ def _outputs(graph: Graph, spec: PipelineSpec) -> list[PublicTensor]:
 
 
 def _last(graph: Graph) -> Step | None:
-    """The step whose outputs are the pipeline's.
+    """Return the step whose outputs are the pipeline's.
 
-    The postprocess, else the last one that no other step reads.
+    It is the postprocess, else the last step that no other step reads.
     """
     read = {
         entry.source.step
@@ -417,9 +417,9 @@ def _last(graph: Graph) -> Step | None:
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Steps in the order of the data, the written order where data leaves it open.
+    """Return the steps in the order of the data flow, else in the declared order.
 
-    Those in a circle stand last, for the checks to find.
+    Steps of a cycle come last, so that the checks find them.
     """
     left, done = list(steps), {PIPELINE}
     result: list[Step] = []

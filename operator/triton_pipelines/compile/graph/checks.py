@@ -33,9 +33,9 @@ SPEC_BYTES_MAX = 350_000
 
 
 def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """Everything that would keep this pipeline from loading or from answering rightly.
+    """Return every error that would prevent the pipeline from loading or from answering correctly.
 
-    Empty: it may be rendered.
+    If the result is empty, the pipeline may be rendered.
     """
     return [
         *check_wiring(pipeline, graph),

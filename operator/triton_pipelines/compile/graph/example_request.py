@@ -86,9 +86,9 @@ def public_shape(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
 
 
 def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | None:
-    """The request for a pipeline that :func:`check_example` has nothing against.
+    """Return the request for a pipeline that passes :func:`check_example`.
 
-    ``None``: pods are asked for readiness alone.
+    ``None`` if pods are probed for readiness only.
     """
     health = pipeline.spec.health
     if health.inference is InferenceHealth.DISABLED or probe_blocker(pipeline, graph):
@@ -326,7 +326,7 @@ def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
 
 
 def _required(graph: Graph) -> list[Tensor]:
-    """Public inputs that a request has to name.
+    """Return the public inputs that a request must contain.
 
     An ensemble needs all of its inputs, an entry point those that are not optional.
     """

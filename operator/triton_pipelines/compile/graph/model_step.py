@@ -1,6 +1,6 @@
-"""The model, a further step or an auxiliary model as a step of the graph.
+"""Build a model, a further step or an auxiliary model as a step of the graph.
 
-Everything that its resource leaves out, decided.
+Every default of its resource is resolved.
 """
 
 from __future__ import annotations
@@ -462,9 +462,9 @@ def _warmup(
 
 
 def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Lengths of rows, brought into the range that the model takes.
+    """Return the lengths of rows, limited to the range that the model accepts.
 
-    A warm-up outside of it would end the server.
+    A warmup outside of this range would stop the server.
     """
     low = (fields.lengths.min if fields.lengths else None) or 1
     high = (fields.lengths.max if fields.lengths else None) or MAX_TOKENS
@@ -472,9 +472,9 @@ def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...
 
 
 def _filled(entry: Input, length: int) -> tuple[int, ...]:
-    """Dims with a size for every -1.
+    """Return the dims with a size for every -1.
 
-    Of token tensors the last open axis is the length, rows are one.
+    The last open axis of a token tensor is the length; other open axes are one.
     """
     dims = list(entry.tensor.dims)
     free = [axis for axis, size in enumerate(dims) if size == -1]

@@ -48,7 +48,7 @@ That value is returned for a row that the model cannot process.
 class BatchInput:
     """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows.
 
-    One entry per target, or the backend miscounts its inputs.
+    Each target needs its own entry; otherwise the backend miscounts its inputs.
     """
 
     source: str

@@ -105,9 +105,9 @@ def _spelled(version: tuple[int, int]) -> str:
 
 
 def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> Iterator[Finding]:
-    """Arguments that the operator writes itself, and those that the server does not know.
+    """Find arguments that the operator sets itself, and those that the server does not know.
 
-    Either ends Triton or opens its control API.
+    Either would stop Triton or expose its control API.
     """
     tracing = pipeline.spec.observability.tracing is not None
     for index, argument in enumerate(pipeline.spec.server.args):

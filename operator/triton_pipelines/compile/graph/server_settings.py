@@ -106,9 +106,9 @@ _TAG = re.compile(r":v?(\d{2})\.(\d{2})(?:[.\-_+]|$)")
 
 
 def default_image(graph: Graph, options: Options) -> str:
-    """The operator's image for a resource that names none.
+    """Return the operator's image for a resource without one.
 
-    Of the family whose backend one of the models needs.
+    It is of the family that contains the backend of one of the models.
     """
     families = [
         IMAGE_FAMILIES[step.backend] for step in graph.models if step.backend in IMAGE_FAMILIES
@@ -117,9 +117,9 @@ def default_image(graph: Graph, options: Options) -> str:
 
 
 def server_version(version: str | None, image: str) -> tuple[int, int] | None:
-    """The Triton release as (year, month).
+    """Return the Triton release as (year, month).
 
-    The one given, else read from the image's tag (``…:24.10-py3``), else ``None``.
+    It is the given one, else read from the image's tag (``…:24.10-py3``), else ``None``.
     """
     if version is not None:
         year, month = version.split(".")
@@ -222,9 +222,9 @@ def flag_of(argument: str) -> str:
 
 
 def same_flag(flag: str, known: Iterable[str]) -> str | None:
-    """The flag of ``known`` that this one is.
+    """Return the flag of ``known`` that this flag abbreviates.
 
-    Triton's parser takes every unambiguous beginning of a name (getopt_long).
+    Triton's parser accepts every unambiguous prefix of a name (getopt_long).
     """
     if flag in (known := sorted(known)):
         return flag
@@ -288,9 +288,9 @@ def _patched(step: Step) -> set[str]:
 
 
 def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
-    """The longest time that a sequence of any step may pause, rounded up.
+    """Return the longest time that a sequence of any step may pause, rounded up.
 
-    ``None`` where no step has sequences.
+    ``None`` if no step has sequences.
     """
     spec = pipeline.spec
     steps = [
@@ -353,9 +353,9 @@ def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Resources of the Triton container, in canonical spelling.
+    """Return the resources of the Triton container, in canonical spelling.
 
-    ``shared_memory`` counts into the memory limit.
+    ``shared_memory`` counts towards the memory limit.
     """
 
     cpu_request: str
@@ -366,7 +366,7 @@ class Sizes:
 
 
 def _processes(step: Step, count: int, gpus: int) -> int:
-    """Python processes of a step.
+    """Return the number of python processes of a step.
 
     Triton counts instances of KIND_GPU per GPU, and any of them per served version.
     """

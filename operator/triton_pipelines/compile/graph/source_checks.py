@@ -143,9 +143,9 @@ def file_name_of(source: SourceSpec) -> str | None:
 
 
 def names_file(source: SourceSpec) -> bool:
-    """Whether a source names one file rather than a folder.
+    """Return whether a source names a file rather than a folder.
 
-    The last part of its address has an ending.
+    A file's address ends in a name with an extension.
     """
     name = file_name_of(source)
     return name is not None and "." in name.strip(".")
@@ -249,9 +249,9 @@ _SCHEME_CHECKS: Mapping[str, Callable[[SourceSpec, str, str], Iterator[Finding]]
 
 
 def pinned(source: SourceSpec) -> bool:
-    """Whether what the source holds cannot change unnoticed.
+    """Return whether the content of a source cannot change unnoticed.
 
-    Mounted, or named by revision or digest.
+    It cannot if it is mounted, or named by revision or digest.
     """
     scheme, _, rest = source.uri.partition("://")
     if scheme in ("pvc", "configmap"):

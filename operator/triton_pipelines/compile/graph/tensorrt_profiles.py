@@ -35,9 +35,9 @@ class Box:
 
 
 def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]:
-    """The profiles that instances load, of those declared; ``named``: ``instances.profiles``.
+    """Return the declared profiles that instances load; ``named`` is ``instances.profiles``.
 
-    Empty: none is declared.
+    Empty if none is declared.
     """
     declared = lengths.profiles if lengths is not None else ()
     chosen = sorted({int(name) for name in named} or {0})
@@ -49,9 +49,9 @@ def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]
 
 
 def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
-    """The largest batch of up to ``rows`` rows of so many tokens that no profile takes.
+    """Return the largest batch of up to ``rows`` rows of this length that no profile accepts.
 
-    ``None``: they take all.
+    ``None`` if profiles accept them all.
     """
     taken = [box.rows for box in held if box.tokens[0] <= tokens <= box.tokens[1]]
     # Only next to an end of a profile something can be missing.
@@ -65,9 +65,9 @@ def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
 
 
 def uncovered(held: Sequence[Box], longest: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Lengths of 1 to ``longest`` tokens of which some batch is not taken, with its rows.
+    """Return lengths up to ``longest`` tokens with a batch that is not accepted, with its rows.
 
-    One for each gap.
+    There is one length for each gap.
     """
     for tokens in sorted(
         {

@@ -168,9 +168,9 @@ def token_outputs(
 
 
 def left_to_auto(tokenizer: Tokenizer | None) -> bool:
-    """Whether the resource leaves its padding to Auto.
+    """Return whether the resource leaves its padding to ``Auto``.
 
-    ``False`` where the tokenizer's custom code decides, or there is none.
+    ``False`` if the tokenizer's custom code decides, or there is no tokenizer.
     """
     return (
         tokenizer is not None

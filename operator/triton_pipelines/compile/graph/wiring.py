@@ -57,9 +57,9 @@ def _entry(graph: Graph) -> Iterator[Finding]:
 
 
 def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
-    """What to say where a step is named that is not there.
+    """Return the message for a reference to a step that does not exist.
 
-    ``tensor`` (with its dot) is what is asked of it.
+    ``tensor`` (with its dot) is the requested tensor.
     """
     meant = next(
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
@@ -375,9 +375,9 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the resource declares for a step, each with its place there.
+    """Return the tensors that the resource declares for a step, each with its field.
 
-    Those that defaults add have none.
+    Tensors added by defaults have no field.
     """
     yield from (
         (entry.path, entry.tensor)
