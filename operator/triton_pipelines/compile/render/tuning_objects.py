@@ -180,7 +180,7 @@ def job(
         run: Name of the tuning run.
         revision: The revision that the canary runs.
         address: IP address of the canary.
-        template: Pod template of the canary.
+        template: Pod template of the revision.
         options: Options of the operator.
     """
     mode = pipeline.spec.tuning.mode or TuningMode.QUICK
