@@ -1,3 +1,4 @@
-"""Benchmarks: figures against goals, each a side-by-side comparison on one machine in one run, with
-its spread.
+"""Benchmarks that compare results with goals.
+
+Each is a side-by-side comparison on one machine in one run, and reports its spread.
 """

@@ -1,9 +1,9 @@
-"""C6: metrics that are missing, stale, partial or implausible lower no count, while the load falls
-and good metrics would lower it.
+"""C6: metrics that are missing, stale, partial or implausible never lower a count.
 
-Simulated: the law is the operator's own, and what it sees of its two pods is spoilt for five
-minutes of little load after much. That the collector turns what a Prometheus or a pod says into
-such failures is shown by tests against real ones (tests/integration/metrics).
+The load falls meanwhile, so that good metrics would lower it. Simulated: the control law is the
+operator's own, and its metrics of two pods are corrupted for five minutes of low load after high
+load. Tests against a real Prometheus and real pods show that the collector reports such failures
+(tests/integration/metrics).
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ class Spoilt(Managed):
 
 
 def falling(seed: int) -> traces.Rates:
-    """High, then falling over five minutes from 400 s on: good metrics lower the count in the time
-    in which others are spoilt.
+    """Return a high load that falls over five minutes from 400 s on.
+
+    Good metrics lower the count in the period in which the others are corrupted.
     """
     del seed
     return [700.0 - min(1.0, max(0.0, (t - 400) / 300)) * 600.0 for t in range(SECONDS)]
@@ -227,9 +228,15 @@ def run() -> None:
         unit="scale-downs per fault",
         goal=thresholds()["C6"]["goal"],
         met=met,
-        workload=f"simulated: {PODS} pods, load falls from 700 to 100 requests/s while metrics are bad for {BAD[1] - BAD[0]:.0f} s, {len(SEEDS)} seeds",
+        workload=(
+            f"simulated: {PODS} pods, load falls from 700 to 100 requests/s while metrics are "
+            f"bad for {BAD[1] - BAD[0]:.0f} s, {len(SEEDS)} seeds"
+        ),
         stand_ins=[
-            "Triton, its pods, the load and the scrapes: simulated as discrete events (bench.simulator)"
+            (
+                "Triton, its pods, the load and the scrapes: simulated as discrete events "
+                "(bench.simulator)"
+            )
         ],
         detail={
             "goodMetrics": good,

@@ -1,9 +1,9 @@
-"""The scaling loop closed around a real Triton: the operator's own loop, collectors, decision and
-actuator, with load on the pipeline.
+"""Run the operator's scaling loop against a real Triton under load.
 
-One tritonserver is the pod, with the repository that the loader lays out. Prometheus, where it is
-asked for, is a real one that scrapes it. The operator's caches are filled by hand, and recorded
-counts go back into them at once: that is what an API server would do in milliseconds.
+The loop, collectors, decision and actuator are the operator's own. One tritonserver is the pod,
+with the repository that the loader prepares. If Prometheus is requested, a real one scrapes it. The
+benchmark fills the operator's caches itself and writes recorded counts back at once, which an API
+server would do within milliseconds.
 """
 
 from __future__ import annotations

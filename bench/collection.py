@@ -120,14 +120,16 @@ async def _measure(prometheus: PrometheusServer) -> None:
             usable = sum(isinstance(sample, PipelineSample) for sample in found.values())
             counted = number >= WARM and usable == PIPELINES
             print(
-                f"collection {between - before:5.2f} s, decisions {after - between:5.2f} s of CPU; {usable} samples{'' if counted else ' (not counted)'}"
+                f"collection {between - before:5.2f} s, decisions {after - between:5.2f} s "
+                f"of CPU; {usable} samples{'' if counted else ' (not counted)'}"
             )
             if counted:
                 collecting.append(between - before)
                 deciding.append(after - between)
     if len(collecting) < RUNS - 2:
         raise SystemExit(
-            f"only {len(collecting)} of {RUNS} collections brought all samples: {sorted(failed)[:3]}"
+            f"only {len(collecting)} of {RUNS} collections brought all samples: "
+            f"{sorted(failed)[:3]}"
         )
     both = [first + second for first, second in zip(collecting, deciding, strict=True)]
     goal = thresholds()["C7"]["goal"]
@@ -137,7 +139,10 @@ async def _measure(prometheus: PrometheusServer) -> None:
         unit="s",
         goal=goal,
         met=max(both) <= GOAL_SECONDS,
-        workload=f"{PIPELINES} pipelines of one pod and three steps in {NAMESPACES} namespaces, 5 s between scrapes, one minute of history",
+        workload=(
+            f"{PIPELINES} pipelines of one pod and three steps in {NAMESPACES} namespaces, 5 s "
+            "between scrapes, one minute of history"
+        ),
         stand_ins=[
             "1 000 Triton servers: replaced by metrics pages in Triton's format; Prometheus is real"
         ],
@@ -147,5 +152,6 @@ async def _measure(prometheus: PrometheusServer) -> None:
         },
     )
     print(
-        f"C7: {statistics.median(both):.2f} s of CPU per interval (goal {goal}); {path.name} written"
+        f"C7: {statistics.median(both):.2f} s of CPU per interval (goal {goal}); {path.name} "
+        "written"
     )

@@ -1,9 +1,8 @@
-"""C5, C8 and the simulated C1–C3: the product's control law against rival laws, fixed counts and
-foresight, in the simulator.
+"""C5, C8 and the simulated C1–C3: the product's control law against baselines and an oracle.
 
-The law is the operator's own code; what is simulated is Triton, its load and its scrapes. The same
-traces and seeds for all laws. Constants of the law were chosen on the five traces of ``CHOSEN``;
-those of ``HELD_OUT`` were never used for that.
+The baselines are other control laws and fixed counts. The law is the operator's own code; Triton,
+its load and its scrapes are simulated. All laws get the same traces and seeds. Constants of the law
+were chosen on the five traces of ``CHOSEN``; those of ``HELD_OUT`` were never used for that.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ BARRED = ("KPA-like", "busy HPA", "queue:compute")
 PLOTTED = ("managed", "KPA-like", "busy HPA")
 CAP = 12
 WORKLOAD = (
-    "simulated: one pod, 10 cores, Poisson arrivals for 1500 s; tokenizer 10 ms per request; GPU step 4 ms plus 0.8 ms per request, "
-    "batches up to 64; SLO 100 ms; scrapes every 5 s, new instances serve after 4 s (direct: 2 s and 0.2 s); 2 instances at the start, at most 12"
+    "simulated: one pod, 10 cores, Poisson arrivals for 1500 s; tokenizer 10 ms per request; "
+    "GPU step 4 ms plus 0.8 ms per request, "
+    "batches up to 64; SLO 100 ms; scrapes every 5 s, new instances serve after 4 s (direct: "
+    "2 s and 0.2 s); 2 instances at the start, at most 12"
 )
 STAND_INS = [
     "Triton, its pods and the load: simulated as discrete events (bench.simulator)",
@@ -101,8 +102,14 @@ def _table(results: Results) -> str:
         "fixed cap",
     )
     lines = [
-        "Each cell: SLO violations in percent, instance-seconds relative to an oracle, oscillations, starved",
-        "GPU time in percent. Simulated; means over six seeds (three for queue:compute, CPU-HPA and fixed",
+        (
+            "Each cell: SLO violations in percent, instance-seconds relative to an oracle, "
+            "oscillations, starved"
+        ),
+        (
+            "GPU time in percent. Simulated; means over six seeds (three for queue:compute, "
+            "CPU-HPA and fixed"
+        ),
         "counts, two for the last seven traces). Made by `make bench ID=C5`.",
         "",
         f"| trace | {' | '.join(laws)} |",
@@ -119,7 +126,8 @@ def _table(results: Results) -> str:
                 for what in (lambda m: m.reversals, lambda m: 100 * m.starved)
             )
             cells.append(
-                f"{_late(results, name, law)}, {_cost(results, name, law):.2f}, {turns:.1f}, {starved:.1f}"
+                f"{_late(results, name, law)}, {_cost(results, name, law):.2f}, {turns:.1f}, "
+                f"{starved:.1f}"
             )
         held = "" if name in CHOSEN else " (held out)"
         lines.append(f"| {name}{held} | {' | '.join(cells)} |")
@@ -129,8 +137,10 @@ def _table(results: Results) -> str:
 def _against(
     results: Results, names: Iterable[str], ours: str, rivals: Sequence[str], points: float
 ) -> dict[str, dict[str, Any]]:
-    """Per trace: whether ours is late less often than every rival, runs no more than the best of
-    them, and compares with the fixed cap.
+    """Compare our law with the baselines, per trace.
+
+    The comparison says whether our law has fewer late requests than every baseline, whether it runs
+    no more instances than the best of them, and how it compares with the fixed cap.
     """
     found = {}
     for name in names:
@@ -213,7 +223,8 @@ def _write_c8(results: Results) -> None:
     )
     save("C8-starved", Bars(title, shown, "starved GPU time (% of seconds)", 8.0))
     print(
-        f"C8: managed {starved['managed']:.2f} %, read directly {starved['managed direct']:.2f} %; best rival {best} {starved[best]:.2f} %"
+        f"C8: managed {starved['managed']:.2f} %, read directly "
+        f"{starved['managed direct']:.2f} %; best rival {best} {starved[best]:.2f} %"
     )
     write(
         "C8",
@@ -224,7 +235,10 @@ def _write_c8(results: Results) -> None:
         workload=WORKLOAD,
         stand_ins=STAND_INS,
         detail={
-            "definition": "a second in which the GPU step idles more than 1 % while requests wait longer before it than one takes",
+            "definition": (
+                "a second in which the GPU step idles more than 1 % while requests wait longer "
+                "before it than one takes"
+            ),
             "meanPercent": {law: round(value, 3) for law, value in starved.items()},
             "percentByTrace": {
                 name: {law: round(value, 3) for law, value in bars.items()}
@@ -268,7 +282,8 @@ def _write_step(results: Results) -> None:
             },
         )
         print(
-            f"{identity}: {mean(ours):.2f}, read directly {mean(direct):.2f} {unit} (goal {thresholds()[identity]['goal']})"
+            f"{identity}: {mean(ours):.2f}, read directly {mean(direct):.2f} {unit} (goal "
+            f"{thresholds()[identity]['goal']})"
         )
 
 
@@ -276,7 +291,10 @@ def _plot(name: str) -> None:
     runs: dict[str, Record] = {law: play(CHOSEN[name], law, SEEDS[0])[0] for law in PLOTTED}
     run = Timeline(
         title=f"C5, trace {name}: control laws in the simulator",
-        note="tokenizer 10 ms per request, GPU step 4 ms plus 0.8 ms per request, SLO 100 ms, scrapes every 5 s",
+        note=(
+            "tokenizer 10 ms per request, GPU step 4 ms plus 0.8 ms per request, SLO 100 ms, "
+            "scrapes every 5 s"
+        ),
         load=[float(count) for count in next(iter(runs.values())).arrived],
         counts={law: record.instances for law, record in runs.items()}
         | {"oracle": [float(n) for n in CHOSEN[name].oracle(SEEDS[0])]},

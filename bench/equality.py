@@ -1,8 +1,8 @@
-"""S6: how far an answer in company is from the one alone, on a real Triton with the sample's real
-model, in every way of padding.
+"""S6: how far the output of a batched text differs from that of the same text alone.
 
-Each ensemble gets the same texts in client batches of several sizes, 64 requests at once; the truth
-is the plain ensemble, one text at a time.
+Measured in every padding mode on a real Triton with the sample's real model. Each ensemble gets the
+same texts in client batches of several sizes, 64 requests at once. The reference is the plain
+ensemble with one text at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def run() -> None:
         unit="millionths of a logit",
         goal=thresholds()["S6"]["goal"],
         met=worst <= MOST,
-        workload=f"{len(rows)} {described()}; client batches of {', '.join(map(str, SIZES))} rows, concurrently; the sample's real model",
+        workload=(
+            f"{len(rows)} {described()}; client batches of {', '.join(map(str, SIZES))} rows, "
+            "concurrently; the sample's real model"
+        ),
         stand_ins=["Triton's ONNX Runtime backend: replaced by the project's ONNX runner"],
         detail={
             "differences": {name: float(f"{value:.3g}") for name, value in differences.items()},

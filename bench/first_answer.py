@@ -1,9 +1,8 @@
-"""O5: how much later the first right answer comes through the operator than from the same objects
-applied by hand.
+"""O5: the time to the first correct answer with the operator and with manually applied objects.
 
-Both ways use the sample ``sentiment``, the same images, the same node; runs are interleaved. What
-is compared is therefore the operator alone: watching, rendering, applying. Triton's boot and the
-load of the model are in both.
+Both ways use the sample ``sentiment``, the same images and the same node, and runs are interleaved.
+The difference is therefore due to the operator alone: watching, rendering, applying. Both include
+the start of Triton and the loading of the model.
 """
 
 from __future__ import annotations
@@ -100,7 +99,8 @@ def _measure(kube: Kube) -> None:
         },
     )
     print(
-        f"O5: {statistics.median(differences):+.2f} s against the same objects by hand (goal {goal} s); {path.name} written"
+        f"O5: {statistics.median(differences):+.2f} s against the same objects by hand (goal "
+        f"{goal} s); {path.name} written"
     )
 
 
@@ -117,8 +117,9 @@ def _objects(document: Object, options: Options) -> list[Object]:
 
 
 def _time(kube: Kube, reach: Reach, name: str, objects: list[Object]) -> float:
-    """Seconds from the apply to the first right answer; everything is removed again before it
-    returns.
+    """Return the seconds from the apply to the first correct answer.
+
+    Everything is removed again before the function returns.
     """
     text = yaml.safe_dump_all(objects)
     began = time.monotonic()

@@ -1,8 +1,7 @@
-"""C4: counts go up and down in place under a steady load; requests that fail, and how much longer
-than usual the longest one takes.
+"""C4: failed requests and the longest latency while counts change in place under a steady load.
 
-The load is an open loop at no more than 70 % of what one instance carries, so that every count
-carries it: what a client feels is the change alone.
+The load is an open loop at no more than 70 % of the capacity of one instance. Every count can
+sustain it, so clients are affected only by the change itself.
 """
 
 from __future__ import annotations
@@ -90,7 +89,10 @@ def run() -> None:
         goal=thresholds()["C4"]["goal"],
         met=met,
         workload="; ".join(
-            f"{item.workload.name} at {item.workload.alone:g} requests/s, 1 → 2 → 3 → 1 instances, {ROUNDS} times"
+            (
+                f"{item.workload.name} at {item.workload.alone:g} requests/s, 1 → 2 → 3 → 1 "
+                f"instances, {ROUNDS} times"
+            )
             for item in found
         ),
         stand_ins=[
@@ -104,7 +106,8 @@ def run() -> None:
         detail={"workloads": [item.detail() for item in found]},
     )
     print(
-        f"C4: {sum(item.failed for item in found)} failed, {max(longest):.0f} ms at most beyond the steady longest ({'met' if met else 'missed'}); {path.name} written"
+        f"C4: {sum(item.failed for item in found)} failed, {max(longest):.0f} ms at most "
+        f"beyond the steady longest ({'met' if met else 'missed'}); {path.name} written"
     )
 
 
@@ -140,8 +143,9 @@ async def _measure(workload: Workload) -> Found:
 
 
 def beyond(answers: Sequence[Answer], change: Change, steady: float) -> float:
-    """Seconds by which the longest request that was under way in a change, or began soon after it,
-    exceeded `steady`; 0: none did.
+    """Return the seconds by which the longest request around a change exceeded `steady`, or 0.
+
+    Requests count that were running during a change or began soon after it.
     """
     met = [
         one.seconds

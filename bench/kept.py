@@ -1,9 +1,8 @@
-"""Runs of the simulator, kept: law, world, trace and seed decide a run wholly, so one that was made
-need not be made again.
+"""Cache runs of the simulator.
 
-They lie in the cache folder below a hash of everything that decides them, the operator's own law
-included: a changed line of it makes new runs, and a benchmark that was broken off goes on where it
-was.
+Law, world, trace and seed determine a run completely, so a run is never repeated. Runs are stored
+in the cache folder under a hash of everything that determines them, including the operator's own
+law. A changed line of it leads to new runs, and an interrupted benchmark resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -35,19 +34,23 @@ _SHOWN_EVERY = 25
 
 
 def measures(jobs: Sequence[Job], file: Path | None = None) -> Iterator[tuple[Job, Measures]]:
-    """Every job's measures, in the order of the jobs; those not known yet are played, as many at a
-    time as there are cores.
+    """Return the measures of every job, in the order of the jobs.
+
+    Jobs without a cached run are simulated, as many at a time as there are cores.
 
     Args:
-        jobs: what is wanted.
-        file: where runs are kept; default: in the cache folder.
+        jobs: The jobs.
+        file: Where runs are cached; by default in the cache folder.
     """
     file = file if file is not None else cache_root() / f"simulated-{_inputs()}" / "runs.jsonl"
     known = _read(file)
     missing = [job for job in jobs if job not in known]
     if missing:
         print(
-            f"{len(jobs) - len(missing)} of {len(jobs)} runs are known, {len(missing)} to make, some 2 s each",
+            (
+                f"{len(jobs) - len(missing)} of {len(jobs)} runs are known, {len(missing)} to "
+                "make, some 2 s each"
+            ),
             flush=True,
         )
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +86,9 @@ def _read(file: Path) -> dict[Job, Measures]:
 
 
 def _inputs() -> str:
-    """Hash of the modules that decide a run, and of numpy's version: its generators make the
-    traces.
+    """Return a hash of the modules that determine a run, and of numpy's version.
+
+    Numpy's generators create the traces.
     """
     modules = sorted(name for name in sys.modules if name.startswith(_DECIDING))
     return digest(

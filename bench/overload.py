@@ -1,10 +1,9 @@
-"""Overload: goodput under three times the capacity, with the queues limited by time, by length, and
-not at all.
+"""Goodput at three times the capacity, with queues limited by time, by length, and not at all.
 
-The capacity is what a closed loop gets. The overload is an open loop, Poisson: clients do not wait
-for one another. Goodput counts answers that came within the clients' deadline. The step is a
-stand-in that takes 200 ms for a batch of up to 8, so that two cores carry three times its capacity
-with ease.
+The capacity is the throughput of a closed loop. The overload is an open loop with Poisson arrivals:
+clients do not wait for one another. Goodput counts answers within the clients' deadline. The step
+is simulated and takes 200 ms for a batch of up to 8, so that two cores easily sustain three times
+its capacity.
 """
 
 from __future__ import annotations
@@ -119,7 +118,10 @@ def _write(found: Mapping[str, Sequence[Mapping[str, Any]]], capacities: Sequenc
         unit="percent of capacity",
         goal=thresholds()["overload"]["goal"],
         met=statistics.median(shares) >= LEAST,
-        workload=f"{described()}; {FACTOR:g} times the capacity, open loop, {ROUNDS} rounds of {SECONDS:g} s; deadline {DEADLINE_SECONDS * 1000:g} ms",
+        workload=(
+            f"{described()}; {FACTOR:g} times the capacity, open loop, {ROUNDS} rounds of "
+            f"{SECONDS:g} s; deadline {DEADLINE_SECONDS * 1000:g} ms"
+        ),
         stand_ins=[SIMULATED],
         detail={
             "capacityPerSecond": [round(value, 1) for value in capacities],

@@ -1,9 +1,9 @@
-"""S1 and S2: what each way of padding is worth, against the plain ensemble that pads each request
-to itself, on one real Triton.
+"""S1 and S2: each padding mode against the plain ensemble, on one real Triton.
 
-64 clients in a closed loop; every round puts the same load on each ensemble in an order of its own,
-and ratios are taken within a round. The step is the stand-in GPU of :mod:`bench.standin_gpu`;
-beside it, the sample's real model on CPU, where padding costs more than a run.
+The plain ensemble pads each request by itself. 64 clients run in a closed loop. Every round puts
+the same load on each ensemble, in a different order, and ratios are taken within a round. The step
+is the simulated GPU of :mod:`bench.standin_gpu`. In addition, the sample's real model runs on CPU,
+where padding costs more than another run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def run() -> None:
                     raise SystemExit(f"{variant.name}: {one.errors}")
                 found[variant.name].append(one)
                 print(
-                    f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 {one.p99_s * 1000:6.1f} ms",
+                    (
+                        f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 "
+                        f"{one.p99_s * 1000:6.1f} ms"
+                    ),
                     flush=True,
                 )
     _write(found)
@@ -111,12 +114,16 @@ def _write(found: Rounds) -> None:
             unit=f"times the requests/s ({statistics.median(late):.2f} times the p99)",
             goal=goal,
             met=met,
-            workload=f"{described()}; {clients} clients over HTTP, {ROUNDS} rounds of {seconds:g} s, interleaved",
+            workload=(
+                f"{described()}; {clients} clients over HTTP, {ROUNDS} rounds of {seconds:g} s, "
+                "interleaved"
+            ),
             stand_ins=[] if one == CPU_AUTO else [STAND_IN],
             detail={"p99Ratios": [round(value, 3) for value in late], "variants": rows},
         )
         print(
-            f"{identity}: {statistics.median(gains):.2f} times, p99 {statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}"
+            f"{identity}: {statistics.median(gains):.2f} times, p99 "
+            f"{statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}"
         )
 
     result("S1", SORTED, PLAIN, 7.5, 1 / 5)

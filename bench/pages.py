@@ -124,7 +124,10 @@ def runs(found: Result) -> str:
             one["workload"],
             one["source"],
             "never" if one["recoverySeconds"] is None else f"{one['recoverySeconds']:.0f} s",
-            f"{one['violationsPercent']:.1f} % ({one['violationsOfThisRunPercent']:.1f} % of this short run)",
+            (
+                f"{one['violationsPercent']:.1f} % ({one['violationsOfThisRunPercent']:.1f} % of "
+                "this short run)"
+            ),
             f"{one['cost']:.2f}",
             " → ".join(str(count) for count in one["counts"]),
             f"{one['starvedPercent']:.0f} %",
@@ -230,7 +233,7 @@ def ways(found: Result) -> str:
 
 
 def ratios(found: Result) -> str:
-    """Return the ratios of `tritonpipe bench` to perf_analyzer, by protocol and number of clients."""
+    """Return the ratios of `tritonpipe bench` to perf_analyzer, by protocol and client count."""
     head = ("Load", "Requests/s", "p50", "p99")
     rows = [
         (
@@ -246,11 +249,15 @@ def ratios(found: Result) -> str:
 
 
 def setup(found: Result) -> str:
-    """Return the workload, what was simulated or replaced, and where and when the result was
-    measured.
+    """Return the conditions of a result.
+
+    They are the workload, the simulated or replaced parts, and when and where it was measured.
     """
     simulated = "\n".join(_wrapped(f"- {one}") for one in found["stand_ins"]) or "- nothing"
-    place = f"Measured on {found['machine']}, with `{found['command']}`, on {found['date']} at commit {found['commit']}."
+    place = (
+        f"Measured on {found['machine']}, with `{found['command']}`, on {found['date']} at "
+        f"commit {found['commit']}."
+    )
     workload = _wrapped(f"Workload: {found['workload']}.")
     return f"{workload}\n\nSimulated or replaced:\n\n{simulated}\n\n{_wrapped(place)}"
 
@@ -383,7 +390,8 @@ def block(kind: str, names: Sequence[str]) -> str:
         return plots(names)
     if kind not in _OF_ONE or len(names) != 1:
         raise PageError(
-            f"no block {kind}: {' '.join(names)}; there are results, plots and, of one result, {', '.join(_OF_ONE)}"
+            f"no block {kind}: {' '.join(names)}; there are results, plots and, of one "
+            f"result, {', '.join(_OF_ONE)}"
         )
     found = result(names[0])
     return (

@@ -1,8 +1,8 @@
-"""``tritonpipe bench``'s engine beside NVIDIA's perf_analyzer: the same pipeline, texts and numbers
-of clients, in turn.
+"""Compare the engine of ``tritonpipe bench`` with NVIDIA's perf_analyzer.
 
-perf_analyzer comes from its package on PyPI. It needs glibc 2.38; on an older system it runs on the
-C library of Debian 13, unpacked beside it in the cache (nothing of the system is changed):
+Both run in turn with the same pipeline, texts and numbers of clients. perf_analyzer is installed
+from its package on PyPI. It needs glibc 2.38. On an older system it uses the C library of Debian
+13, which is unpacked next to it in the cache (the system itself is not changed):
 ``ld-linux --library-path … perf_analyzer``.
 """
 
@@ -115,13 +115,15 @@ def _program(folder: Path) -> None:
 
 
 def _libraries(folder: Path) -> None:
-    """Debian's packages of a newer release, with apt's own checks of signatures, in folders of
-    their own.
+    """Fetch Debian's packages of a newer release into separate folders.
+
+    apt checks their signatures.
     """
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
             raise ToolError(
-                f"glibc is older than {NEEDED_GLIBC[0]}.{NEEDED_GLIBC[1]}, and there is no {program} to fetch a newer one"
+                f"glibc is older than {NEEDED_GLIBC[0]}.{NEEDED_GLIBC[1]}, and there is no "
+                f"{program} to fetch a newer one"
             )
     apt = folder / "apt"
     for name in ("lists/partial", "archives/partial", "etc"):
@@ -226,8 +228,9 @@ def asked(
 def compared(
     tool: Tool, clients: Sequence[int], rounds: int, seconds: float
 ) -> list[tuple[InferenceProtocol, int, Figures, Figures]]:
-    """Pairs of ours and perf_analyzer's: rounds over both protocols and all numbers of clients; who
-    begins alternates.
+    """Return pairs of our result and perf_analyzer's.
+
+    Rounds cover both protocols and all numbers of clients. The tools alternate in going first.
     """
     result = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -293,7 +296,10 @@ def run() -> None:
         unit="times perf_analyzer's requests/s",
         goal=thresholds()["PA"]["goal"],
         met=all(0.9 <= value <= 1.1 for value in medians),
-        workload=f"a tiny classifier, {', '.join(map(str, CLIENTS))} clients in a closed loop, HTTP and gRPC, one text per request",
+        workload=(
+            f"a tiny classifier, {', '.join(map(str, CLIENTS))} clients in a closed loop, HTTP "
+            "and gRPC, one text per request"
+        ),
         stand_ins=["a tiny ONNX model on the project's CPU runner"],
         detail=detail,
     )

@@ -235,7 +235,7 @@ def _bars(plot: Bars) -> Figure:
     return figure
 
 
-# --- data files -------------------------------------------------------------------------------------------------------
+# --- Data files -----------------------------------------------------------------------------------
 
 
 def to_json(plot: Plot) -> dict[str, Any]:
@@ -300,7 +300,10 @@ def _point(values: Mapping[str, Any]) -> Point:
 
 
 def _changed(item: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults; JSON has neither NaN nor infinity."""
+    """Return the fields of a dataclass that differ from their defaults.
+
+    JSON has neither NaN nor infinity.
+    """
     found = {}
     for field in fields(item):
         value = getattr(item, field.name)
@@ -357,7 +360,10 @@ def main(arguments: list[str]) -> int:
             path.write_text(drawn, encoding="utf-8")
             continue
         print(
-            f"{path.relative_to(FOLDER.parent)} differs from its data: python -m bench.plots --write",
+            (
+                f"{path.relative_to(FOLDER.parent)} differs from its data: python -m bench.plots "
+                "--write"
+            ),
             file=sys.stderr,
         )
         differing += 1

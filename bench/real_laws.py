@@ -1,9 +1,9 @@
-"""C5 on a real Triton: the managed count against the best rival of the simulator, on two shortened
-traces, read from a real Prometheus every 5 s.
+"""C5 on a real Triton: the managed count against the simulator's best baseline.
 
-The rival decides from the same samples, once per scrape, and its counts are changed in place as the
-operator's are. It is told the step's service time, which it could not measure, and it has no proof
-of a change to wait for.
+The load follows two shortened traces, and metrics are read from a real Prometheus every 5 s. The
+baseline decides from the same samples, once per scrape, and its counts are changed in place like
+the operator's. It is given the step's service time, which it could not measure, and it does not
+wait for a change to be verified.
 """
 
 from __future__ import annotations
@@ -99,7 +99,11 @@ def run() -> None:
         unit="percent of requests over the SLO, managed, per trace",
         goal=thresholds()["C5-real"]["goal"],
         met=all(better.values()),
-        workload=f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of {', '.join(_length(name) for name in TRACES)}; stabilization {STABILIZATION_SECONDS} s",
+        workload=(
+            f"{workload.name}: {workload.low:g} to {workload.high:g} requests/s, traces of "
+            f"{', '.join(_length(name) for name in TRACES)}; stabilization "
+            f"{STABILIZATION_SECONDS} s"
+        ),
         stand_ins=[
             *STAND_INS,
             *workload.stand_ins,

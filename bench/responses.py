@@ -1,5 +1,7 @@
-"""What a step of the load up and down again came to: time to recover, violations, instances against
-foresight, changes of direction. Pure.
+"""Measure the response to a load that steps up and down again. Pure.
+
+The measures are the time to recover, SLO violations, instances relative to an oracle, and changes
+of direction.
 """
 
 from __future__ import annotations
@@ -62,11 +64,11 @@ class Response:
     verdicts: tuple[str, ...]
 
     def over(self, phases: Sequence[Phase]) -> float:
-        """Share of late requests in a run of other lengths: what the growth cost as measured, and
-        the steady share of the rest.
+        """Return the share of late requests for a run of other phase lengths.
 
-        The requests that are late until a growth is in force do not become more while the load
-        stays; their share of a short run says how short it was.
+        It combines the late requests measured during the growth with the steady share of the rest.
+        The number of requests that are late until the growth takes effect does not increase with
+        the length of the load, so their share of a short run would mainly reflect its length.
         """
         total = sum(phase.seconds * phase.rate for phase in phases)
         return min(1.0, self.late_until / total + self.steady)
@@ -81,11 +83,12 @@ def responded(
     slo: float,
     service: float,
 ) -> Response:
-    """Measures of a run of three phases (low, high, low).
+    """Return the measures of a run of three phases (low, high, low).
 
     Args:
-        seconds, answers: of the run; their times are on the clock of `began`.
-        phases: of the load.
+        seconds: Seconds of the run; their times are on the clock of `began`.
+        answers: Answers of the run; their times are on the clock of `began`.
+        phases: Phases of the load.
         began: when the first phase began.
         slo: in seconds.
         service: busy seconds of one instance per request, without contention.
@@ -117,10 +120,10 @@ def responded(
 
 
 def recovered(answers: Sequence[Answer], begin: float, end: float, slo: float) -> float | None:
-    """Seconds after `begin` from which p99 over each window of the next `HELD` seconds (or up to
-    `end`) is inside the SLO; `None`: never.
+    """Return the seconds after `begin` until p99 stays inside the SLO; `None` if it never does.
 
-    Requests count where they were due: an answer that is late is late from then on.
+    It must be inside the SLO in each window of the next `HELD` seconds (or up to `end`). Requests
+    count at the time when they were due, and a late answer counts as late from then on.
     """
     bins: list[list[float]] = [[] for _ in range(math.ceil(end - begin))]
     for answer in answers:

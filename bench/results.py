@@ -27,8 +27,9 @@ def write(
     stand_ins: Sequence[str],
     detail: dict[str, Any],
 ) -> Path:
-    """Write one result; its value is the median of ``samples``, its spread their minimum and
-    maximum.
+    """Write one result.
+
+    Its value is the median of ``samples``, and its spread their minimum and maximum.
     """
     document = {
         "id": identity,

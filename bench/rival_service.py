@@ -1,14 +1,13 @@
-"""The architectures that S3 compares with: a tokenizer service of its own before the model in
-Triton, done well and done plainly.
+"""Serve the architectures that S3 compares with: a separate tokenizer service before Triton.
 
 ``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER`` serves ``POST /`` with
 ``{"text": "…"}`` on a free port of loopback, prints the port, and answers ``{"logits": […]}``.
 
-*batched* is what a careful team builds: one asyncio process, kept connections, requests gathered
-into micro-batches, tokenized together in a thread without the interpreter's lock, padded to the
-longest of the batch, sent to Triton as one binary gRPC request; several batches under way. *plain*
-is what is written first: a thread for each connection, a request tokenized alone, sent to Triton as
-JSON over kept HTTP.
+*batched* is an optimized service: one asyncio process with persistent connections. Requests are
+collected into micro-batches, tokenized together in a thread without the interpreter's lock, padded
+to the longest of the batch and sent to Triton as one binary gRPC request. Several batches run at
+the same time. *plain* is a simple first version: a thread for each connection tokenizes each
+request alone and sends it to Triton as JSON over persistent HTTP.
 """
 
 from __future__ import annotations

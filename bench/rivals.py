@@ -1,10 +1,10 @@
-"""S3: the ensemble against the architectures that it replaces, on the same model in the same
-Triton, with the same padding.
+"""S3: the ensemble against the architectures that it replaces.
 
-Three ways from a text to the model's answer: the ensemble (tokenizer and model in one Triton), a
-tokenizer service with micro-batching before it, and one that handles a request at a time. The same
-clients, texts and stand-in GPU step; rounds over all three, so that a machine that slows down
-favours none.
+All use the same model in the same Triton with the same padding. There are three ways from a text to
+the model's answer: the ensemble (tokenizer and model in one Triton), a tokenizer service with
+micro-batching before Triton, and one that handles one request at a time. Clients, texts and the
+simulated GPU step are the same. Each round covers all three, so that a machine that slows down
+favors none.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ LAUNCH_US, TOKEN_US = 2000.0, 1.5
 # In C, as the backends that it stands in for: one in Python would add its own work to every request
 # of the ensemble, and to every batch of the service alone.
 STAND_IN = (
-    f"simulated GPU step: a C backend that waits {LAUNCH_US / 1000:g} ms plus {TOKEN_US:g} µs per token, including padding to the longest row of the batch, "
+    f"simulated GPU step: a C backend that waits {LAUNCH_US / 1000:g} ms plus {TOKEN_US:g} "
+    "µs per token, including padding to the longest row of the batch, "
     "and returns zeros"
 )
 
@@ -253,7 +254,8 @@ def run() -> None:
             raise RuntimeError(f"{name}: requests failed: {dict(item.errors)}")
         low, high = item.spread("requests_per_s")
         print(
-            f"{name:32} {item.median('requests_per_s'):7.0f} requests/s ({low:.0f} to {high:.0f}), p99 {item.median('p99_s') * 1000:.1f} ms,"
+            f"{name:32} {item.median('requests_per_s'):7.0f} requests/s ({low:.0f} to "
+            f"{high:.0f}), p99 {item.median('p99_s') * 1000:.1f} ms,"
             f" {statistics.median(results[name].costs) * 1e6:.0f} µs of CPU a request"
         )
     ratios = {
@@ -275,7 +277,10 @@ def run() -> None:
         unit="times the requests/s of the micro-batching service",
         goal=thresholds()["S3"]["goal"],
         met=met,
-        workload=f"{CLIENTS} clients in a closed loop, lognormal lengths ({LENGTHS}), one text per request",
+        workload=(
+            f"{CLIENTS} clients in a closed loop, lognormal lengths ({LENGTHS}), one text per "
+            "request"
+        ),
         stand_ins=[STAND_IN],
         detail={
             "ratioToPlain": _spread(ratios[PLAINLY]),
@@ -299,7 +304,8 @@ def run() -> None:
     )
     plots.save("S3", chart(curves))
     print(
-        f"S3: {statistics.median(ratios[WELL]):.2f} times done well, {statistics.median(ratios[PLAINLY]):.2f} times done plainly; {path.name} written"
+        f"S3: {statistics.median(ratios[WELL]):.2f} times done well, "
+        f"{statistics.median(ratios[PLAINLY]):.2f} times done plainly; {path.name} written"
     )
 
 

@@ -1,12 +1,11 @@
-"""S4 and S5: what Triton adds to tokenizing, and what an ensemble adds to a tokenizer; one real
-Triton, one tokenizer instance.
+"""S4 and S5: the overhead of Triton over tokenizing, and of an ensemble over a tokenizer.
 
-S4 compares Triton's own compute time for each request (input, compute and output of a batch, shared
-out over its requests) with the tokenizers library called in a loop, by one thread, on the same
-texts in batches of the same size, a pair of int64 arrays made for each. Rounds are interleaved.
-Triton's threads and the load generator keep the other core busy while the server is measured: the
-library is measured alone, which counts, and beside a busy core, which tells how much of the ratio
-is the machine's.
+Measured on one real Triton with one tokenizer instance. S4 compares Triton's own compute time per
+request (input, compute and output of a batch, divided by its requests) with the tokenizers library,
+called in a loop by one thread on the same texts in batches of the same size; each batch yields a
+pair of int64 arrays. Rounds are interleaved. Triton's threads and the load generator keep the other
+core busy while the server is measured. The library is therefore measured twice: alone, which is the
+reported figure, and next to a busy core, which shows how much of the ratio is due to the machine.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ pays.
 
 
 def new_words(texts: Sequence[str], count: int = NEW_TEXTS, seed: int = 1) -> list[str]:
-    """As many texts of about the same lengths in which no word comes twice: words of `texts` in
-    threes, joined by hyphens, in ever new combinations.
+    """Return as many texts of about the same lengths in which no word is repeated.
+
+    Each word consists of three words of `texts` joined by hyphens, always in a new combination.
     """
     drawn = random.Random(seed)
     triples = list(
@@ -84,13 +84,18 @@ def run() -> None:
             rates.append(tokenizer.requests_per_s)
             whole.append(load(server, NAME, spec, texts).requests_per_s)
             print(
-                f"round {number + 1}: stage {stage[-1]:.0f} us in batches of {batch}, library {alone[-1]:.0f} us, beside a busy core {busy[-1]:.0f} us; "
-                f"new words: stage {new[-1]:.0f} us, library {new_alone[-1]:.0f} us; tokenizer {rates[-1]:.0f}/s, ensemble {whole[-1]:.0f}/s",
+                f"round {number + 1}: stage {stage[-1]:.0f} us in batches of {batch}, "
+                f"library {alone[-1]:.0f} us, beside a busy core {busy[-1]:.0f} us; "
+                f"new words: stage {new[-1]:.0f} us, library {new_alone[-1]:.0f} us; "
+                f"tokenizer {rates[-1]:.0f}/s, ensemble {whole[-1]:.0f}/s",
                 flush=True,
             )
     ratios = [mine / theirs for mine, theirs in zip(stage, alone, strict=True)]
     common = {
-        "workload": f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, interleaved"
+        "workload": (
+            f"{described()}; {CLIENTS} clients over HTTP, {ROUNDS} rounds of {SECONDS:g} s, "
+            "interleaved"
+        )
     }
     write(
         "S4",
@@ -133,7 +138,8 @@ def run() -> None:
         **common,
     )
     print(
-        f"S4: {statistics.median(ratios):.2f} times (goal {MOST}); S5: {statistics.median(shares):.2f} times"
+        f"S4: {statistics.median(ratios):.2f} times (goal {MOST}); S5: "
+        f"{statistics.median(shares):.2f} times"
     )
 
 
@@ -142,8 +148,9 @@ def _figures(values: Sequence[float]) -> list[float]:
 
 
 def _raw(file: str, texts: Sequence[str], batch: int, processes: int) -> float:
-    """Microseconds of CPU-bound work for each text in a process of one thread, with ``processes``
-    of them at the same time.
+    """Return the microseconds of CPU-bound work per text in a single-threaded process.
+
+    ``processes`` of them run at the same time.
     """
     # As in the pipeline's pods; read when the library is first used, so it needs a process of its
     # own.

@@ -1,9 +1,9 @@
-"""Stand-in for a GPU model step, run by Triton's python backend: it waits as long as a GPU would
-compute, padding included.
+"""A simulated GPU model step for Triton's python backend.
 
-Parameters of config.pbtxt: ``mode`` Together (one run, as wide as its longest row), Sorted (the
-runs that the ONNX runner would make) or Packed (no padding); ``launch_us`` per run and ``token_us``
-per token computed. The runner's file lies beside this one as ``runner.py``.
+It waits for as long as a GPU would compute, including padding. Parameters of config.pbtxt: ``mode``
+is Together (one run, as wide as its longest row), Sorted (the runs that the ONNX runner would make)
+or Packed (no padding); ``launch_us`` is the time per run and ``token_us`` the time per computed
+token. The runner's file must be next to this one as ``runner.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""C1 to C3: how scaling answers a load that steps up fivefold and down again, on a real Triton with
-real load; read from Prometheus and directly.
+"""C1 to C3: the response of scaling to a load that steps up fivefold and down again.
 
-One run of each workload and source makes all three results. The load is an open loop, Poisson, with
-fixed seeds; its rates are such that the count it needs is at most 70 % busy on two cores.
+Measured on a real Triton under real load, with metrics read from Prometheus and directly. One run
+of each workload and source yields all three results. The load is an open loop with Poisson arrivals
+and fixed seeds. Its rates are chosen so that the required count is at most 70 % busy on two cores.
 """
 
 from __future__ import annotations
@@ -147,8 +147,14 @@ def _write(
     )
     notes = {
         "read": f"Prometheus scrapes every {SCRAPE_SECONDS:g} s; directly: every 2 s",
-        "run": f"{'/'.join(f'{seconds:g}' for seconds in SECONDS)} s low/high/low, stabilization {STABILIZATION_SECONDS} s",
-        "violationsPercent": "late until the recovery as measured, the steady share of the rest, over 300/600/600 s as in the simulated step",
+        "run": (
+            f"{'/'.join(f'{seconds:g}' for seconds in SECONDS)} s low/high/low, stabilization "
+            f"{STABILIZATION_SECONDS} s"
+        ),
+        "violationsPercent": (
+            "late until the recovery as measured, the steady share of the rest, over 300/600/600 "
+            "s as in the simulated step"
+        ),
     }
     path = write(
         identity,
@@ -161,7 +167,8 @@ def _write(
         detail={"notes": notes, "runs": [one.detail() for one in runs]},
     )
     print(
-        f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); {path.name} written"
+        f"{identity}: {'met' if met else 'missed'} ({thresholds()[identity]['goal']}); "
+        f"{path.name} written"
     )
 
 

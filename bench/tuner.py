@@ -1,15 +1,18 @@
-"""U1, U2: what the tuner predicts against what is measured, and what it chooses against brute
-force, on a real Triton.
+"""U1, U2: the tuner's predictions against measurements, and its choice against brute force.
 
-The model step is the stand-in GPU (``gpu-step.yaml``). U1: predictions made before each point is
-measured, over settings and shares written down here, as the tuner makes them: from the profile, one
-calibration with the first setting, and what the lower rates of the same setting showed; never from
-the point itself. They are for the very arrivals that are then sent, so that what differs is the
-prediction and not the draw. U2: the highest rate within the latency budget of every setting of a
-grid written down here, found by measuring; then a quick tuning run on the same server, and the
-highest rate of what it chose, found in the same way. ``SECONDS`` sets the length of a point (U1 10,
-U2 6; U1 takes about 3 minutes, U2 about 10); below 5 it is a trial of the parts, whose figures say
-nothing and are not written.
+Measured on a real Triton. The model step is the simulated GPU (``gpu-step.yaml``).
+
+U1: each point is predicted before it is measured, over settings and shares that are fixed here. The
+tuner predicts from the profile, one calibration with the first setting, and the results of lower
+rates of the same setting, but never from the point itself. Predictions are for exactly the arrivals
+that are then sent, so that differences are due to the prediction and not to the random draw.
+
+U2: the highest rate within the latency budget is measured for every setting of a grid that is fixed
+here. Then a quick tuning run on the same server chooses a setting, whose highest rate is found in
+the same way.
+
+``SECONDS`` sets the length of a point (U1 10, U2 6; U1 takes about 3 minutes, U2 about 10). Below 5
+it only tries out the parts; the figures mean nothing and are not written.
 """
 
 from __future__ import annotations
@@ -62,7 +65,10 @@ WARM_SECONDS = 1.0
 LATENCY_BUDGET = 0.035
 LENGTHS = TextLengths(median=200, sigma=0.6, cap=512)
 STAND_INS = [
-    "simulated GPU step: waits 2 ms plus 1.5 µs per token it would compute; its instances take turns"
+    (
+        "simulated GPU step: waits 2 ms plus 1.5 µs per token it would compute; its instances "
+        "take turns"
+    )
 ]
 WORKLOAD = (
     f"gpu-step, {LENGTHS} tokens, 1 row per request, Poisson arrivals;"
@@ -181,7 +187,8 @@ def predictions() -> None:
         },
     )
     print(
-        f"U1: predicted p99 off by {statistics.median(errors):.0f} % (median), {max(errors):.0f} % (worst) over {len(errors)} points"
+        f"U1: predicted p99 off by {statistics.median(errors):.0f} % (median), "
+        f"{max(errors):.0f} % (worst) over {len(errors)} points"
     )
 
 
@@ -199,7 +206,10 @@ async def _predictions(running: LocalPipeline) -> list[tuple[BatchingSetting, fl
             load, seen = await ready.measure(setting, spec)
             points.append((setting, rate, predicted, load.p99))
             print(
-                f"{setting} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured {load.p99 * 1e3:.1f} ms",
+                (
+                    f"{setting} at {rate:.0f}/s: predicted {predicted * 1e3:.1f} ms, measured "
+                    f"{load.p99 * 1e3:.1f} ms"
+                ),
                 flush=True,
             )
             pipe = calibrate(
@@ -268,7 +278,8 @@ async def _choice(running: LocalPipeline) -> None:
     )
     print(made.message)
     print(
-        f"U2: chosen {made.recommended}, best of the grid {best}: {statistics.median(regrets):.1f} % less; {measured} points,"
+        f"U2: chosen {made.recommended}, best of the grid {best}: "
+        f"{statistics.median(regrets):.1f} % less; {measured} points,"
         f" {made.failed_requests} failed, {made.late_requests} timed out or rejected"
     )
 
@@ -293,8 +304,10 @@ def _write(
 
 
 async def _highest(ready: Ready, setting: BatchingSetting) -> float:
-    """Highest rate within the latency budget: up or down from the predicted one by tenths until the
-    latency budget lies between two rates, then in proportion.
+    """Return the highest rate within the latency budget.
+
+    The search moves up or down from the predicted rate by tenths until two rates enclose the
+    latency budget, and then interpolates.
     """
     rate = predict_setting(ready.pipe, setting, LATENCY_BUDGET).rate or 50.0
     kept: tuple[float, float] | None = None

@@ -1,5 +1,6 @@
-"""Model repositories for the serving benchmarks: one ensemble per way of padding, each of a
-tokenizer and a model step of its own, on one server.
+"""Model repositories for the serving benchmarks.
+
+There is one ensemble per padding mode, each with its own tokenizer and model step, on one server.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ MAX_LENGTH = 512
 BUCKETS = "16,32,48,64,96,128,256"
 LENGTHS = TextLengths(median=32, sigma=0.6, cap=512)
 TEXTS = 512
-STAND_IN = f"simulated GPU step: waits {LAUNCH_US / 1000:g} ms per execution plus {TOKEN_US:g} µs per token it would compute, padding included"
+STAND_IN = (
+    f"simulated GPU step: waits {LAUNCH_US / 1000:g} ms per execution plus {TOKEN_US:g} µs per "
+    "token it would compute, padding included"
+)
 MODEL_FILE = tree.SENTIMENT_MODEL
 BOTH = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
 
@@ -70,7 +74,10 @@ def workload(seed: int = 1) -> list[str]:
 
 def described() -> str:
     """The workload in words."""
-    return f"texts of lognormal length (median {LENGTHS.median:g} tokens, sigma {LENGTHS.sigma:g}, at most {LENGTHS.cap}), one per request"
+    return (
+        f"texts of lognormal length (median {LENGTHS.median:g} tokens, sigma {LENGTHS.sigma:g}, "
+        f"at most {LENGTHS.cap}), one per request"
+    )
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Tools for developing the project: generators, checks and test tiers."""

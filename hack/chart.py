@@ -1,12 +1,15 @@
-"""Makes everything in the chart and the kustomize manifests that follows from other files.
+"""Generate the parts of the chart and the kustomize manifests that follow from other files.
 
-`python -m hack.chart` writes, `python -m hack.chart --check` only says what differs (exit code 1):
+`python -m hack.chart` writes them. `python -m hack.chart --check` only reports differences (exit
+code 1). Generated are:
 
-- `charts/…/templates/crds/` from `crds/`: Helm never upgrades a chart's own `crds/` folder, so they are templates behind a value;
-- descriptions in `values.schema.json` and the table of values in `README.md` from the comments of `values.yaml`;
-- `manifests/gitops/argocd-cm.yaml` from the Lua script beside it;
-- `manifests/base/operator.yaml`, `manifests/overlays/namespaced/roles.yaml` and `manifests/monitoring/monitoring.yaml` from the chart, so that
-  both ways install the same.
+- `charts/…/templates/crds/` from `crds/`. Helm never upgrades a chart's own `crds/` folder, so CRDs
+  are templates that a value enables.
+- descriptions in `values.schema.json` and the table of values in `README.md` from the comments of
+  `values.yaml`.
+- `manifests/gitops/argocd-cm.yaml` from the Lua script next to it.
+- `manifests/base/operator.yaml`, `manifests/overlays/namespaced/roles.yaml` and
+  `manifests/monitoring/monitoring.yaml` from the chart, so that both ways install the same objects.
 """
 
 import argparse
@@ -39,7 +42,10 @@ HELM_ONLY_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 
 
 class ChartError(RuntimeError):
-    """A source file does not have the shape that the generator needs; the message names the file and what to do."""
+    """A source file does not have the shape that the generator needs.
+
+    The message names the file and what to do.
+    """
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,22 @@ class Value:
     description: str
 
 
-# --- CRDs as templates -------------------------------------------------------------------------------------------------
+# --- CRDs as templates ----------------------------------------------------------------------------
 
 
 def escape_braces(text: str) -> str:
-    """Text that Helm's template engine renders back to `text`: opening and closing double braces become quoted literals."""
+    """Return text that Helm's template engine renders back to `text`.
+
+    Opening and closing double braces become quoted literals.
+    """
     return re.sub(r"\{\{|\}\}", lambda match: '{{ "' + match[0] + '" }}', text)
 
 
 def crd_template(text: str, source: str) -> str:
-    """A CRD as a template: rendered only with `crds.enabled`, kept on uninstall with `crds.keep`, with the chart's labels.
+    """Return a CRD as a template.
+
+    It is rendered only with `crds.enabled`, kept on uninstall with `crds.keep`, and has the chart's
+    labels.
 
     Args:
         text: YAML of one CustomResourceDefinition.
@@ -123,7 +135,7 @@ def _crd_metadata(metadata: Mapping[str, Any]) -> str:
     return "metadata:\n" + "\n".join(lines) + "\n"
 
 
-# --- values: comments, schema, table -----------------------------------------------------------------------------------
+# --- Values: comments, schema, table --------------------------------------------------------------
 
 
 def documented_values(text: str) -> list[Value]:
@@ -149,7 +161,10 @@ def documented_values(text: str) -> list[Value]:
 
 
 def undocumented_values(text: str) -> list[str]:
-    """Dotted paths of leaves of values.yaml that no comment describes, neither themselves nor as part of a described one."""
+    """Return the dotted paths of leaves of values.yaml that no comment describes.
+
+    A comment on a parent also describes its leaves.
+    """
     documented = {value.path for value in documented_values(text)}
 
     def leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -178,7 +193,8 @@ def described_schema(schema: Mapping[str, Any], values: Sequence[Value]) -> dict
                 node = node["properties"][key]
             except KeyError:
                 raise ChartError(
-                    f"values.schema.json: no property for {'.'.join(value.path)} of values.yaml; add it"
+                    f"values.schema.json: no property for {'.'.join(value.path)} of "
+                    "values.yaml; add it"
                 ) from None
         node["description"] = value.description
     return result
@@ -190,7 +206,8 @@ def values_table(values: Sequence[Value]) -> str:
     for value in values:
         default = json.dumps(value.default)
         rows.append(
-            f"| `{'.'.join(value.path)}` | `{default}` | {value.description.replace('|', chr(92) + '|')} |"
+            f"| `{'.'.join(value.path)}` | `{default}` | "
+            f"{value.description.replace('|', chr(92) + '|')} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -205,7 +222,8 @@ def with_table(readme: str, table: str) -> str:
     _, end, after = rest.partition(TABLE_END)
     if not start or not end:
         raise ChartError(
-            f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are missing"
+            f"charts/triton-pipelines/README.md: the marks {TABLE_START} and {TABLE_END} are "
+            "missing"
         )
     return f"{before}{start}\n{table}{end}{after}"
 
@@ -218,13 +236,16 @@ def argocd_config(script: str) -> str:
         "kind": "ConfigMap",
         "metadata": {"name": "argocd-cm", "namespace": "argocd", "labels": labels},
     }
-    note = "# Merge this key into the ConfigMap argocd-cm of your Argo CD: its health check for pipelines.\n"
+    note = (
+        "# Merge this key into the ConfigMap argocd-cm of your Argo CD: its health check for "
+        "pipelines.\n"
+    )
     key = f"  resource.customizations.health.{names.GROUP}_{names.KIND}: |\n"
     text = yaml.safe_dump(head, sort_keys=False) + "data:\n" + key + textwrap.indent(script, "    ")
     return GENERATED.format(source="manifests/gitops/argocd-health.lua") + note + text
 
 
-# --- kustomize from the chart ------------------------------------------------------------------------------------------
+# --- Kustomize from the chart ---------------------------------------------------------------------
 
 
 def render(
@@ -291,11 +312,14 @@ def added(
     return [item for item in objects if (item["kind"], item["metadata"]["name"]) not in known]
 
 
-# --- all of it ---------------------------------------------------------------------------------------------------------
+# --- All generated files --------------------------------------------------------------------------
 
 
 def written_from_files() -> dict[Path, str]:
-    """The generated files that need no helm, with the content they should have: CRD templates, schema, table of values, samples."""
+    """Return the generated files that do not need helm, with their expected content.
+
+    They are the CRD templates, the schema, the table of values and the samples.
+    """
     values = documented_values((CHART / "values.yaml").read_text())
     schema_path, readme_path = CHART / "values.schema.json", CHART / "README.md"
     files: dict[Path, str] = {}

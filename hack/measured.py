@@ -2,7 +2,8 @@
 
     python -m hack.measured [--write]
 
-The figures are stored in docs/user/measured/*.json; the suite writes them to the path in E2E_MEASURED. Without them the page says so.
+The figures are stored in docs/user/measured/*.json. The suite writes them to the path in
+E2E_MEASURED. If they are missing, the page says so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _MARKS = re.compile(r"(<!-- measured: start -->\n).*?(<!-- measured: end -->)", 
 
 
 def table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Return a table of the figures by case and client: failed requests, and the longest time without an answer."""
+    """Return a table of the figures by case and client.
+
+    The figures are failed requests and the longest time without an answer.
+    """
     lines = [f"| Rollout | {' | '.join(CLIENTS.values())} |", f"| --- |{' --- |' * len(CLIENTS)}"]
     lines += [
         f"| {case} | {' | '.join(_cell(clients.get(client)) for client in CLIENTS)} |"
@@ -38,15 +42,24 @@ def table(cases: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 def _cell(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return "–"
-    return f"{figures['failed']} of {figures['requests']} failed; longest gap {figures['longestGapMilliseconds']} ms"
+    return (
+        f"{figures['failed']} of {figures['requests']} failed; longest gap "
+        f"{figures['longestGapMilliseconds']} ms"
+    )
 
 
 def block() -> str:
     """Return the text between the marks."""
     if not FIGURES.exists():
-        return "No figures are published yet. `make e2e` measures and prints them, and stores them in `out/e2e/measured`."
+        return (
+            "No figures are published yet. `make e2e` measures and prints them, and stores them "
+            "in `out/e2e/measured`."
+        )
     cases = json.loads(FIGURES.read_text(encoding="utf-8"))
-    head = "Measured on the local one-node cluster (two cores, Triton on CPU), under load during the whole\nrollout, until the last old pod was gone:"
+    head = (
+        "Measured on the local one-node cluster (two cores, Triton on CPU), under load during "
+        "the whole\nrollout, until the last old pod was gone:"
+    )
     return f"{head}\n\n{table(cases)}"
 
 
@@ -55,7 +68,8 @@ def page(text: str) -> str:
     changed, count = _MARKS.subn(lambda match: f"{match[1]}{block()}\n{match[2]}", text)
     if count != 1:
         raise SystemExit(
-            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' must appear once each, in this order"
+            f"{PAGE.relative_to(ROOT)}: the marks 'measured: start' and 'measured: end' must "
+            "appear once each, in this order"
         )
     return changed
 

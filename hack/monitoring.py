@@ -1,8 +1,10 @@
-"""Recording rules, alerts and the Grafana dashboard, from one description.
+"""Generate recording rules, alerts and the Grafana dashboard from one description.
 
-``python -m hack.monitoring`` writes, ``--check`` only says what differs (exit code 1):
+``python -m hack.monitoring`` writes them. ``--check`` only reports differences (exit code 1).
+Generated are:
 
-- ``manifests/monitoring/rules.yaml``: a rule file as Prometheus loads it, and a copy in the chart, which makes a PrometheusRule of it;
+- ``manifests/monitoring/rules.yaml``: a rule file for Prometheus, and a copy in the chart, which
+  turns it into a PrometheusRule.
 - ``manifests/monitoring/dashboard.json``: the dashboard, and a copy in the chart.
 """
 
@@ -30,10 +32,11 @@ FOLDER: Final = ROOT / "manifests" / "monitoring"
 CHART_FILES: Final = ROOT / "charts" / "triton-pipelines" / "files"
 HEADER: Final = "# Made by `python -m hack.monitoring`; edit that instead.\n"
 
-# --- dashboard ---------------------------------------------------------------------------------------------------------
+# --- Dashboard ------------------------------------------------------------------------------------
 
 _OWN: Final = 'namespace="$namespace", pipeline="$pipeline"'
-# Series of Triton know their pipeline by the PodMonitor's relabelling; pods are named after it in any case.
+# Triton's series have a pipeline label only with the PodMonitor's relabeling. Pods are always named
+# after their pipeline.
 _PODS: Final = 'namespace="$namespace", pod=~"$pipeline-.+"'
 _VERDICTS: Final = "what limits the pipeline"
 
@@ -43,7 +46,12 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
     (
         "Decision",
         (
-            ("Verdict", "none", _VERDICTS, ((f"tritonpipe_pipeline_verdict{{{_OWN}}} == 1", "{{verdict}}"),)),
+            (
+                "Verdict",
+                "none",
+                _VERDICTS,
+                (((f"tritonpipe_pipeline_verdict{{{_OWN}}} == 1"), "{{verdict}}"),),
+            ),
             (
                 "Instances of scaled steps",
                 "none",
@@ -53,67 +61,154 @@ PANELS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
                     (f"tritonpipe_step_instances{{{_OWN}}}", "{{step}} {{pod}}"),
                 ),
             ),
-            ("Starved GPU", "percentunit", "time in which the GPU step was idle although work was queued", (
-                (f"tritonpipe:gpu_starved:ratio{{{_OWN}}}", "starved"),
-            )),
+            (
+                "Starved GPU",
+                "percentunit",
+                ("time in which the GPU step was idle although work was queued"),
+                ((f"tritonpipe:gpu_starved:ratio{{{_OWN}}}", "starved"),),
+            ),
         ),
     ),
     (
         "Load",
         (
-            ("Busy share of scaled steps", "percentunit", "corrected for batches", ((f"tritonpipe_step_busy_ratio{{{_OWN}}}", "{{step}}"),)),
-            ("Wait before scaled steps", "s", "by Little's law, live in a stall", ((f"tritonpipe_step_wait_seconds{{{_OWN}}}", "{{step}}"),)),
+            (
+                "Busy share of scaled steps",
+                "percentunit",
+                "corrected for batches",
+                ((f"tritonpipe_step_busy_ratio{{{_OWN}}}", "{{step}}"),),
+            ),
+            (
+                "Wait before scaled steps",
+                "s",
+                "by Little's law, live in a stall",
+                (((f"tritonpipe_step_wait_seconds{{{_OWN}}}"), "{{step}}"),),
+            ),
             (
                 "Requests",
                 "reqps",
                 "arrivals and completions over all pods",
                 (
                     (f"sum by (model) (tritonpipe:arrivals:rate{{{_PODS}}})", "{{model}} arriving"),
-                    (f"sum by (model) (tritonpipe:throughput:rate{{{_PODS}}})", "{{model}} completed"),
+                    (
+                        (f"sum by (model) (tritonpipe:throughput:rate{{{_PODS}}})"),
+                        "{{model}} completed",
+                    ),
                 ),
             ),
-            ("Waiting requests", "none", "", ((f"sum by (model) (tritonpipe:pending:sum{{{_PODS}}})", "{{model}}"),)),
-            ("Requests per execution", "none", "about 1 with requests waiting: batching is ineffective", (
-                (f"avg by (model) (tritonpipe:batch:mean{{{_PODS}}})", "{{model}}"),
-            )),
-            ("Busy instances", "none", "per model, all pods", ((f"sum by (model) (tritonpipe:busy:instances{{{_PODS}}})", "{{model}}"),)),
+            (
+                "Waiting requests",
+                "none",
+                "",
+                (((f"sum by (model) (tritonpipe:pending:sum{{{_PODS}}})"), "{{model}}"),),
+            ),
+            (
+                "Requests per execution",
+                "none",
+                ("about 1 with requests waiting: batching is ineffective"),
+                ((f"avg by (model) (tritonpipe:batch:mean{{{_PODS}}})", "{{model}}"),),
+            ),
+            (
+                "Busy instances",
+                "none",
+                "per model, all pods",
+                (((f"sum by (model) (tritonpipe:busy:instances{{{_PODS}}})"), "{{model}}"),),
+            ),
         ),
     ),
     (
         "Machine",
         (
-            ("GPU utilization", "percentunit", "busiest GPU of each pod", ((f"tritonpipe:gpu:ratio{{{_PODS}}}", "{{pod}}"),)),
-            ("CPU of the server", "none", "cores", ((f"tritonpipe:cpu:cores{{{_PODS}}}", "{{pod}}"),)),
-            ("Throttled CPU periods", "percentunit", "above 10 % nothing is added", ((f"tritonpipe:cpu_throttled:ratio{{{_PODS}}}", "{{pod}}"),)),
+            (
+                "GPU utilization",
+                "percentunit",
+                "busiest GPU of each pod",
+                ((f"tritonpipe:gpu:ratio{{{_PODS}}}", "{{pod}}"),),
+            ),
+            (
+                "CPU of the server",
+                "none",
+                "cores",
+                ((f"tritonpipe:cpu:cores{{{_PODS}}}", "{{pod}}"),),
+            ),
+            (
+                "Throttled CPU periods",
+                "percentunit",
+                "above 10 % nothing is added",
+                (((f"tritonpipe:cpu_throttled:ratio{{{_PODS}}}"), "{{pod}}"),),
+            ),
         ),
     ),
     (
         "Pods",
         (
-            ("Pods", "none", "wanted, and there", (
-                (f"tritonpipe_pipeline_pods_desired{{{_OWN}}}", "wanted"),
-                (f"tritonpipe_pipeline_pods{{{_OWN}}}", "there"),
-            )),
-            ("CPU limit of each pod", "none", "cores; wanted where live scaling grows it in place", (
-                (f"tritonpipe_pod_cpu_limit_desired_cores{{{_OWN}}}", "wanted"),
-                (f"tritonpipe_pod_cpu_limit_cores{{{_OWN}}}", "{{pod}}"),
-            )),
+            (
+                "Pods",
+                "none",
+                "wanted, and there",
+                (
+                    (f"tritonpipe_pipeline_pods_desired{{{_OWN}}}", "wanted"),
+                    (f"tritonpipe_pipeline_pods{{{_OWN}}}", "there"),
+                ),
+            ),
+            (
+                "CPU limit of each pod",
+                "none",
+                ("cores; wanted where live scaling grows it in place"),
+                (
+                    (f"tritonpipe_pod_cpu_limit_desired_cores{{{_OWN}}}", "wanted"),
+                    (f"tritonpipe_pod_cpu_limit_cores{{{_OWN}}}", "{{pod}}"),
+                ),
+            ),
         ),
     ),
     (
         "Scaling itself",
         (
-            ("Changes", "none", "per direction and reason, in the window shown", (
-                (f"sum by (step, direction, reason) (increase(tritonpipe_scaling_actions_total{{{_OWN}}}[$__range]))", "{{step}} {{direction}} {{reason}}"),
-                (f"sum by (step) (increase(tritonpipe_scaling_reversals_total{{{_OWN}}}[$__range]))", "{{step}} reversals"),
-            )),
-            ("Age of samples", "s", "oldest of the pods' newest samples", ((f"tritonpipe_scaling_sample_age_seconds{{{_OWN}}}", "age"),)),
-            ("Errors", "none", "per kind, in the window shown", (
-                (f"sum by (kind) (increase(tritonpipe_scaling_errors_total{{{_OWN}}}[$__range]))", "{{kind}}"),
-            )),
+            (
+                "Changes",
+                "none",
+                "per direction and reason, in the window shown",
+                (
+                    (
+                        (
+                            "sum by (step, direction, reason) "
+                            f"(increase(tritonpipe_scaling_actions_total{{{_OWN}}}[$__range]))"
+                        ),
+                        "{{step}} {{direction}} {{reason}}",
+                    ),
+                    (
+                        (
+                            "sum by (step) "
+                            f"(increase(tritonpipe_scaling_reversals_total{{{_OWN}}}[$__range]))"
+                        ),
+                        "{{step}} reversals",
+                    ),
+                ),
+            ),
+            (
+                "Age of samples",
+                "s",
+                "oldest of the pods' newest samples",
+                (((f"tritonpipe_scaling_sample_age_seconds{{{_OWN}}}"), "age"),),
+            ),
+            (
+                "Errors",
+                "none",
+                "per kind, in the window shown",
+                (
+                    (
+                        (
+                            "sum by (kind) "
+                            f"(increase(tritonpipe_scaling_errors_total{{{_OWN}}}[$__range]))"
+                        ),
+                        "{{kind}}",
+                    ),
+                ),
+            ),
         ),
     ),
-)  # fmt: skip
+)
 _WIDTH, _HEIGHT = 8, 7
 
 
@@ -163,7 +258,10 @@ def dashboard() -> dict[str, Any]:
                 ),
                 _variable(
                     "pipeline",
-                    'label_values(tritonpipe_step_instances_desired{namespace="$namespace"}, pipeline)',
+                    (
+                        'label_values(tritonpipe_step_instances_desired{namespace="$namespace"}, '
+                        "pipeline)"
+                    ),
                 ),
             ]
         },
@@ -219,7 +317,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-# --- files -------------------------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def files() -> dict[Path, str]:

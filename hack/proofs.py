@@ -1,16 +1,20 @@
-"""Which test shows which field of the resource at work: ``python -m hack.proofs`` prints docs/reference/proofs.md.
+"""Print which test covers which field of the resource, and at which level.
 
-Tests carry the claims, and they are read from the source text, so that no test has to run for the table:
+``python -m hack.proofs`` prints docs/reference/proofs.md. Marks on tests claim the coverage. They
+are read from the source text, so that no test has to run for the table:
 
-- ``@pytest.mark.proves(path, level)`` on a test, on its class, on a parameter, or as ``pytestmark`` of a file. ``*`` in a path stands for
-  any part of it (``spec.*.warmup.mode``), and a path that leads to further fields stands for all of them;
-- ``@pytest.mark.proves_files(place, level, *but)``: the same for every field that the resources in a YAML file or a folder of them write,
-  except for those that one of the patterns ``but`` fits.
+- ``@pytest.mark.proves(path, level)`` on a test, on its class, on a parameter, or as ``pytestmark``
+  of a file. ``*`` in a path matches any part of it (``spec.*.warmup.mode``), and a path to an
+  object covers all fields below it.
+- ``@pytest.mark.proves_files(place, level, *but)``: the same for every field that is set by the
+  resources in a YAML file or a folder of them, except for fields that match a pattern in ``but``.
 
-A field that ends in Triton's configuration climbs ``parsed`` (by Triton's own proto) → ``loaded`` (in a real Triton) → ``behaviour``
-(seen in answers, metrics, timing); any other ``accepted`` (by a real API server) → ``applied`` (seen in an object or file that is made)
-→ ``behaviour``. One type can stand at several places (a source, a batcher): what counts is its furthest place, but every place has to be
-shown at the first level. A field below the second level needs a reason in hack/proofs-reasons.yaml.
+The levels of a field that ends up in Triton's configuration are ``parsed`` (by Triton's own proto)
+→ ``loaded`` (in a real Triton) → ``behaviour`` (seen in answers, metrics, timing). Those of any
+other field are ``accepted`` (by a real API server) → ``applied`` (seen in a generated object or
+file) → ``behaviour``. A type can be used in several places (a source, a batcher). The place with
+the highest level counts, but every place must reach the first level. A field below the second level
+needs a reason in hack/proofs-reasons.yaml.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ NOT_IN_CONFIG = (
 
 @dataclass(frozen=True)
 class Claim:
-    """One mark: the test that carries it, the field's path (or the files that write the fields), and the level."""
+    """One mark: the marked test, the path of the field (or the files that set it) and the level."""
 
     test: str
     target: str
@@ -70,13 +74,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Proof:
-    """How far one field got.
+    """The coverage of one field.
 
     Attributes:
-        name: class and field (``Source.uri``), as in the API reference.
-        places: the paths where it stands.
-        level: the highest level that a test reached at one of them, and `tests` those that did; ``None``: not even the first.
-        reason: why no further, where one is needed.
+        name: Class and field (``Source.uri``), as in the API reference.
+        places: The paths where it is used.
+        level: The highest level that a test reached at one of them; ``None`` if not even the first.
+        tests: The tests that reached it.
+        reason: Why it is not higher, if a reason is needed.
     """
 
     name: str
@@ -87,7 +92,7 @@ class Proof:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """The levels that this field can have, lowest first."""
+        """Return the levels that this field can have, lowest first."""
         return ladder(self.places[0])
 
 
@@ -109,7 +114,11 @@ def ladder(path: str) -> tuple[str, ...]:
 
 
 def claims_of(file: Path, root: Path = ROOT) -> Iterator[Claim]:
-    """The marks of one test file. Raises :class:`ValueError` for a mark whose arguments are not plain text."""
+    """Return the marks of one test file.
+
+    Raises:
+        ValueError: The arguments of a mark are not plain text.
+    """
     tree = ast.parse(file.read_text(encoding="utf-8"))
     place = file.relative_to(root).as_posix()
     tables = {
@@ -135,7 +144,7 @@ def _tests(node: ast.stmt, place: str, tables: Mapping[str, ast.expr]) -> Iterat
 
 
 def _marks(tree: ast.expr, test: str, tables: Mapping[str, ast.expr]) -> Iterator[Claim]:
-    """The marks in an expression, and in the module's tables that it names (parameters with marks)."""
+    """Yield the marks in an expression and in the tables it names (parameters with marks)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in tables and tables[node.id] is not tree:
             yield from _marks(tables[node.id], test, {})
@@ -158,7 +167,8 @@ def _marks(tree: ast.expr, test: str, tables: Mapping[str, ast.expr]) -> Iterato
             or (len(values) > 2 and not files)
         ):
             raise ValueError(
-                f"{test}, line {node.lineno}: {node.func.attr} takes two plain texts{' and patterns' if files else ''}"
+                f"{test}, line {node.lineno}: {node.func.attr} takes two plain "
+                f"texts{' and patterns' if files else ''}"
             )
         yield Claim(test, values[0], values[1], files, tuple(values[2:]))
 
@@ -172,9 +182,13 @@ def all_claims(root: Path = ROOT) -> list[Claim]:
 def prove(
     names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[str, str], root: Path = ROOT
 ) -> tuple[list[Proof], list[str]]:
-    """What is proven of each field, and what is wrong with the claims and reasons (empty where all is well).
+    """Return the coverage of each field, and the errors in claims and reasons.
 
-    ``names``: path → class and field (:func:`tests.support.fields.owners`), for the fields alone.
+    Args:
+        names: Class and field of each path (:func:`tests.support.fields.owners`), for fields only.
+        claims: The claims of all tests.
+        reasons: Reasons why a field has no higher level.
+        root: The root folder of the repository.
     """
     reached: dict[str, dict[str, list[str]]] = {path: {} for path in names}
     wrong = []
@@ -194,7 +208,8 @@ def prove(
             )
         elif not claim.files and not any(claim.level in ladder(path) for path in meant):
             wrong.append(
-                f"{claim.test}: {claim.target} has the levels {', '.join(ladder(min(meant)))}, not {claim.level}"
+                f"{claim.test}: {claim.target} has the levels "
+                f"{', '.join(ladder(min(meant)))}, not {claim.level}"
             )
         wrong += [
             f"{claim.test}: {pattern} excepts nothing"
@@ -237,7 +252,8 @@ def prove(
         if pattern is None:
             missing = f"{levels[0]} at {', '.join(unseen)}" if unseen else levels[ENOUGH]
             wrong.append(
-                f"{name}: no test shows it {missing}; mark one (see hack/proofs.py), or say why not in {REASONS.name}"
+                f"{name}: no test shows it {missing}; mark one (see hack/proofs.py), or say "
+                f"why not in {REASONS.name}"
             )
         used.add(pattern)
         proofs.append(Proof(name, tuple(places), level, tuple(tests), reasons.get(pattern or "")))
@@ -303,13 +319,28 @@ def _rank(path: str) -> tuple[int, int]:
 def render(proofs: Sequence[Proof]) -> str:
     """The table as Markdown."""
     lines = [
-        "<!-- Generated by `python -m hack.proofs` from the CRD and the marks of the tests. Do not edit. -->",
+        (
+            "<!-- Generated by `python -m hack.proofs` from the CRD and the marks of the tests. "
+            "Do not edit. -->"
+        ),
         "# A proof per field",
         "",
-        "What the tests show of each field of `spec`. A field that ends in Triton's configuration is **parsed** by Triton's own proto, **loaded** in a",
-        "real Triton, and its **behaviour** is seen; any other is **accepted** by a real API server, **applied** (seen in an object or a file",
-        "that is made), and its **behaviour** is seen. Only the highest level is told, with tests that reach it. One type can stand at several",
-        "places: the first level is shown at each of them, the highest at one at least. A field below the second level has its reason beside it.",
+        (
+            "What the tests show of each field of `spec`. A field that ends in Triton's "
+            "configuration is **parsed** by Triton's own proto, **loaded** in a"
+        ),
+        (
+            "real Triton, and its **behaviour** is seen; any other is **accepted** by a real API "
+            "server, **applied** (seen in an object or a file"
+        ),
+        (
+            "that is made), and its **behaviour** is seen. Only the highest level is told, with "
+            "tests that reach it. One type can stand at several"
+        ),
+        (
+            "places: the first level is shown at each of them, the highest at one at least. A "
+            "field below the second level has its reason beside it."
+        ),
         "",
         "| Fields | first level only | second | behaviour | none |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -332,7 +363,8 @@ def render(proofs: Sequence[Proof]) -> str:
                 "| --- | --- | --- | --- |",
             ]
         lines.append(
-            f"| `{proof.name.partition('.')[2]}` | {_places(proof)} | {proof.level or 'none'} | {_shown(proof)} |"
+            f"| `{proof.name.partition('.')[2]}` | {_places(proof)} | "
+            f"{proof.level or 'none'} | {_shown(proof)} |"
         )
     return "\n".join(lines) + "\n"
 

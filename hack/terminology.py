@@ -1,8 +1,9 @@
 """Reject words that the project does not use: ``python -m hack.terminology``.
 
-``hack/terminology.yaml`` holds the words with what to write instead, the files and packages that are covered, and the
-exceptions with their reasons. Read are the prose and the fenced blocks of Markdown pages, the comments of sample files, and the
-docstrings and string literals of Python packages.
+``hack/terminology.yaml`` holds the words with their replacements, the files and packages that are
+covered, and the exceptions with their reasons. The check reads the prose and the fenced blocks of
+Markdown pages, the comments of sample files, and the docstrings and string literals of Python
+packages.
 
     python -m hack.terminology            check what is covered; exit code 1 on a finding
     python -m hack.terminology --count    count findings per package of operator/, covered or not
@@ -94,7 +95,7 @@ def read_rules(document: Mapping[str, Any]) -> Rules:
     """Return the rules of a parsed YAML document.
 
     Raises:
-        ValueError: A term is listed twice, or an exception names an unknown term or gives no reason.
+        ValueError: A term is listed twice, or an exception has an unknown term or no reason.
     """
     terms = []
     for item in document["terms"]:

@@ -1,4 +1,6 @@
-"""Runs test tiers in turn, says what each took against its budget, what was left out and why. A left-out tier never counts as passed.
+"""Run test tiers in turn and report their times against their budgets.
+
+The report also names the tiers that were skipped and why. A skipped tier never counts as passed.
 
 python -m hack.tiers lint unit integration e2e
 """
@@ -68,7 +70,10 @@ BUILT = (
 
 def _real_parts() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"a local Triton and control plane need Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+        return (
+            f"a local Triton and control plane need Linux on x86-64, this is {sys.platform} on "
+            f"{platform.machine()}"
+        )
     return ""
 
 
@@ -116,7 +121,8 @@ TIERS = {
         12,
     ),
     # Measured on two cores: 916 s, the closed loops on a real Triton and Prometheus in it.
-    # Cold builds take minutes and show their progress; inside a test they would only run into its time limit.
+    # Cold builds take minutes and show their progress. Inside a test they would exceed its time
+    # limit.
     "integration": Tier(
         (
             _python("-m", "e2e.local.binaries", *BUILT),
@@ -133,9 +139,9 @@ TIERS = {
         18,
         _real_parts,
     ),
-    # Most of it is waiting: drains that have to outlast clients, pods that come and go one after the
-    # other. The tests share one operator, which some of them kill and one watches for silence, so they
-    # run in turn. Measured on two cores: 1 267 s.
+    # Most of the time is waiting: for drains that have to outlast clients, and for pods that start
+    # and stop one after the other. The tests run in turn because they share one operator, which
+    # some of them kill and one requires to be idle. Measured on two cores: 1 267 s.
     "e2e": Tier(
         (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),), 25, _cluster, alongside=True
     ),

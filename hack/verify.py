@@ -1,4 +1,4 @@
-"""Regenerates everything that is generated and fails on a difference; ``--write`` keeps the new state.
+"""Regenerate all generated files and fail on a difference; ``--write`` keeps the new state.
 
 python -m hack.verify [--write]
 """

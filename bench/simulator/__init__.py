@@ -1,1 +1,4 @@
-"""Discrete events: pods of stations with Triton's batching semantics, traces of load, control laws, measures. Pure, by seed."""
+"""Discrete-event simulation of pods with Triton's batching, load traces and control laws.
+
+Pure: the seed determines every result.
+"""

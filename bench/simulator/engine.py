@@ -1,7 +1,8 @@
-"""A run: pods under a trace of load, scraped, with a control law in the loop and things that go wrong. Pure, by seed.
+"""Simulate a run: pods under a load trace, with scrapes, a control law and incidents.
 
-Time goes in steps from event to event (scrapes, ticks, count changes, the whole second); between two events each station runs alone,
-which is exact but for CPU shared between stations: it is split by what was busy at the step's beginning.
+Pure: the seed determines every result. Time advances from event to event (scrapes, ticks, count
+changes, whole seconds). Between two events each station runs on its own. This is exact except for
+CPU shared between stations, which is divided by what was busy at the beginning of the step.
 """
 
 from __future__ import annotations
@@ -32,20 +33,33 @@ EPOCH = 1.7e9  # laws see Unix seconds
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that changes at ``at`` (seconds): ``what`` is service (value: factor of ``step``'s time), cores (value: the limit),
-    outage (value: seconds without metrics), restart (value: seconds until the pod ``pod`` is ready again)."""
+    """A change at a given time."""
 
     at: float
+    """Time of the change in seconds."""
     what: str
+    """Kind of change: service, cores, outage or restart."""
     value: float
+    """Value by kind.
+
+    - service: factor of the time of ``step``
+    - cores: the CPU limit
+    - outage: seconds without metrics
+    - restart: seconds until ``pod`` is ready again
+    """
     step: str = ""
+    """The step that changes, for service."""
     pod: int = 0
+    """The pod that restarts, for restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Pods, their steps, how they are scraped and acted on. Seconds and cores; ``gpu_reports``: what the GPU's own utilisation shows
-    against the share of time that its step computes (1: the same; ``None``: not reported)."""
+    """Pods, their steps, and how they are scraped and scaled. Times are seconds, CPU is in cores.
+
+    ``gpu_reports`` is the ratio of the GPU utilization that the GPU reports to the share of time
+    that its step computes (1: equal; ``None``: not reported).
+    """
 
     stations: tuple[StationSpec, ...]
     pods: int = 1
@@ -65,42 +79,55 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class LawInput:
-    """What a law sees at a tick. ``counts``: step → pod → instances; ``cores``: the CPU limit of a pod."""
+    """Input of a control law at a tick."""
 
     now: float
+    """Time in Unix seconds."""
     sample: PipelineSample | MetricsFailure
+    """The sample, or why there is none."""
     counts: Mapping[str, Mapping[str, int]]
+    """Instances by step and pod."""
     ready: Sequence[str]
+    """Names of the ready pods."""
     cores: float
+    """CPU limit of a pod."""
 
 
 class Controller(Protocol):
-    """A control law. ``every``: ticks between decisions; ``wanted``: instances per pod of each scaled step, "" verdict if it has none."""
+    """A control law. ``period`` is the seconds between decisions; ``None``: after every scrape."""
 
     name: str
     period: float | None
 
     def wanted(self, view: LawInput) -> tuple[Mapping[str, int], str]:
-        """Counts and a verdict."""
+        """Return the instances per pod of each scaled step, and a verdict or ""."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What a run leaves. Lists by second: ``arrived``, ``late`` (beyond the SLO, lost ones included), latencies of what arrived then,
-    running ``instances`` of the first scaled step in all pods, share of GPU steps that were starved, ``verdict``."""
+    """Result of a run. Lists have one entry per second, except for ``actions``."""
 
     seconds: int
+    """Length of the run."""
     arrived: list[int]
+    """Requests that arrived."""
     late: list[int]
+    """Of these, requests beyond the SLO, including lost ones."""
     latencies: list[list[float]]
+    """Latencies of the requests that arrived."""
     instances: list[float] = field(default_factory=list)
+    """Running instances of the first scaled step in all pods."""
     starved: list[float] = field(default_factory=list)
+    """Share of GPU steps that were starved."""
     verdicts: list[str] = field(default_factory=list)
+    """Verdicts of the control law."""
     actions: list[tuple[float, int, int]] = field(default_factory=list)
+    """Changes of a count: time, count before and count after."""
     lost: int = 0
+    """Lost requests in total."""
 
 
-GPU_IDLE = 0.01  # idle share of a second from which the GPU step counts as idling in it
+GPU_IDLE = 0.01  # Idle share of a second from which the GPU step counts as idle in it.
 
 
 class _Pod:
@@ -311,7 +338,11 @@ class Run:
         )
 
     def _act(self, at: float, index: int, name: str, count: int) -> None:
-        """Growth: a canary pod, then all others together; removal: pod by pod, instance by instance."""
+        """Change counts as the operator does.
+
+        Growth starts with a canary pod and continues in all others together. Removal proceeds pod
+        by pod and instance by instance.
+        """
         world, before = self._world, self._desired[name]
         self._desired[name] = count
         if index == self._scaled[0]:

@@ -1,4 +1,7 @@
-"""The product's own law in the simulator: the same pure decision that the operator runs, its memory through JSON on the way."""
+"""The product's control law in the simulator.
+
+It is the same pure decision that the operator runs, including the JSON round trip of its state.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,11 @@ def limits_of(world: World, law: ControlLaw) -> PipelineLimits:
 
 
 class Managed:
-    """The law of ``scaling.decide``. ``forgetful_at``: Unix seconds at which the operator restarts (its memory goes through JSON)."""
+    """The control law of ``autoscaling.decide``.
+
+    ``forgetful_at`` are the Unix seconds at which the operator restarts. Its state is then written
+    to JSON and read again.
+    """
 
     period: float | None = None
 

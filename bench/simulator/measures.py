@@ -1,4 +1,8 @@
-"""What a run was worth: lateness, instances against foresight, restlessness, a starved GPU, time to recover. Pure."""
+"""Measures of a run. Pure.
+
+They cover SLO violations, instances relative to an oracle, oscillations, GPU starvation and the
+time to recover.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +13,44 @@ from itertools import pairwise
 
 from bench.simulator.engine import Record
 
-_HELD = 60  # seconds that p99 has to stay inside the SLO to count as recovered
-_LATE = 0.01  # share beyond the SLO that p99 allows
+_HELD = 60  # Seconds for which p99 has to stay inside the SLO to count as recovered.
+_LATE = 0.01  # Share of requests beyond the SLO that p99 allows.
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Shares are 0–1. ``violations``: requests beyond the SLO, lost ones included; ``cost``: instance-seconds against the oracle's;
-    ``mean``: instances; ``reversals``: changes of direction; ``actions``; ``late_actions``: after t = 500 s; ``starved``: share of
-    seconds in which the GPU step idled while the wait before it exceeded one service time; ``recovery``: seconds from ``since`` until
-    p99 was inside the SLO for a minute (``None``: never, or no step); ``overshoot``: instances beyond the oracle's highest."""
+    """Measures of a run; shares are 0–1."""
 
     violations: float
+    """Share of requests beyond the SLO, including lost ones."""
     cost: float
+    """Instance-seconds relative to the oracle's."""
     mean: float
+    """Mean number of instances."""
     reversals: int
+    """Changes of direction."""
     actions: int
+    """Changes of a count."""
     late_actions: int
+    """Changes of a count after t = 500 s."""
     starved: float
+    """Share of seconds in which the GPU step idled while the wait before it exceeded one service
+    time."""
     p99: float
+    """99th percentile of the latency in seconds."""
     recovery: float | None
+    """Seconds from ``since`` until p99 was inside the SLO for a minute.
+
+    ``None`` if it never was, or if the trace has no step.
+    """
     overshoot: float
+    """Instances beyond the oracle's highest count."""
     lost: int
+    """Lost requests."""
 
 
 def measure(record: Record, oracle: Sequence[int], since: int | None = None) -> Measures:
-    """Measures of a run; ``since``: the second at which the load steps up."""
+    """Return the measures of a run; ``since`` is the second at which the load steps up."""
     signs = [1 if after > before else -1 for _, before, after in record.actions]
     everything = sorted(latency for second in record.latencies for latency in second)
     return Measures(
@@ -55,7 +71,7 @@ def measure(record: Record, oracle: Sequence[int], since: int | None = None) -> 
 
 
 def p99(latencies: Sequence[float]) -> float | None:
-    """The 99th percentile; ``None`` of nothing."""
+    """Return the 99th percentile; ``None`` without values."""
     ordered = sorted(latencies)
     return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else None
 

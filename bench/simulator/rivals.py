@@ -1,6 +1,7 @@
-"""Rival control laws, re-implemented from what their sources and docs say (autoscaling.md §6.1): the same scrapes, the same ticks.
+"""Baseline control laws, reimplemented from their sources and docs (autoscaling.md §6.1).
 
-They are given the tokenizer's service time where they need one, which none of them measures, and none is CPU-capped.
+They get the same scrapes and ticks. Laws that need the tokenizer's service time are given it, since
+none of them measures it. None is limited by CPU.
 """
 
 from __future__ import annotations
@@ -106,8 +107,12 @@ class BusyHpa(_Baseline):
 
 
 class Kpa(_Baseline):
-    """Knative's autoscaler: mean in-flight requests, target 1 per instance; stable window 60 s, panic window 6 s (or 1.1 scrapes) at
-    twice what runs, then no decrease for 60 s; at most halves."""
+    """Knative's autoscaler.
+
+    It scales on mean in-flight requests, with a target of 1 per instance. The stable window is 60
+    s, the panic window 6 s (or 1.1 scrapes). Panic starts at twice the running instances and
+    prevents decreases for 60 s. A decrease at most halves the count.
+    """
 
     name = "KPA-like"
     period: float | None = None

@@ -13,19 +13,23 @@ from bench.simulator.rivals import BusyHpa, CpuHpa, Fixed, Kpa, QueueRatio
 from bench.simulator.station import StationSpec
 from triton_pipelines.autoscaling.types import ControlLaw
 
-# One instance of the tokenizer takes 10 ms per request, the GPU step 4 ms and 0.8 ms per request of a batch (autoscaling.md §6.1).
+# One instance of the tokenizer takes 10 ms per request. The GPU step takes 4 ms plus 0.8 ms per
+# request of a batch (autoscaling.md §6.1).
 TOKENIZER = StationSpec("tokenizer", alpha=0.010, spread=0.1, scaled=True)
 GPU = StationSpec("model", alpha=0.0008, fixed=0.004, max_batch=64, cpu=False)
 WORLD = World((TOKENIZER, GPU))
-DIRECT = replace(
-    WORLD, scrape=2.0, tick_after=0.1, growth=0.2
-)  # pods read directly, instances that start fast
+# Pods are read directly, and instances start fast.
+DIRECT = replace(WORLD, scrape=2.0, tick_after=0.1, growth=0.2)
 DIRECT_LAW = ControlLaw(fast=6.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A trace in a world. ``since``: the second of a step up; ``service``: (second, factor) of the tokenizer's time."""
+    """A trace in a world.
+
+    ``since`` is the second at which the load steps up. ``service`` holds the changes of the
+    tokenizer's service time, as pairs of second and factor.
+    """
 
     name: str
     rates: Callable[[int], traces.Rates]
@@ -35,7 +39,7 @@ class Scenario:
     most: int | None = None
 
     def oracle(self, seed: int) -> list[int]:
-        """Instances with foresight, each second."""
+        """Return the oracle's instances for each second."""
         rates = self.rates(seed)
         seconds = [TOKENIZER.alpha] * len(rates)
         for begin, factor in self.service:
@@ -112,7 +116,11 @@ def directly(scenario: Scenario) -> Scenario:
 
 
 def play(scenario: Scenario, law: str, seed: int) -> tuple[Record, Measures]:
-    """One run. Laws: those of ``LAWS``, and ``managed direct``, ``KPA-like direct`` in the world read directly."""
+    """Simulate one run.
+
+    ``law`` is one of ``LAWS``, or ``managed direct`` or ``KPA-like direct`` for pods that are read
+    directly.
+    """
     if law.endswith(" direct"):
         scenario, law = directly(scenario), law.removesuffix(" direct")
     world = scenario.world

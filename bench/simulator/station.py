@@ -1,10 +1,12 @@
-"""One step of one pod: instances that take requests from one queue in Triton's way. Pure.
+"""One step of one pod: instances that take requests from one queue, as Triton does. Pure.
 
-Semantics (dynamic_batch_scheduler.cc of Triton core): a free instance takes what waits, up to ``max_batch``; with a queue delay the
-batch is held until it is full or its oldest request has waited that long; a request of another shape ends the batch. Payloads formed
-ahead of execution are not modelled: Triton merges them when an instance takes them, so batches are those of a single queue. An
-execution of k requests takes ``alpha * k + fixed``, times a normal factor. Counters move at completion, as Triton's do, and each
-request of a batch adds the batch's whole time.
+Semantics (dynamic_batch_scheduler.cc of Triton core): a free instance takes the pending requests,
+up to ``max_batch``. With a queue delay, the batch is held until it is full or its oldest request
+has waited that long. A request of another shape ends the batch. Payloads formed ahead of execution
+are not modeled: Triton merges them when an instance takes them, so batches are those of a single
+queue. An execution of k requests takes ``alpha * k + fixed``, times a normally distributed factor.
+Counters move at completion, as Triton's do, and each request of a batch adds the whole time of the
+batch.
 """
 
 from __future__ import annotations
@@ -18,26 +20,38 @@ from triton_pipelines.autoscaling.metrics.samples import ModelCounters
 
 Request = tuple[float, float]  # (arrival at this station, birth at the client), seconds
 
-_NOISE = 8192  # factors drawn ahead and used in turn: a power of two, far longer than any window that is measured
+# Number of factors drawn in advance and used in turn: a power of two, and far more than any
+# measured window needs.
+_NOISE = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class StationSpec:
-    """A step. ``alpha``: seconds per request, ``fixed``: seconds per execution; ``spread``: standard deviation of the time, relative;
-    ``least``: its floor, relative; ``delay``: max_queue_delay, seconds; ``same_shape``: chance that a request has its predecessor's
-    shape; ``cpu``: instances use a core each while busy (and are slowed by a lack of cores), else they are the GPU's."""
+    """Settings of a step."""
 
     name: str
+    """Name of the step."""
     alpha: float
+    """Seconds per request."""
     fixed: float = 0.0
+    """Seconds per execution."""
     spread: float = 0.0
+    """Relative standard deviation of the time."""
     least: float = 0.2
+    """Relative lower bound of the time."""
     instances: int = 1
+    """Initial number of instances."""
     max_batch: int = 1
+    """Largest batch."""
     delay: float = 0.0
+    """The max_queue_delay in seconds."""
     same_shape: float = 1.0
+    """Probability that a request has the shape of its predecessor."""
     cpu: bool = True
+    """Whether each busy instance uses a core, and is slower if cores are scarce; else it uses the
+    GPU."""
     scaled: bool = False
+    """Whether the step is scaled."""
 
 
 @dataclass(slots=True)
@@ -53,7 +67,10 @@ class Totals:
 
 
 class Station:
-    """A queue and its instances. Drive it by ``offer``, then ``advance`` to a time; times never go back."""
+    """A queue and its instances.
+
+    Call ``offer``, then ``advance`` to a time. Times must never decrease.
+    """
 
     def __init__(self, spec: StationSpec, noise: Sequence[float], shapes: Sequence[float]) -> None:
         self.spec = spec
@@ -89,7 +106,10 @@ class Station:
         self._queue.extend(requests)
 
     def pending(self, now: float) -> int:
-        """Requests that have arrived and do not execute: Triton's nv_inference_pending_request_count."""
+        """Return the requests that have arrived but are not executing.
+
+        This is Triton's nv_inference_pending_request_count.
+        """
         return max(0, bisect_right(self._queue, (now, float("inf"))) - self._head)
 
     def busy(self, now: float) -> int:
@@ -102,12 +122,15 @@ class Station:
             heapq.heappush(self._free, now)
 
     def shrink(self, count: int) -> None:
-        """Take instances away, those first that are idle or become so; a running batch ends in peace."""
+        """Remove instances, idle ones first; a running batch is completed."""
         for _ in range(min(count, len(self._free) - 1)):
             heapq.heappop(self._free)
 
     def clear(self, now: float, instances: int) -> int:
-        """The pod restarts: everything in it is lost, counters begin at 0. Returns the number of requests lost."""
+        """Restart the pod and return the number of lost requests.
+
+        Everything in it is lost, and counters start at 0.
+        """
         lost = bisect_right(self._queue, (now, float("inf"))) - self._head + len(self._running)
         self._queue, self._head, self._running = [], 0, []
         self._free = [now] * instances
@@ -115,7 +138,10 @@ class Station:
         return max(0, lost)
 
     def advance(self, until: float, cores: float) -> list[Request]:
-        """Run to ``until``; returns what completed, by time. ``cores``: those left to this station's instances."""
+        """Run to ``until`` and return the completed requests by time.
+
+        ``cores`` are the cores available to this station's instances.
+        """
         if self.spec.max_batch == 1:
             self._singly(until, cores)
         else:

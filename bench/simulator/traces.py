@@ -1,4 +1,7 @@
-"""Traces of load: requests per second for each second, by seed. Five on which constants were chosen, others held out. Pure."""
+"""Load traces: requests per second for each second, by seed. Pure.
+
+The constants of the control law were chosen on five of them; the others are held out.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,16 @@ def burst(seed: int) -> Rates:
 
 
 def noisy(seed: int) -> Rates:
-    """410 times a lognormal factor (0, 0.15) each second: around an integer boundary of the count."""
+    """410 times a lognormal factor (0, 0.15) each second, near an integer boundary of the count."""
     rng = np.random.default_rng((seed, 102))
     return [410 * math.exp(0.15 * float(value)) for value in rng.standard_normal(SECONDS)]
 
 
 def shifted(seed: int) -> Rates:
-    """A step of other heights (150, 540, 150) whose phase against the scrapes differs by seed: it begins at 401–406 s."""
+    """A step of other heights (150, 540, 150).
+
+    It begins at 401–406 s, so that its phase relative to the scrapes differs by seed.
+    """
     rng = np.random.default_rng((seed, 103))
     begin = 401 + int(rng.integers(0, 6))
     return [540.0 if begin <= t < begin + 450 else 150.0 for t in range(SECONDS)]
@@ -64,9 +70,10 @@ def flat(seed: int) -> Rates:
 
 
 def pareto(seed: int) -> Rates:
-    """Self-similar bursts: 60 sources of 11 requests/s each, on for Pareto times (shape 1.4, at least 8 s), off alike (at least 10 s).
+    """Self-similar bursts of 60 sources with 11 requests/s each.
 
-    Sums of such on/off sources are the textbook making of bursty traffic over all time scales.
+    Sources are on for Pareto times (shape 1.4, at least 8 s) and off likewise (at least 10 s). Sums
+    of such on/off sources are the textbook model of traffic that is bursty on all time scales.
     """
     rng = np.random.default_rng((seed, 104))
     rates = np.full(SECONDS, 20.0)
@@ -82,7 +89,10 @@ def pareto(seed: int) -> Rates:
 
 
 def double(seed: int) -> Rates:
-    """Two waves of periods 700 s and 170 s with a phase by seed: ups and downs inside the stabilization window."""
+    """Two waves with periods of 700 s and 170 s, and a phase that depends on the seed.
+
+    The load rises and falls within the stabilization window.
+    """
     phase = float(np.random.default_rng((seed, 105)).uniform(0, 2 * math.pi))
     return [
         300 + 170 * math.sin(2 * math.pi * t / 700 + phase) + 90 * math.sin(2 * math.pi * t / 170)
@@ -120,8 +130,19 @@ def oracle(
     load: float = 0.8,
     block: int = 30,
 ) -> list[int]:
-    """Instances in all pods that a law with foresight runs each second: per block of 30 s, the least that its mean load keeps at most
-    80 % busy. ``service``: seconds per request, for each second; ``most``: per pod."""
+    """Return the instances in all pods that an oracle runs, for each second.
+
+    For each block of 30 s, it is the lowest count that the mean load of the block keeps at most
+    80 % busy.
+
+    Args:
+        rates: Requests per second, for each second.
+        service: Seconds per request, for each second.
+        pods: Number of pods.
+        most: The most instances per pod.
+        load: The highest busy share of an instance.
+        block: Length of a block in seconds.
+    """
     result: list[int] = []
     for begin in range(0, len(rates), block):
         part = [

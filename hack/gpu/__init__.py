@@ -21,15 +21,20 @@ def obstacle(
     found: Sequence[Path] | None = None,
     installed: Callable[[str], object] = importlib.util.find_spec,
 ) -> str:
-    """Why the tier cannot run here; empty when it can. A GPU whose driver does not answer is no obstacle but a failure of the tier.
+    """Return why the tier cannot run here; "" if it can.
+
+    A GPU whose driver does not respond is a failure of the tier and not an obstacle.
 
     Args:
-        found: the GPUs' device files; default: those of this machine.
-        installed: tells whether a module can be imported.
+        found: The GPUs' device files; by default those of this machine.
+        installed: Returns whether a module can be imported.
     """
     if not (devices() if found is None else found):
         return "no NVIDIA GPU here (no /dev/nvidia0)"
     missing = [module for module in MODULES if not installed(module)]
     if missing:
-        return f"{' and '.join(missing)} not installed in this environment: run `make gpu`, which installs requirements/gpu.txt"
+        return (
+            f"{' and '.join(missing)} not installed in this environment: run `make gpu`, which "
+            "installs requirements/gpu.txt"
+        )
     return ""

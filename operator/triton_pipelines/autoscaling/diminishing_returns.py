@@ -3,8 +3,8 @@
 A growth is assessed once it has had time to show, while the step is still saturated. If the backlog
 no longer grows (closed-loop clients, or a GPU step at its limit) and the GPU step is no faster than
 before, more instances only compete for CPU. Growth is then held until the reason is gone: the step
-is no longer saturated, the service time has clearly changed, the CPU limit has changed, or a quarter
-of an hour has passed (one more try).
+is no longer saturated, the service time has clearly changed, the CPU limit has changed, or a
+quarter of an hour has passed (one more try).
 """
 
 from __future__ import annotations

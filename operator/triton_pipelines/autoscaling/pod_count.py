@@ -1,8 +1,8 @@
-"""The number of pods: more where counts cannot help, fewer after the load has long been lower. Pure.
+"""Decide the number of pods: more if counts cannot help, fewer after a long lower load. Pure.
 
 Times are Unix seconds. Pods are slow (a minute to load) and expensive (each holds a GPU), so they
-grow last and shrink first: counts, then a pod's CPU, then pods; the reverse on the way down. Without
-usable metrics the number stays.
+grow last and shrink first: counts, then a pod's CPU, then pods; the reverse on the way down.
+Without usable metrics the number does not change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The scaling state as JSON, stored in the live ConfigMap so that it survives a restart.
 
-The document takes at most 8 KiB: the ConfigMap also holds the counts and the resolved sources and is
-written with every change. Reading never fails: a part that cannot be read, such as one from another
-release, is left out, and scaling starts afresh with that part.
+The document takes at most 8 KiB: the ConfigMap also holds the counts and the resolved sources and
+is written with every change. Reading never fails: a part that cannot be read, such as one from
+another release, is left out, and scaling starts afresh with that part.
 
 The JSON keys are part of the stored format and differ from the field names: ``wants`` holds
 ``demands``, ``turns`` holds ``reversals``, ``frozen`` holds ``growth_held``, ``stalled``, ``blind``

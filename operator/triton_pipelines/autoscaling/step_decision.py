@@ -1,4 +1,4 @@
-"""One step of a decision: from its demand and caps to a count, a verdict and its next state. Pure."""
+"""Decide one step: from its demand and caps to a count, a verdict and its next state. Pure."""
 
 from __future__ import annotations
 

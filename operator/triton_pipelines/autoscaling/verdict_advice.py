@@ -47,7 +47,10 @@ ADVICE: Final[Mapping[Verdict, VerdictAdvice]] = {
         (
             "Raise what the reason names: spec.server.resources.limits.cpu or the step's"
             " instances.max.",
-            "Lower the step's resourcesPerInstance.cpu if an instance uses less than it is granted.",
+            (
+                "Lower the step's resourcesPerInstance.cpu if an instance uses less than it is "
+                "granted."
+            ),
             "Let a pod's CPU grow in place with spec.scaling.cpuResize: InPlace.",
             "Add pods with spec.replicas, or scale them with the load by spec.scaling.pods. Each"
             " pod brings its own CPU (and requests its own GPU).",

@@ -1,7 +1,9 @@
-"""Samples of all pipelines from one Prometheus connection: one set of queries per interval for all of them.
+"""Collect the samples of all pipelines from one Prometheus connection.
 
-The newest raw samples go into ring buffers; only a pod that is new to the collector is looked back at, once. Queries and the parsing of
-answers run in the connection's one thread, so that a slow server neither stops the event loop nor piles up collections.
+One set of queries per interval serves all pipelines. The newest raw samples are kept in ring
+buffers. Earlier samples are queried once, when a pod is new to the collector. Queries and the
+parsing of results run in the connection's only thread, so that a slow server neither blocks the
+event loop nor lets collections pile up.
 """
 
 from __future__ import annotations
@@ -28,59 +30,78 @@ PipelineKey = tuple[str, str]
 
 LOOK_BACK_SECONDS: Final = 75.0
 LOOK_BACK_MAX: Final = 3700.0
-# Figures of containers are no fresher (cAdvisor), and those of GPUs are means.
+# Container metrics (cAdvisor) are refreshed no more often, and GPU metrics are means.
 USAGE_EVERY_SECONDS: Final = 10.0
-# Who is missing is asked after seldom: it is for the message alone.
+# Targets are queried less often because they only appear in messages.
 TARGETS_EVERY_SECONDS: Final = 30.0
-# Where connections are given, as people know it.
+# Where users configure connections.
 CONNECTIONS: Final = (
     "the chart's prometheus.url or prometheus.connections (--prometheus-url, --metrics-connections)"
 )
-# Beyond the thread's own deadline: parsing, and a name that does not resolve.
+# Allowance beyond the thread's own deadline, for parsing and for names that do not resolve.
 _GRACE_SECONDS: Final = 1.0
-# A scrape becomes visible this much after its time, at least.
+# A scrape becomes visible no sooner than this long after its own time.
 _VISIBLE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _CounterQuery:
-    """One query for counters and the pods that it is about."""
+    """One query for counters and the pods that it covers."""
 
     group: queries.PodGroup
+    """Namespaces, pods and models that the query selects."""
     seconds: float
+    """How far back the query reaches."""
     pods: frozenset[PodKey]
+    """The pods whose series are expected in the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CollectionPlan:
-    """What a collection asks."""
+    """The queries of one collection."""
 
     asks: tuple[_CounterQuery, ...]
+    """Queries for counters."""
     models: Mapping[PodKey, frozenset[str]]
+    """Models expected in each pod."""
     addresses: Mapping[PodKey, str]
+    """Address of each pod's metrics port."""
     interval: float
+    """Seconds between scrapes."""
     usage: bool
+    """Whether CPU, memory and GPU usage is queried."""
     usage_seconds: float
+    """Window of the usage queries."""
     targets: bool
+    """Whether the scrape targets of missing pods are queried."""
 
 
 @dataclass(slots=True)
 class _CollectionResult:
-    """What a collection brought. ``at``: middle of the clock's query by the operator's clock; ``errors``: by pod."""
+    """The results of one collection."""
 
     server: float = 0.0
+    """Time of the server, Unix seconds."""
     at: float = 0.0
+    """The operator's time halfway through the query for the server's time, Unix seconds."""
     seen: dict[PodKey, query_results.PodSeries] = field(default_factory=dict)
+    """Series found, by pod."""
     asked: set[PodKey] = field(default_factory=set)
+    """Pods whose counter query succeeded."""
     errors: dict[PodKey, str] = field(default_factory=dict)
+    """Why the counter query of a pod failed."""
     figures: dict[str, dict[PodKey, float]] | None = None
+    """Usage by figure and pod; ``None`` if it was not queried."""
     up: dict[PodKey, bool] | None = None
+    """Whether the last scrape of a target worked; ``None`` if targets were not queried."""
     error: str = ""
+    """Why the whole collection failed."""
     notes: list[str] = field(default_factory=list)
+    """Notes on the collection as a whole."""
 
 
 class PrometheusCollector:
-    """Collects from one connection; an async context manager. ``clock`` gives Unix seconds."""
+    """Collect from one connection; an async context manager. ``clock`` returns Unix seconds."""
 
     def __init__(
         self,
@@ -119,7 +140,10 @@ class PrometheusCollector:
     async def collect(
         self, wanted: Mapping[PipelineKey, ExpectedPods]
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
-        """What is known of every pipeline now. Never raises for what a server does; every failure is a ``Failure``."""
+        """Return a current sample, or the failure, for every pipeline.
+
+        Server errors never raise; each is returned as a ``MetricsFailure``.
+        """
         pods = {(one.namespace, pod) for one in wanted.values() for pod in one.pods}
         self._histories.keep(pods)
         self._looked_back &= pods
@@ -137,7 +161,8 @@ class PrometheusCollector:
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._fetch, plan)
         self._running = running
         try:
-            # Shielded: the thread goes on after a time-out or a cancellation, and until it is done nothing else is asked.
+            # Shielded because the thread continues after a timeout or a cancellation. No other
+            # collection starts until it is done.
             got = await asyncio.wait_for(
                 asyncio.shield(running), self.connection.timeout_seconds + _GRACE_SECONDS
             )
@@ -150,7 +175,7 @@ class PrometheusCollector:
         evidence = self._merge(wanted, plan, got, began)
         return {key: self._judged(one, evidence, got) for key, one in wanted.items()}
 
-    # --- what to ask ---------------------------------------------------------------------------------------------------
+    # --- Plan the queries ---------------------------------------------------------------------
 
     def _plan(self, wanted: Mapping[PipelineKey, ExpectedPods], began: float) -> _CollectionPlan:
         models: dict[PodKey, frozenset[str]] = {}
@@ -166,7 +191,8 @@ class PrometheusCollector:
         interval = self._histories.interval(models, INTERVAL_UNKNOWN)
         known = {pod for pod in models if pod in self._looked_back}
         new = models.keys() - known
-        # Everything since the last collection; and never less than holds one scrape, so that two targets of one name are seen together.
+        # Everything since the last collection, and always enough to hold one scrape, so that two
+        # targets of the same name appear in the same result.
         short = max(began - self._last + max(_VISIBLE_SECONDS, interval / 2), 1.2 * interval)
         asks = [
             *_asks(known, models, min(short, _look_back(slow, known))),
@@ -182,10 +208,13 @@ class PrometheusCollector:
             targets=began - self._targets_at >= TARGETS_EVERY_SECONDS,
         )
 
-    # --- in the thread -------------------------------------------------------------------------------------------------
+    # --- Run the queries, in the thread --------------------------------------------------------
 
     def _fetch(self, plan: _CollectionPlan) -> _CollectionResult:
-        """Asks everything, one after another, within the connection's time. Raises nothing: errors are part of the result."""
+        """Run all queries in sequence, within the connection's time limit.
+
+        Raises nothing: errors are part of the result.
+        """
         deadline = self._monotonic() + self.connection.timeout_seconds
         got = _CollectionResult()
         try:
@@ -218,7 +247,7 @@ class PrometheusCollector:
     def _counters(
         self, ask: _CounterQuery, plan: _CollectionPlan, got: _CollectionResult, deadline: float
     ) -> str:
-        """Asks for counters; returns why nothing more is worth asking, or ""."""
+        """Query counters. Return why no further query is worth sending, or ""."""
         try:
             with _no_cycles():
                 answer = self._client.query(
@@ -242,7 +271,7 @@ class PrometheusCollector:
         return ""
 
     def _usage(self, plan: _CollectionPlan, got: _CollectionResult, deadline: float) -> None:
-        """CPU, memory and GPU figures: worth having, and no reason to fail."""
+        """Query CPU, memory and GPU usage. It is optional, so an error becomes a note."""
         found: dict[str, dict[PodKey, float]] = {}
         try:
             for group in queries.pod_groups(plan.models, ()):
@@ -266,7 +295,7 @@ class PrometheusCollector:
             return
         got.up = up
 
-    # --- what it means -------------------------------------------------------------------------------------------------
+    # --- Evaluate the results ------------------------------------------------------------------
 
     def _merge(
         self,
@@ -275,14 +304,15 @@ class PrometheusCollector:
         got: _CollectionResult,
         began: float,
     ) -> CollectionEvidence:
-        """Takes in what came in time."""
+        """Merge the results into the histories and return the evidence for assessing samples."""
         slow = {(one.namespace, pod): one.slow for one in wanted.values() for pod in one.pods}
         latest = got.server + plan.interval + _VISIBLE_SECONDS
         ahead: dict[PodKey, float] = {}
         for pod, seen in got.seen.items():
             known = self._histories.scrapes(pod)
             if known and known[-1].at > latest:
-                # The server's clock was set back, and nothing would be newer for as long.
+                # The server's clock was set back. Without this, no scrape would count as newer
+                # until the clock caught up.
                 self._histories.forget(pod)
             for scrape in seen.scrapes:
                 if scrape.at <= latest:
@@ -305,7 +335,8 @@ class PrometheusCollector:
             skew = 0.0
         else:
             said.append(
-                f"the clock of Prometheus is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
+                f"the clock of Prometheus is {abs(skew):.0f} s "
+                f"{'ahead of' if skew > 0 else 'behind'} the operator's, which is allowed for"
             )
         return CollectionEvidence(
             now=got.server,
@@ -325,7 +356,8 @@ class PrometheusCollector:
             found.get(queries.CPU, {}).keys(),
         )
         if self._usage_window == 0 and containers and not containers & measured:
-            # cAdvisor is scraped too seldom for the short window; the next look, at once, is over the long one.
+            # cAdvisor is not scraped often enough for the short window. Query the long window in
+            # the next collection, without waiting for USAGE_EVERY_SECONDS.
             self._usage_window = 1
             self._usage_at = -float("inf")
         for pod, usage in query_results.usages(
@@ -355,7 +387,8 @@ class PrometheusCollector:
         self, wanted: Mapping[PipelineKey, ExpectedPods], why: str
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
         looks = (
-            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may the operator's pod reach it (NetworkPolicy)? "
+            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may "
+            "the operator's pod reach it (NetworkPolicy)? "
             f"3. does the connection say what it should, in {CONNECTIONS}?"
         )
         return dict.fromkeys(
@@ -368,19 +401,26 @@ class PrometheusCollector:
 
 
 def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
-    """A pipeline names a connection that the operator does not have."""
+    """Return the failure for a pipeline that names a connection the operator does not have."""
     known = ", ".join(sorted(connections))
     return MetricsFailure(
         MetricsProblem.ERROR,
-        f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has {known}. Name one of these, or add it to {CONNECTIONS}",
+        (
+            f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has "
+            f"{known}. Name one of these, or add it to {CONNECTIONS}"
+        ),
         _source(name),
     )
 
 
 def unused_connection_note(name: str) -> str:
-    """What to add to the source of a pipeline that names a connection where the operator has none, so that its pods are read directly."""
+    """Return a note for a pipeline that names a connection when the operator has none at all.
+
+    The note is appended to the source. The pipeline's pods are then read directly.
+    """
     return (
-        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any other. Leave the field out, or give the operator that "
+        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any "
+        "other. Leave the field out, or give the operator that "
         f"connection with {CONNECTIONS}"
     )
 
@@ -391,9 +431,11 @@ def _source(name: str) -> str:
 
 @contextlib.contextmanager
 def _no_cycles() -> Iterator[None]:
-    """Without the cycle collector: an answer is a tree of 100 000 objects, and looking for cycles in it took half of a collection's CPU.
+    """Disable the cyclic garbage collector.
 
-    Process-wide and short; should two connections overlap, one of them merely pays for it.
+    A query result is a tree of 100 000 objects, and searching it for cycles took half of a
+    collection's CPU time. The switch is process-wide and short. If two connections overlap, one of
+    them runs with garbage collection, which only costs time.
     """
     if not gc.isenabled():
         yield

@@ -1,4 +1,7 @@
-"""Named connections to Prometheus, as the operator's configuration describes them. Secrets stand in files and are read for each use."""
+"""Named connections to Prometheus, as configured for the operator.
+
+Secrets are stored in files, which are read for each use.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,8 @@ SECRET_BYTES_MAX: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, token
-_SENDABLE: Final = re.compile(
-    r"[\x21-\x7e]+"
-)  # what a header may carry unquoted: no blank, no line end
+# Characters that a header may carry unquoted: no blanks and no line ends.
+_SENDABLE: Final = re.compile(r"[\x21-\x7e]+")
 _OWN_HEADERS: Final = frozenset(
     {
         "authorization",
@@ -44,22 +46,25 @@ _OWN_HEADERS: Final = frozenset(
 
 
 class ConnectionsError(ValueError):
-    """The connections are wrong: each line names a field, what is wrong and what is wanted. Holds no secret."""
+    """The connections are invalid; the message contains no secret.
+
+    Each line of the message names a field, the problem and what is expected.
+    """
 
 
 class SecretFileError(Exception):
-    """A file of a connection cannot be used now; the message names field and file, never what is in it."""
+    """A file of a connection is not usable; the message names field and file, never the content."""
 
 
 class Security(StrEnum):
-    """Whether the server has to prove itself."""
+    """Whether the server's identity is verified."""
 
     VERIFIED = "Verified"
     INSECURE = "Insecure"
 
 
 class _ConnectionModel(BaseModel):
-    # hide_input_in_errors: somebody may write a token where its file belongs.
+    # hide_input_in_errors: a user may enter a token where its file name belongs.
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -88,11 +93,14 @@ class BasicAuth(_ConnectionModel):
 
 
 class Tls(_ConnectionModel):
-    """``ca_file`` replaces the usual authorities; ``cert_file`` and ``key_file`` are the client's own certificate (PEM)."""
+    """Certificate files in PEM format."""
 
     ca_file: Path | None = None
+    """Certificate authorities that replace the default ones."""
     cert_file: Path | None = None
+    """The client's certificate."""
     key_file: Path | None = None
+    """The client's key."""
 
     @model_validator(mode="after")
     def _pair(self) -> Self:
@@ -102,11 +110,14 @@ class Tls(_ConnectionModel):
 
 
 class Tenant(_ConnectionModel):
-    """A header that names the tenant (Mimir, Cortex, Thanos), with its value or the file that holds it."""
+    """A header that names the tenant (Mimir, Cortex, Thanos)."""
 
     header: str = "X-Scope-OrgID"
+    """Name of the header."""
     value: str | None = None
+    """Value of the header."""
     value_file: Path | None = None
+    """File that holds the value, instead of ``value``."""
 
     @field_validator("header")
     @classmethod
@@ -115,7 +126,8 @@ class Tenant(_ConnectionModel):
             raise ValueError(f"{value!r} is no header name")
         if value.lower() in _OWN_HEADERS:
             raise ValueError(
-                f"{value} is a header with a meaning of its own; credentials belong into bearerTokenFile or basicAuth"
+                f"{value} is a header with a meaning of its own; credentials belong into "
+                "bearerTokenFile or basicAuth"
             )
         return value
 
@@ -136,28 +148,31 @@ class Tenant(_ConnectionModel):
 
 
 class SeriesLabels(_ConnectionModel):
-    """Under which labels series tell namespace and pod of Triton's pods; ``exported_namespace`` and ``exported_pod`` without honorLabels."""
+    """Labels that hold the namespace and the name of Triton's pods.
+
+    Without honorLabels, these are ``exported_namespace`` and ``exported_pod``.
+    """
 
     namespace: LabelName = "namespace"
     pod: LabelName = "pod"
 
 
 class ContainerLabels(SeriesLabels):
-    """The same for cAdvisor's series, with the container's."""
+    """The same labels for cAdvisor's series, and the label that holds the container."""
 
     container: LabelName = "container"
 
 
 class Connection(_ConnectionModel):
-    """One Prometheus, or what speaks its query API.
+    """A Prometheus server, or another server with the same query API.
 
     Attributes:
-        name: what ``spec.scaling.prometheusRef`` says.
-        url: base URL with its path prefix, without ``/api/v1``.
-        bearer_token_file: re-read for every query, so that it may rotate.
-        security: ``Insecure`` takes any certificate and sends credentials over plain http.
-        matchers: labels that all series must have, for a Prometheus with several clusters.
-        timeout_seconds: for all queries of one collection together.
+        name: The name to which ``spec.scaling.prometheusRef`` refers.
+        url: Base URL with its path prefix, without ``/api/v1``.
+        bearer_token_file: File with a token; read for every query, so that the token may rotate.
+        security: ``Insecure`` accepts any certificate and sends credentials over plain HTTP.
+        matchers: Labels that all series must have, for a Prometheus with several clusters.
+        timeout_seconds: Time limit for all queries of one collection together.
     """
 
     name: str = DEFAULT
@@ -191,7 +206,8 @@ class Connection(_ConnectionModel):
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "holds user information; credentials belong into files: basicAuth or bearerTokenFile"
+                "holds user information; credentials belong into files: basicAuth or "
+                "bearerTokenFile"
             )
         if (
             parts.scheme not in ("http", "https")
@@ -199,7 +215,8 @@ class Connection(_ConnectionModel):
             or re.search(r"[\s\x00-\x1f\\]", value)
         ):
             raise ValueError(
-                "is no http or https URL; wanted is one like https://prometheus.monitoring.svc:9090/prefix"
+                "is no http or https URL; wanted is one like "
+                "https://prometheus.monitoring.svc:9090/prefix"
             )
         if parts.query or parts.fragment:
             raise ValueError(
@@ -228,7 +245,8 @@ class Connection(_ConnectionModel):
             and (self.bearer_token_file is not None or self.basic_auth is not None)
         ):
             raise ValueError(
-                "credentials would go in clear over http://; use https://, or say security: Insecure"
+                "credentials would go in clear over http://; use https://, or say security: "
+                "Insecure"
             )
         own = {
             self.labels.namespace,
@@ -244,10 +262,11 @@ class Connection(_ConnectionModel):
         return self
 
     def credentials(self) -> QueryCredentials:
-        """What goes along with a query now, read from its files.
+        """Return the credentials for a query, read from their files.
 
         Raises:
-            SecretFileError: a file is missing, unreadable, empty, or holds what no header can carry.
+            SecretFileError: A file is missing, unreadable or empty, or contains characters that a
+                header cannot carry.
         """
         headers: dict[str, str] = {}
         secrets: list[str] = []
@@ -272,10 +291,12 @@ class Connection(_ConnectionModel):
         return QueryCredentials(MappingProxyType(headers), basic, tuple(secrets))
 
     def certificates(self) -> tuple[tuple[str, int, int], ...]:
-        """Name, time and size of the certificate files: another value means that connections have to be made anew.
+        """Return the name, modification time and size of each certificate file.
+
+        When the value changes, connections have to be reopened.
 
         Raises:
-            SecretFileError: one of them is missing.
+            SecretFileError: One of the files is missing.
         """
         files = (
             ("tls.caFile", self.tls.ca_file),
@@ -287,11 +308,14 @@ class Connection(_ConnectionModel):
 
 @dataclass(frozen=True, slots=True)
 class QueryCredentials:
-    """Headers and basic authentication of one query; ``secrets`` has to be kept out of all that is said."""
+    """Credentials of one query."""
 
     headers: Mapping[str, str] = field(repr=False)
+    """Headers to send."""
     basic: tuple[str, str] | None = field(default=None, repr=False)
+    """User and password for basic authentication."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Secret values, which must be removed from every message."""
 
 
 class _ConnectionsFile(_ConnectionModel):
@@ -299,10 +323,10 @@ class _ConnectionsFile(_ConnectionModel):
 
 
 def parse_connections(text: str, place: str = "metrics connections") -> dict[str, Connection]:
-    """Connections by name from a YAML text; ``place``: for messages.
+    """Return the connections in a YAML text, by name; ``place`` is named in messages.
 
     Raises:
-        ConnectionsError: one line for each mistake, with its field.
+        ConnectionsError: The text is invalid; one line for each mistake, with its field.
     """
     try:
         document = yaml.safe_load(text)
@@ -317,10 +341,10 @@ def parse_connections(text: str, place: str = "metrics connections") -> dict[str
 
 
 def load_connections(path: Path) -> dict[str, Connection]:
-    """Connections by name from a YAML file.
+    """Return the connections in a YAML file, by name.
 
     Raises:
-        ConnectionsError: the file cannot be read, or each mistake in it.
+        ConnectionsError: The file cannot be read, or it is invalid (one line for each mistake).
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -332,10 +356,10 @@ def load_connections(path: Path) -> dict[str, Connection]:
 
 
 def single_connection(url: str) -> dict[str, Connection]:
-    """The one connection ``default`` that ``--prometheus-url`` stands for.
+    """Return the connection ``default`` that ``--prometheus-url`` defines.
 
     Raises:
-        ConnectionsError: no usable URL.
+        ConnectionsError: The URL is not usable.
     """
     try:
         return {DEFAULT: Connection(url=url)}
@@ -395,7 +419,8 @@ def _secret(name: str, path: Path, *, blanks: bool = False) -> str:
         raise SecretFileError(f"{name}: {path} is empty")
     if not blanks and not _SENDABLE.fullmatch(text):
         raise SecretFileError(
-            f"{name}: {path} holds what no header can carry (blanks, line ends or characters beyond ASCII)"
+            f"{name}: {path} holds what no header can carry (blanks, line ends or characters "
+            "beyond ASCII)"
         )
     return text
 

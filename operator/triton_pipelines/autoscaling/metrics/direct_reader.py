@@ -1,4 +1,4 @@
-"""Pods read directly: their own metrics pages, where no Prometheus is configured."""
+"""Read the metrics pages of pods directly, for use without Prometheus."""
 
 from __future__ import annotations
 
@@ -24,26 +24,30 @@ from .samples import (
 from .scrape_history import PodKey, ScrapeHistories
 
 SOURCE: Final = "the pods themselves"
-# Read this often (seconds): as often as Triton polls its GPUs, and cheap (a page is some 10 KB).
+# Read interval in seconds: as often as Triton polls its GPUs, and cheap (a page is about 10 KB).
 INTERVAL_SECONDS: Final = 2.0
-# A pod that could not be read so often in a row is asked again this often only (seconds): a try costs as much as a page (measured: with 200
-# pods out of reach the tries took a quarter of a core).
+# After this many failures in a row, a pod is read only every UNREAD_SECONDS. A failed attempt costs
+# as much as a page (measured: with 200 unreachable pods, the attempts took a quarter of a core).
 MISSES_ALLOWED: Final = 2
 UNREAD_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """A pod that could not be read: where it was asked, how often in a row, when last (Unix seconds), and why not."""
+    """A pod that could not be read."""
 
     address: str
+    """The address that was tried."""
     count: int
+    """Failed attempts in a row."""
     at: float
+    """Time of the last attempt, Unix seconds."""
     why: str
+    """Why the last attempt failed."""
 
 
 class DirectReader:
-    """Reads the metrics pages of pods; an async context manager. ``clock`` gives Unix seconds."""
+    """Read the metrics pages of pods; an async context manager. ``clock`` returns Unix seconds."""
 
     def __init__(
         self, clock: Callable[[], float] = time.time, timeout: float = TIMEOUT_SECONDS
@@ -67,7 +71,7 @@ class DirectReader:
     async def collect(
         self, wanted: Mapping[tuple[str, str], ExpectedPods]
     ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:
-        """One look at every pod of every pipeline (by namespace and name), side by side."""
+        """Read every pod of every pipeline (by namespace and name) once, concurrently."""
         self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
         asked = [
             (one, pod, address) for one in wanted.values() for pod, address in one.pods.items()
@@ -75,7 +79,7 @@ class DirectReader:
         keys = {(one.namespace, pod) for one, pod, _ in asked}
         self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
         looks = (self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked)
-        # Whatever goes wrong with one pod, as with an address that is none, is no other's trouble.
+        # An error of one pod, such as an invalid address, must not affect the others.
         said = await asyncio.gather(*looks, return_exceptions=True)
         troubles = {
             (one.namespace, pod): _words(error)
@@ -85,7 +89,7 @@ class DirectReader:
         return {key: self._judged(one, troubles) for key, one in wanted.items()}
 
     async def _look(self, pod: PodKey, address: str, slow: float) -> str:
-        """Read one pod's page, or leave it alone for a while; why it could not be read, or ""."""
+        """Read a pod's page, unless it has failed recently; return why it is unread, or ""."""
         missed = self._missed.get(pod)
         if missed is not None and missed.address != address:
             missed = None
@@ -122,7 +126,10 @@ class DirectReader:
     def _judged(
         self, one: ExpectedPods, troubles: Mapping[PodKey, str]
     ) -> PipelineSample | MetricsFailure:
-        """The pods whose page was read just now and has every model; the others are named. Whoever decides lowers nothing by a part of them."""
+        """Return a sample of the pods whose page was just read and has every model, or a failure.
+
+        A note names the other pods. Scaling lowers no count on the evidence of only some pods.
+        """
         pods: dict[str, PodHistory] = {}
         bad: dict[str, tuple[MetricsProblem, str]] = {}
         for pod in one.pods:
@@ -143,7 +150,10 @@ class DirectReader:
         said = ""
         if bad:
             pod, (_, why) = min(bad.items())
-            said = f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable samples; {pod}: {why}"
+            said = (
+                f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable "
+                f"samples; {pod}: {why}"
+            )
         if not pods:
             troubles_seen = {trouble for trouble, _ in bad.values()} or {MetricsProblem.MISSING}
             return MetricsFailure(

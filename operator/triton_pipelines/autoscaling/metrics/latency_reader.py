@@ -1,7 +1,8 @@
-"""Latency of one model as a pod tells it: Triton's summaries, read from the pod's own metrics page.
+"""Read the latency of one model from Triton's summaries on a pod's own metrics page.
 
-Summaries are of one pod and of its last minute; no server can add them up over pods, and what Prometheus has of them is older than the
-page. So they are read from the pods, whoever else reads their counters.
+A summary covers one pod and its last minute. Summaries cannot be added up over pods, and
+Prometheus' copy is older than the page. They are therefore read from the pods, even if Prometheus
+provides the counters.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ QUANTILE: Final = 0.99
 
 @dataclass(frozen=True, slots=True)
 class ModelLatency:
-    """p99 over Triton's sliding window in milliseconds (``None``: no request in it), and requests since the server's start."""
+    """Latency of one model in one pod."""
 
     p99: float | None
+    """p99 over Triton's sliding window in milliseconds; ``None`` without requests in it."""
     requests: float
+    """Requests since the server started."""
 
 
 def latency_of(text: str, model: str) -> ModelLatency | None:
-    """The latency of a model on a metrics page, over all its versions the worst; ``None`` where the page has no p99 of it.
+    """Return the latency of a model on a metrics page; ``None`` if the page has no p99 for it.
+
+    Of several versions the worst is returned.
 
     Raises:
-        ExpositionError: not the text format.
+        MetricsPageError: The page is not in the text format.
     """
     found: list[float] = []
     requests = 0.0
@@ -61,7 +66,7 @@ def latency_of(text: str, model: str) -> ModelLatency | None:
 
 
 class LatencyReader:
-    """Reads pods; an async context manager."""
+    """Read the latency of models from pods; an async context manager."""
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
         self._client = MetricsClient(timeout)

@@ -1,4 +1,4 @@
-"""Triton's own metrics page as one look at a pod. Pure."""
+"""Parse Triton's metrics page into a scrape of a pod. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .samples import ModelCounters, Scrape
 
-# Metric → field of Counters. Families without "_total": Triton names its counters as they stand.
+# Metric → field of ModelCounters. Triton's counters have no "_total" suffix.
 FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_request_success": "success",
     "nv_inference_request_failure": "failure",
@@ -39,12 +39,20 @@ class MetricsPageError(ValueError):
 
 
 def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
-    """The page of one pod, read at ``at`` (Unix seconds): its models, and the busiest GPU's utilisation (0–1) where it is told.
+    """Return the counters of the models and the GPU utilization on a pod's metrics page.
 
-    Counters of a model are summed over label sets (a GPU model has one with and one without ``gpu_uuid``) and over versions.
+    Counters of a model are summed over label sets (a GPU model has one with and one without
+    ``gpu_uuid``) and over versions.
+
+    Args:
+        text: The metrics page.
+        at: When the page was read, Unix seconds.
+
+    Returns:
+        The scrape, and the utilization of the busiest GPU (0–1) or ``None`` if it is not reported.
 
     Raises:
-        ExpositionError: not the text format, or a value that no counter can have.
+        MetricsPageError: The page is not in the text format, or a counter has an impossible value.
     """
     sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     gpus: list[float] = []
@@ -62,7 +70,8 @@ def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
         raise MetricsPageError("is not Prometheus' text format", str(error)) from error
     if not sums:
         raise MetricsPageError(
-            "has no nv_inference_* series; the server must run with --allow-metrics=true and counter_latencies on"
+            "has no nv_inference_* series; the server must run with --allow-metrics=true and "
+            "counter_latencies on"
         )
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None

@@ -1,7 +1,10 @@
-"""Prometheus' query API through prometheus-api-client, with what that leaves out: a total deadline, strict answers, errors in our words.
+"""Query Prometheus through prometheus-api-client.
 
-Blocking: it belongs into a thread. The client retries by itself, waits per read and not in all, drops the envelope of an answer and
-raises bare KeyErrors on errors inside a 200, so it gets a retry policy of none and a session that reads and checks answers.
+Adds what that client lacks: a total deadline, strict checks of responses and our own error
+messages. Calls block, so they belong in a thread. By itself the client retries, limits the time of
+each read but not of the whole request, drops the envelope of a response and raises bare KeyErrors
+for errors inside a 200. It therefore gets a policy without retries and a session that reads and
+checks responses.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from .connection import Connection, QueryCredentials, SecretFileError, Security
 
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 5.0
-# 1 000 pipelines' samples of 75 s are 23 MB.
+# The samples of 1 000 pipelines over 75 s are 23 MB.
 ANSWER_BYTES_MAX: Final = 128 * 1024**2
 _ERROR_BYTES_MAX: Final = 16 * 1024
 _BLOCK: Final = 256 * 1024
@@ -35,10 +38,11 @@ _SHORTEST: Final = 0.05
 
 
 class PrometheusError(Exception):
-    """A query brought no usable answer; the message says why, without any secret.
+    """A query returned no usable result; the message says why and contains no secret.
 
     Attributes:
-        final: whether further queries of this collection would fare no better (unreachable, refused, out of time).
+        final: Whether further queries of this collection would fail too (server unreachable,
+            request refused, out of time).
     """
 
     def __init__(self, message: str, *, final: bool = False) -> None:
@@ -48,11 +52,14 @@ class PrometheusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """Result of an instant query: ``kind`` is Prometheus' resultType; ``warnings``: such as of stores that did not answer (Thanos)."""
+    """Result of an instant query."""
 
     kind: str
+    """Prometheus' resultType."""
     result: list[Any]
+    """The result as parsed JSON."""
     warnings: tuple[str, ...] = ()
+    """Warnings from the server, such as about stores that did not respond (Thanos)."""
 
 
 class Prometheus:
@@ -68,10 +75,15 @@ class Prometheus:
         self._session = _Session(monotonic)
 
     def query(self, text: str, deadline: float) -> QueryResult:
-        """The answer to an instant query; ``deadline``: on the monotonic clock, for everything from connecting to the last byte.
+        """Return the result of an instant query.
+
+        Args:
+            text: The PromQL expression.
+            deadline: Monotonic time by which everything must be done, from connecting to the last
+                byte.
 
         Raises:
-            PrometheusError: no usable answer.
+            PrometheusError: The query returned no usable result.
         """
         left = deadline - self._monotonic()
         if left < _SHORTEST:
@@ -85,7 +97,7 @@ class Prometheus:
         client.auth = credentials.basic
         self._session.deadline = deadline
         try:
-            # The server gives up on its own before the answer is of no use to anybody.
+            # The server also gives up at the deadline, because the result is useless after it.
             client.custom_query(
                 text,
                 params={"timeout": f"{left * 1000:.0f}ms"},
@@ -114,7 +126,7 @@ class Prometheus:
         self._session.close()
 
     def _connected(self) -> PrometheusConnect:
-        """The client, made anew when a certificate file has changed."""
+        """Return the client, recreated if a certificate file has changed."""
         certificates = self._connection.certificates()
         if self._client is not None and certificates == self._certificates:
             return self._client
@@ -138,21 +150,30 @@ class Prometheus:
         return f"no whole answer within {self._connection.timeout_seconds:g} s"
 
     def _refused(self) -> str:
-        """An answer other than 200, in words."""
+        """Describe a response with a status other than 200."""
         answer = self._session.answer
         if answer is None:
             return "refused"
         said = f"HTTP {answer.status_code}"
         if answer.status_code in (401, 403):
-            return f"{said}: the credentials are missing or not accepted (bearerTokenFile, basicAuth, tls.certFile, tenant){answer.detail()}"
+            return (
+                f"{said}: the credentials are missing or not accepted (bearerTokenFile, "
+                f"basicAuth, tls.certFile, tenant){answer.detail()}"
+            )
         if 300 <= answer.status_code < 400:
-            return f"{said}: it redirects to {answer.location or 'another address'}, which is not followed; give the final address as url"
+            return (
+                f"{said}: it redirects to {answer.location or 'another address'}, which is not "
+                "followed; give the final address as url"
+            )
         if answer.status_code == 404:
-            return f"{said}: nothing answers at {self._connection.url}/api/v1/query; is the path prefix right?"
+            return (
+                f"{said}: nothing answers at {self._connection.url}/api/v1/query; is the path "
+                "prefix right?"
+            )
         return said + answer.detail()
 
     def _failed(self, error: Exception) -> str:
-        """No answer, in words."""
+        """Describe why there is no response."""
         chain = list(_causes(error))
         if any(
             isinstance(
@@ -168,7 +189,10 @@ class Prometheus:
                 ),
                 "",
             ) or _short(chain[-1])
-            return f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile the own certificate"
+            return (
+                f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile "
+                "the own certificate"
+            )
         if any(
             isinstance(one, socket.gaierror | urllib3.exceptions.NameResolutionError)
             for one in chain
@@ -204,11 +228,15 @@ class Prometheus:
 
 
 class _Session(requests.Session):
-    """A session for the client: answers are read under a deadline and a bound, redirects not followed, the environment not asked."""
+    """A session for the client that limits the time and size of responses.
+
+    It does not follow redirects and ignores the environment.
+    """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         super().__init__()
-        # Else .netrc would replace the token, and proxy variables that are meant for downloads would catch queries.
+        # Otherwise .netrc would replace the token, and proxy variables meant for downloads would
+        # apply to queries.
         self.trust_env = False
         self.deadline = 0.0
         self.answer: _Response | None = None
@@ -229,11 +257,17 @@ class _Session(requests.Session):
 
     @property
     def of_query(self) -> bool:
-        """Whether the last answer refused the query, and not whoever asks: another query may fare better."""
+        """Return whether the last response rejected the query itself, rather than the client.
+
+        Another query may then succeed.
+        """
         return self.answer is not None and self.answer.status_code in (400, 422)
 
     def _body(self, response: requests.Response) -> bytes:
-        """The whole body. The time limit of the connection is per read, so that a dripping body would take for ever."""
+        """Return the whole body, read within the deadline.
+
+        The connection's own timeout applies per read, so a body that trickles in would never end.
+        """
         data = bytearray()
         raw = response.raw
         while block := raw.read1(_BLOCK, decode_content=True):
@@ -250,17 +284,17 @@ class _Session(requests.Session):
 
 
 class _Response:
-    """What the client sees of a response: the status, and the JSON of an answer in which everything is as it has to be."""
+    """The response as the client sees it: the status, and the JSON once it has been validated."""
 
     def __init__(self, status_code: int, content: bytes, location: str = "") -> None:
         self.status_code, self.content, self.location = status_code, content, location
         self._document: Any = None
 
     def json(self) -> Any:
-        """The document, once it is a success with a result.
+        """Return the document if it reports success and has a result.
 
         Raises:
-            PrometheusError: it is anything else.
+            PrometheusError: The document is anything else.
         """
         self._document = _parsed(self.content)
         data = self._document.get("data")
@@ -275,7 +309,7 @@ class _Response:
         return self._document
 
     def envelope(self) -> QueryResult:
-        """The parsed answer with its kind and warnings."""
+        """Return the parsed result with its kind and warnings."""
         data = self._document["data"]
         warnings = self._document.get("warnings")
         said = (
@@ -286,7 +320,7 @@ class _Response:
         return QueryResult(data["resultType"], data["result"], said)
 
     def detail(self) -> str:
-        """What an error says of itself, with a colon before it, or nothing."""
+        """Return the error message of the response after a colon, or ""."""
         try:
             words = _words(_parsed(self.content))
         except PrometheusError:
@@ -314,7 +348,7 @@ def _words(document: dict[str, Any]) -> str:
 
 
 def _hidden(text: str, credentials: QueryCredentials) -> str:
-    """The text without the secrets that a server may have sent back."""
+    """Return the text without secrets that a server may have echoed."""
     redactor = Redactor()
     redactor.add(*credentials.secrets)
     if credentials.basic is not None:
@@ -323,7 +357,10 @@ def _hidden(text: str, credentials: QueryCredentials) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it: requests and urllib3 wrap each other's errors as arguments and reasons."""
+    """Yield the error and its causes.
+
+    Requests and urllib3 wrap each other's errors as arguments and reasons.
+    """
     seen: list[BaseException] = []
     waiting: list[Any] = [error]
     while waiting:

@@ -1,7 +1,8 @@
-"""The PromQL that the collector asks. Pure.
+"""Build the PromQL of the collector. Pure.
 
-Counters are asked as raw samples (a range selector in an instant query): they come with the times of their own scrapes, which rate()
-loses. What describes containers and GPUs may be averaged by the server.
+Counters are queried as raw samples (a range selector in an instant query), which keep the times of
+their own scrapes; rate() loses them. The usage of containers and GPUs may be averaged by the
+server.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from .connection import Connection
 from .metrics_page import FIELDS
 from .scrape_history import PodKey
 
-# Escaped characters of a query: reverse proxies take request lines of 8 KB by default, and the client puts the query into the URL whatever
-# the method. Of these, what the values of matchers may take.
+# Longest query, in escaped characters. Reverse proxies accept request lines of 8 KB by default, and
+# the client puts the query into the URL whatever the method.
 QUERY_CHARACTERS: Final = 6500
+# Of these, the characters available to the values of matchers.
 VALUE_CHARACTERS: Final = 3000
-# cAdvisor refreshes every 10 to 15 s with jitter, so nothing shorter is steady; the second is for scrapes up to a minute apart.
+# cAdvisor refreshes every 10 to 15 s with jitter, so a shorter window would not be steady. The
+# second window is for scrapes up to a minute apart.
 USAGE_SECONDS: Final = (60, 150)
 GPU_SECONDS: Final = 30
 CLOCK: Final = "time()"
@@ -37,7 +40,7 @@ CPU, THROTTLED, PERIODS, MEMORY, GPU, ENGINE, DCGM = (
     "engine",
     "dcgm",
 )
-# Figures of the GPU exporter come with the pod's own labels or, without honorLabels, with exported ones.
+# Series of the GPU exporter have the pod's own labels or, without honorLabels, exported ones.
 EXPORTED: Final = "exported-"
 
 _REGEX: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
@@ -45,15 +48,21 @@ _REGEX: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that one query asks for. ``pods`` empty: all of the namespaces; ``models`` empty: all."""
+    """Pods that one query selects."""
 
     namespaces: tuple[str, ...]
+    """Namespaces of the pods."""
     pods: tuple[str, ...] = ()
+    """Names of the pods; empty for all pods of the namespaces."""
     models: tuple[str, ...] = ()
+    """Names of the models; empty for all models."""
 
 
 def pod_groups(pods: Iterable[PodKey], models: Iterable[str]) -> list[PodGroup]:
-    """As few queries as possible that ask for all of ``pods``: by name while the names fit, else by namespace."""
+    """Return as few groups as possible that cover ``pods``.
+
+    Pods are selected by name if all names fit into a query, else by namespace.
+    """
     by_namespace: dict[str, set[str]] = {}
     for namespace, pod in pods:
         by_namespace.setdefault(namespace, set()).add(pod)
@@ -69,7 +78,7 @@ def pod_groups(pods: Iterable[PodKey], models: Iterable[str]) -> list[PodGroup]:
 
 
 def counters(connection: Connection, group: PodGroup, seconds: float) -> str:
-    """Raw samples of Triton's counters over the last ``seconds``."""
+    """Return the query for raw samples of Triton's counters over the last ``seconds``."""
     names = connection.labels
     selector = [
         f'__name__=~"{"|".join(FIELDS)}"',
@@ -82,8 +91,12 @@ def counters(connection: Connection, group: PodGroup, seconds: float) -> str:
 
 
 def usage(connection: Connection, group: PodGroup, seconds: float) -> list[str]:
-    """CPU, throttling (over ``seconds``) and memory of the server's containers and utilisation of their GPUs, each figure under its name
-    and by pod, in as few queries as fit. The highest of a pod's series, not their sum: two that scrape the same node would double it."""
+    """Return queries for the usage of the server's containers and GPUs, in as few as possible.
+
+    The figures are CPU and throttling (over ``seconds``), memory, and GPU utilization; each is
+    labeled with its name and pod. Of several series of a pod the highest is used and not their sum,
+    because two scrapers of the same node would double it.
+    """
     box, own = connection.container_labels, connection.labels
     fixed = _matchers(connection.matchers)
     containers = ",".join(
@@ -118,14 +131,14 @@ def usage(connection: Connection, group: PodGroup, seconds: float) -> list[str]:
 
 
 def targets(connection: Connection, group: PodGroup) -> str:
-    """Whether Prometheus has the pods as targets, and whether their last scrape worked."""
+    """Return the query for whether the pods are targets and their last scrape worked."""
     own = connection.labels
     selector = [*_matchers(connection.matchers), *_places(own.namespace, own.pod, group)]
     return f"max by ({own.namespace},{own.pod}) (up{{{','.join(selector)}}})"
 
 
 def example_query(connection: Connection, namespace: str, pods: Sequence[str]) -> str:
-    """A query for people: what should give a series for every pod and model."""
+    """Return a query for users to try; it should return a series for every pod and model."""
     own = connection.labels
     selector = [*_matchers(connection.matchers), f"{own.namespace}={_text(namespace)}"]
     if pods and _length(pods) <= 200:
@@ -149,7 +162,7 @@ def _one_of(label: str, values: Sequence[str]) -> str:
 
 
 def _text(value: str) -> str:
-    """A PromQL string."""
+    """Return the value as a PromQL string."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -163,7 +176,7 @@ def _figure(name: str, expression: str) -> str:
 
 
 def _packed(parts: Iterable[str]) -> list[str]:
-    """The expressions joined with ``or``, as many in a query as fit."""
+    """Join the expressions with ``or``, as many in each query as fit."""
     queries: list[str] = []
     for part in parts:
         joined = f"{queries[-1]} or {part}" if queries else part
@@ -175,7 +188,7 @@ def _packed(parts: Iterable[str]) -> list[str]:
 
 
 def _length(values: Iterable[str]) -> int:
-    """Characters of the values in a URL, with the bars between them."""
+    """Return the length of the values in a URL, including the ``|`` between them."""
     return sum(len(quote(value, safe="")) + 3 for value in values)
 
 

@@ -1,4 +1,7 @@
-"""Answers of Prometheus as scrapes, figures and times. Pure and strict: what is not as it has to be is said, never taken for a 0."""
+"""Parse Prometheus query results into scrapes, usage figures and times. Pure and strict.
+
+Malformed or missing values are reported and never read as 0.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from .metrics_page import FIELDS
 from .samples import ModelCounters, PodUsage, Scrape
 from .scrape_history import PodKey
 
-# Labels that tell who scraped, not whom: two monitors of one pod, or the replicas of a Prometheus, give the same series twice.
+# Labels that identify the scraper and not the target: two monitors of one pod, or the replicas of a
+# Prometheus, produce the same series twice.
 SCRAPERS: Final = frozenset(
     {
         "job",
@@ -32,27 +36,31 @@ _INSTANCE: Final = "instance"
 _ORDER: Final = tuple(field.name for field in fields(ModelCounters))
 _NAMES: Final = tuple(sorted(FIELDS, key=lambda name: _ORDER.index(FIELDS[name])))
 _INDEX: Final = {name: index for index, name in enumerate(_NAMES)}
-# Without failures or a cache there need be no such series.
+# These series may be missing if there are no failures or no cache.
 _OPTIONAL: Final = frozenset({"failure", "cache_hits"})
 _NEEDED: Final = sum(1 << index for index, field in enumerate(_ORDER) if field not in _OPTIONAL)
 _SHAPE_ERRORS: Final = (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError)
 
-# Metric by number, model, version, GPU, reason of a failure: what Triton itself tells apart within one pod.
+# Index of the metric, model, version, GPU and failure reason: the labels by which Triton itself
+# distinguishes series within one pod.
 _Series = tuple[int, str, Any, Any, Any]
 _Found = tuple[Mapping[str, Any], Sequence[Any]]
 
 
 class QueryResultError(ValueError):
-    """An answer of another shape than Prometheus gives."""
+    """A result does not have the shape of a Prometheus result."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodSeries:
-    """A pod in an answer: whole scrapes, oldest first, or why they cannot be used (``problem``); ``note``: what people should know."""
+    """The series of one pod in a query result."""
 
     scrapes: tuple[Scrape, ...] = ()
+    """Complete scrapes, oldest first."""
     problem: str = ""
+    """Why the scrapes cannot be used; "" if they can."""
     note: str = ""
+    """What users should know about these series."""
 
 
 def counters(
@@ -63,12 +71,19 @@ def counters(
     addresses: Mapping[PodKey, str],
     interval: float,
 ) -> dict[PodKey, PodSeries]:
-    """Scrapes of the wanted pods (with the models that each must have) that are in an answer; series of others are passed over.
+    """Return the scrapes of the wanted pods in a query result; series of other pods are ignored.
 
-    ``addresses``: of the pods' metrics ports, to tell them from namesakes of another cluster; ``interval``: seconds between scrapes.
+    Args:
+        kind: The resultType of the result.
+        result: The result of the query.
+        labels: Labels that hold the namespace and the name of a pod.
+        wanted: The wanted pods, with the models that each must have.
+        addresses: Addresses of the pods' metrics ports, which distinguish the pods from pods of the
+            same name in another cluster.
+        interval: Seconds between scrapes.
 
     Raises:
-        AnswerError: the answer is of another shape.
+        QueryResultError: The result has another shape.
     """
     if kind != "matrix":
         raise QueryResultError(f"gives a {kind} where raw samples were asked for")
@@ -101,10 +116,10 @@ def counters(
 
 
 def clock(kind: str, result: Sequence[Any]) -> float:
-    """The server's time, Unix seconds.
+    """Return the server's time in Unix seconds.
 
     Raises:
-        AnswerError: the answer is of another shape.
+        QueryResultError: The result has another shape.
     """
     try:
         value = float(result[1]) if kind == "scalar" else math.nan
@@ -118,10 +133,12 @@ def clock(kind: str, result: Sequence[Any]) -> float:
 def figures(
     kind: str, result: Sequence[Any], connection: Connection
 ) -> dict[str, dict[PodKey, float]]:
-    """Figure → pod → value of an answer to ``queries.usage``; values that are not finite or negative are left out.
+    """Return the values of a result of ``queries.usage`` by figure and pod.
+
+    Values that are negative or not finite are left out.
 
     Raises:
-        AnswerError: the answer is of another shape.
+        QueryResultError: The result has another shape.
     """
     found: dict[str, dict[PodKey, float]] = {}
     try:
@@ -141,10 +158,10 @@ def figures(
 
 
 def targets(kind: str, result: Sequence[Any], connection: Connection) -> dict[PodKey, bool]:
-    """Whether the last scrape of each pod worked, for those that are targets at all.
+    """Return whether the last scrape of each pod worked, for the pods that are targets at all.
 
     Raises:
-        AnswerError: the answer is of another shape.
+        QueryResultError: The result has another shape.
     """
     try:
         labels = (connection.labels.namespace, connection.labels.pod)
@@ -159,7 +176,10 @@ def targets(kind: str, result: Sequence[Any], connection: Connection) -> dict[Po
 def usages(
     found: Mapping[str, Mapping[PodKey, float]], pods: Iterable[PodKey], at: float
 ) -> dict[PodKey, PodUsage]:
-    """Usage of each pod of which anything is known; ``at``: time of the oldest sample behind the figures."""
+    """Return the usage of each pod for which any figure is known.
+
+    ``at`` is the time of the oldest sample behind the figures.
+    """
     result: dict[PodKey, PodUsage] = {}
     for pod in pods:
         cpu, memory = found.get(queries.CPU, {}).get(pod), found.get(queries.MEMORY, {}).get(pod)
@@ -178,7 +198,11 @@ def _throttled(found: Mapping[str, Mapping[PodKey, float]], pod: PodKey) -> floa
 
 
 def _gpu(found: Mapping[str, Mapping[PodKey, float]], pod: PodKey) -> float | None:
-    """The best figure there is: Triton's own, else DCGM's share of time with the engine active, else its utilisation in percent."""
+    """Return the best GPU utilization available, as a share from 0 to 1.
+
+    In order of preference: Triton's own, DCGM's share of time with the engine active, DCGM's
+    utilization in percent.
+    """
     for name, whole in ((queries.GPU, 1.0), (queries.ENGINE, 1.0), (queries.DCGM, 100.0)):
         value = found.get(name, {}).get(pod)
         if value is not None and value <= 1.01 * whole:
@@ -208,7 +232,7 @@ def _place(metric: Mapping[str, str], labels: tuple[str, str]) -> PodKey:
 def _seen(
     found: dict[_Series, list[_Found]], models: frozenset[str], address: str, interval: float
 ) -> PodSeries:
-    """One pod's series as scrapes."""
+    """Return the series of one pod as scrapes."""
     note = ""
     instances = {metric.get(_INSTANCE) for several in found.values() for metric, _ in several}
     if len(instances) > 1 or any(len(several) > 1 for several in found.values()):
@@ -224,7 +248,10 @@ def _seen(
             value = float(text) if type(text) is str else math.nan
             if not 0 <= value < math.inf:
                 return PodSeries(
-                    problem=f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which no counter can be"
+                    problem=(
+                        f"{_NAMES[index]} of model {model} is {str(text)[:20]}, which no counter "
+                        "can be"
+                    )
                 )
             row = rows.setdefault(_time(at), {}).setdefault(model, [0.0] * len(_ORDER))
             row[index] += value
@@ -247,20 +274,23 @@ def _time(at: Any) -> float:
 
 
 def _lacking(masks: Mapping[str, int]) -> str:
-    """Which series a scrape lacks, in words; "" when it is whole."""
+    """Describe the series that are missing from a scrape; "" if it is complete."""
     for model, mask in sorted(masks.items()):
         missing = [name for index, name in enumerate(_NAMES) if _NEEDED & ~mask & (1 << index)]
         if len(missing) == _NEEDED.bit_count():
             return f"no series of model {model}; is it loaded?"
         if missing:
-            return f"model {model} lacks {', '.join(missing)}; does a relabelling or a partial answer drop them?"
+            return (
+                f"model {model} lacks {', '.join(missing)}; does a relabelling or a partial "
+                "answer drop them?"
+            )
     return ""
 
 
 def _one_target(
     found: Mapping[_Series, list[_Found]], address: str, interval: float
 ) -> tuple[dict[_Series, list[_Found]], str, str]:
-    """The series of one target where a pod has those of several: series, a note, and a problem."""
+    """Choose the series of one target for a pod with several; return series, note and problem."""
     newest = max(
         (float(values[-1][0]) for several in found.values() for _, values in several if values),
         default=0.0,
@@ -290,7 +320,8 @@ def _one_target(
         for index, name in enumerate(names)
     )
     if set(names) <= SCRAPERS:
-        # The one with most series, so that the replica that lacks some is not taken; else always the same one.
+        # Take the scraper with the most series, so that a replica with missing series is not
+        # chosen. Break ties by name, so that the choice is stable.
         best = min(parts, key=lambda key: (-len(parts[key]), key))
         return parts[best], f"is scraped more than once ({said})", ""
     mine = [
@@ -302,18 +333,27 @@ def _one_target(
     if len(mine) == 1 and all(len(several) == 1 for several in parts[mine[0]].values()):
         return (
             parts[mine[0]],
-            f"has namesakes ({said}); the one at {address} is taken. Set matchers in the connection",
+            (
+                f"has namesakes ({said}); the one at {address} is taken. Set matchers in the "
+                "connection"
+            ),
             "",
         )
     return (
         {},
         "",
-        f"several targets have its name ({said}); say in the connection's matchers which is meant, such as cluster",
+        (
+            f"several targets have its name ({said}); say in the connection's matchers which is "
+            "meant, such as cluster"
+        ),
     )
 
 
 def _differing(found: Mapping[_Series, list[_Found]]) -> list[str]:
-    """Labels by which the series of one metric and model differ, or the instance where the pod has several."""
+    """Return the labels in which series of the same metric and model differ.
+
+    Includes the instance label if the pod has several instances.
+    """
     names: set[str] = set()
     for several in found.values():
         first = several[0][0]
@@ -325,5 +365,5 @@ def _differing(found: Mapping[_Series, list[_Found]]) -> list[str]:
 
 
 def rebased(scrape: Scrape, skew: float) -> Scrape:
-    """The scrape by another clock that is ``skew`` seconds behind."""
+    """Return the scrape with its time converted to a clock that is ``skew`` seconds behind."""
     return replace(scrape, at=scrape.at - skew)

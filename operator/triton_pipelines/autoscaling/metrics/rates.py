@@ -1,9 +1,10 @@
 """Rates over a window from raw samples of Triton's counters. Pure.
 
-Triton adds a batch's compute time once for each of its requests (infer_stats), so the busy time is divided by the mean batch. All
-counters move when a request completes; only the pending gauge is live. Differences are taken between samples with the times of
-their own scrapes, never past a counter reset, and a window that history does not cover says so: what follows from it may raise a
-count and never lower one.
+Triton adds a batch's compute time once for each of its requests (infer_stats), so the busy time is
+divided by the mean batch size. All counters move when a request completes; only the pending gauge
+is live. Differences are taken between samples with the times of their own scrapes and never across
+a counter reset. A window that the history does not cover is marked as uncovered: its rates may
+raise a count but never lower one.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from operator import attrgetter, itemgetter
 
 from triton_pipelines.autoscaling.metrics.samples import ModelCounters, PodHistory
 
-_EDGE = 0.1  # seconds: scrapes jitter, and a window of 60 s has to find the sample of 60.02 s ago
+# Seconds of tolerance. Scrapes jitter, and a window of 60 s has to find the sample of 60.02 s ago.
+_EDGE = 0.1
 _values = attrgetter(*(item.name for item in fields(ModelCounters)))
-_COVERED = 0.8  # share of a window that history has to cover to speak for it
+# Share of a window that the history has to span for the window to count as covered.
+_COVERED = 0.8
 
 Sampled = tuple[float, ModelCounters]
 """Counters and the time of their scrape, Unix seconds."""
@@ -27,55 +30,67 @@ Sampled = tuple[float, ModelCounters]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of one model over a window, of one pod or summed over pods.
-
-    ``seconds``: time between the two samples; ``throughput`` x: completions/s, cache hits included; ``growth`` dq: requests/s by
-    which the backlog grows (negative while it drains); ``busy``: busy seconds per second, batch-corrected; ``executions``: per
-    second; ``computed``: completions/s that went through an execution; ``queued``: seconds of queueing per second;
-    ``failures``: per second; ``covered``: whether history covers the window, without a counter reset in it.
-    """
+    """Rates of one model over a window, of one pod or summed over pods."""
 
     seconds: float
+    """Time between the two samples."""
     throughput: float = 0.0
+    """Completions per second (x), including cache hits."""
     growth: float = 0.0
+    """Requests per second by which the backlog grows (dq); negative while it drains."""
     busy: float = 0.0
+    """Busy seconds per second, corrected for batching."""
     executions: float = 0.0
+    """Executions per second."""
     computed: float = 0.0
+    """Completions per second that went through an execution."""
     queued: float = 0.0
+    """Seconds of queueing per second."""
     failures: float = 0.0
+    """Failures per second."""
     covered: bool = True
+    """Whether the history covers the window, without a counter reset in it."""
 
     @property
     def arrivals(self) -> float:
-        """Arriving requests/s: completions and growth of the backlog. Never negative."""
+        """Return arrivals per second: completions plus growth of the backlog, never negative."""
         return max(0.0, self.throughput + self.growth)
 
     @property
     def service(self) -> float | None:
-        """Busy seconds of one instance per request; ``None`` without completions."""
+        """Return the busy seconds of one instance per request; ``None`` without completions."""
         return self.busy / self.throughput if self.throughput > 0 else None
 
     @property
     def batch(self) -> float | None:
-        """Requests per execution; ``None`` without executions."""
+        """Return the requests per execution; ``None`` without executions."""
         return self.computed / self.executions if self.executions > 0 else None
 
     @property
     def queue(self) -> float | None:
-        """Mean seconds in the queue of the requests that completed: for diagnosis, it reads 0 in a stall."""
+        """Return the mean queue time of completed requests in seconds; ``None`` without any.
+
+        For diagnosis only: during a stall it is 0.
+        """
         return self.queued / self.throughput if self.throughput > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRange:
-    """Instances of one model in one pod over some time: those that ran all of it at ``least``, and at ``most``."""
+    """Range of the number of instances of one model in one pod over a period."""
 
     least: int
+    """Instances that ran for the whole period."""
     most: int
+    """The most instances that ran at any time in the period."""
 
 
 class ModelSeries:
-    """The samples of one model in one pod, by time; sources may repeat or mix them. Made once, asked for many windows."""
+    """The samples of one model in one pod, ordered by time.
+
+    Sources may repeat samples or deliver them out of order. A series is built once and then answers
+    for many windows.
+    """
 
     def __init__(self, history: PodHistory, model: str) -> None:
         by_time = {
@@ -91,21 +106,23 @@ class ModelSeries:
                 break
         self._reset = last > 0
         self._run = self._all[last:]
-        # Each interval by its own mean batch: a queue that was worked off in full batches and the single requests after it have no common one.
+        # Each interval uses its own mean batch size: a queue that drained in full batches and the
+        # single requests after it have no common mean.
         self._busy = [
             0.0,
             *accumulate(_busy(before[1], after[1]) for before, after in pairwise(self._run)),
         ]
 
     def bounded(self, ran: Callable[[float, float], InstanceRange]) -> ModelSeries:
-        """The same, its busy time in each interval no more than instances can have been busy.
+        """Return the series with the busy time of each interval limited to what instances allow.
 
-        The mean batch corrects busy time only where batches are alike: an interval in which a queue builds up has single requests and full
-        batches, and their busy time is too much by E[b²]/E[b]². Triton counts an execution when it ends: what instances that showed no
-        completion have worked on until then is carried over to that interval.
+        The mean batch corrects busy time only if all batches have the same size. An interval in
+        which a queue builds up has single requests and full batches, and its busy time is too high
+        by the factor E[b²]/E[b]². Triton counts an execution when it ends, so the work that
+        instances did without a completion is carried over to the interval in which it completes.
 
         Args:
-            ran: instances between two Unix times.
+            ran: Returns the range of instances between two Unix times.
         """
         spent = [end - begin for begin, end in pairwise(self._busy)]
         possible: list[float] = []
@@ -122,16 +139,16 @@ class ModelSeries:
 
     @property
     def newest(self) -> float | None:
-        """Time of the newest sample, Unix seconds."""
+        """Return the time of the newest sample in Unix seconds; ``None`` without a sample."""
         return self._all[-1][0] if self._all else None
 
     @property
     def pending(self) -> float | None:
-        """Requests that wait now; ``None`` without a sample."""
+        """Return the number of requests pending now; ``None`` without a sample."""
         return self._all[-1][1].pending if self._all else None
 
     def mean_pending(self, seconds: float) -> float | None:
-        """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
+        """Return the mean of the pending gauge over the last ``seconds``; ``None`` if unknown."""
         if not self._all:
             return None
         since = self._all[-1][0] - seconds - _EDGE
@@ -139,9 +156,15 @@ class ModelSeries:
         return sum(values) / len(values)
 
     def rates(self, seconds: float | None, *, skip: int = 0) -> Rates | None:
-        """Rates over the last ``seconds``, ending at the newest sample; ``None``: over the last interval. ``skip``: newest to leave out.
+        """Return the rates over a window that ends at the newest sample.
 
-        ``None`` where fewer than two samples stand after the last counter reset, as in a pod that has just started.
+        Args:
+            seconds: Length of the window; ``None`` for the last scrape interval.
+            skip: Number of newest samples to leave out.
+
+        Returns:
+            The rates, or ``None`` if there are fewer than two samples since the last counter reset,
+            as in a pod that has just started.
         """
         run = self._run[:-skip] if skip else self._run
         if len(run) < 2:
@@ -151,7 +174,7 @@ class ModelSeries:
             return _between(run[-2], newest, self._spent(len(run) - 2, len(run) - 1), covered=True)
         since = newest[0] - seconds - _EDGE
         number = next(number for number, item in enumerate(run) if item[0] >= since)
-        number = min(number, len(run) - 2)  # scrapes may be farther apart than the window is long
+        number = min(number, len(run) - 2)  # Scrapes may be further apart than the window is long.
         first = run[number]
         covered = newest[0] - run[0][0] >= _COVERED * seconds and not (
             self._reset and run[0][0] > newest[0] - seconds
@@ -159,22 +182,25 @@ class ModelSeries:
         return _between(first, newest, self._spent(number, len(run) - 1), covered=covered)
 
     def _spent(self, begin: int, end: int) -> float:
-        """Busy seconds between two samples of the run."""
+        """Return the busy seconds between two samples of the run."""
         return self._busy[end] - self._busy[begin]
 
 
 def rates(history: PodHistory, model: str, seconds: float | None) -> Rates | None:
-    """Rates of ``model`` over the last ``seconds`` of ``history``: see ``Series.rates``."""
+    """Return the rates of ``model`` over the last ``seconds``; see ``ModelSeries.rates``."""
     return ModelSeries(history, model).rates(seconds)
 
 
 def mean_pending(history: PodHistory, model: str, seconds: float) -> float | None:
-    """Mean of the pending gauge over the last ``seconds``; ``None`` without a sample."""
+    """Return the mean of the pending gauge over the last ``seconds``; ``None`` without samples."""
     return ModelSeries(history, model).mean_pending(seconds)
 
 
 def total(parts: Iterable[Rates | None]) -> Rates | None:
-    """Sum over pods; a pod without rates adds nothing and makes the sum uncovered. ``None`` where no pod has any."""
+    """Return the sum over pods; ``None`` if no pod has rates.
+
+    A pod without rates adds nothing and makes the sum uncovered.
+    """
     listed = list(parts)
     known = [part for part in listed if part is not None]
     if not known:
@@ -195,7 +221,7 @@ def total(parts: Iterable[Rates | None]) -> Rates | None:
 
 
 def impossible_values(history: PodHistory, models: Iterable[str]) -> str:
-    """What in ``history`` cannot be: a value that is not finite or below 0, in words; "" where all is well."""
+    """Describe the first impossible value in ``history``: negative or not finite; "" if none."""
     wanted = tuple(models)
     for scrape in history.scrapes:
         if not math.isfinite(scrape.at):
@@ -222,20 +248,33 @@ def _went_back(before: ModelCounters, after: ModelCounters) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """What executions that are under way at a scrape have taken so far, seconds over all instances: no counter shows it yet.
+    """Time spent so far on executions that are running at a scrape, summed over all instances.
 
-    ``seconds``: of instances that surely execute; ``room``: as much of an interval as no completion accounts for. It was spent on what is under
-    way if the next interval shows instances that complete nothing, and else idle: requests that wait for a batch to fill prove nothing.
+    No counter shows this time yet.
     """
 
     seconds: float = 0.0
+    """Seconds spent by instances that are certainly executing."""
     room: float = 0.0
+    """Seconds of an interval that no completion accounts for.
+
+    They were spent on running executions if instances complete nothing in the next interval.
+    Otherwise they were idle: requests that wait for a batch to fill prove nothing.
+    """
 
     def after(self, busy: float, first: Sampled, last: Sampled, instances: int) -> _UnderWay:
-        """After one more interval, ``busy`` of which were taken by what ended in it. ``instances`` ran all the time."""
+        """Return the running time after one more interval.
+
+        Args:
+            busy: Busy seconds of the executions that ended in the interval.
+            first: Sample at the start of the interval.
+            last: Sample at the end of the interval.
+            instances: Instances that ran for the whole interval.
+        """
         (begin, a), (end, b) = first, last
         had = instances * (end - begin) - busy
-        # Fewer completions than instances while requests wait: so many of them have been on one execution all along.
+        # If fewer executions than instances completed while requests were pending, the remaining
+        # instances spent the whole interval on one execution each.
         silent = (
             max(0.0, instances - (b.execs - a.execs)) * (end - begin)
             if min(a.pending, b.pending) > 0
@@ -250,7 +289,10 @@ class _UnderWay:
 
 
 def _executed(a: ModelCounters, b: ModelCounters) -> tuple[float, float, float]:
-    """Seconds as Triton counts them (a batch of k requests adds its time k times), requests and executions between two samples."""
+    """Return the compute seconds, requests and executions between two samples.
+
+    Seconds are as Triton counts them: a batch of k requests adds its time k times.
+    """
     spent = (
         b.compute_input_us
         + b.compute_infer_us
@@ -263,23 +305,27 @@ def _executed(a: ModelCounters, b: ModelCounters) -> tuple[float, float, float]:
 
 
 def _busy(a: ModelCounters, b: ModelCounters) -> float:
-    """Busy seconds between two samples, by the mean batch."""
+    """Return the busy seconds between two samples, corrected by the mean batch size."""
     spent, computed, executions = _executed(a, b)
-    # Fewer requests than executions only happens where requests failed.
+    # There are fewer requests than executions only if requests failed.
     return spent / (max(1.0, computed / executions) if executions > 0 else 1.0)
 
 
 def _possible(busy: float, first: Sampled, last: Sampled, most: int, under_way: float) -> float:
-    """Busy seconds of what ended between two samples, within what ``most`` instances had: the interval, and what was under way when it began,
-    which is ``under_way`` or as much as one execution of each."""
+    """Return the busy seconds of executions that ended between two samples, limited by instances.
+
+    ``most`` instances had the interval itself and the time spent on executions that were running
+    when it began: ``under_way``, or one execution of each instance if that is more.
+    """
     (begin, a), (end, b) = first, last
     if busy <= end - begin:
-        return busy  # one instance can
+        return busy  # One instance alone can have spent this time.
     spent, computed, executions = _executed(a, b)
     bound = most * (end - begin) + max(
         under_way, most * busy / executions if executions > 0 else 0.0
     )
-    # No batch was larger than all requests but one for each other execution: with no batches at all, the time is exact.
+    # The largest possible batch holds all requests except one for each other execution. Without
+    # any batching, the time is exact.
     proven = spent / max(1.0, 1.0 + computed - executions)
     return min(busy, max(bound, proven))
 

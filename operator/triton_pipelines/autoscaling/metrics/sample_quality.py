@@ -1,6 +1,6 @@
-"""Whether what is known of a pipeline's pods may be believed, and what to look at where not. Pure.
+"""Assess whether the samples of a pipeline's pods can be trusted, and what to check if not. Pure.
 
-All times are those of the server's clock until the sample is made.
+All times follow the server's clock until the sample is created.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from .samples import (
 )
 from .scrape_history import PodKey, ScrapeHistories
 
-# What is assumed until two scrapes have been seen: the default of the Prometheus operator.
+# The interval assumed until two scrapes are known: the default of the Prometheus operator.
 INTERVAL_UNKNOWN: Final = 30.0
-# A container's figures are of no use after that.
+# Usage figures of a container are discarded when they are older than this.
 USAGE_SECONDS_MAX: Final = 300.0
-# Clocks that differ by less are as good as one.
+# Smaller differences between clocks are ignored.
 SKEW_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionEvidence:
-    """What one collection says beside the samples.
-
-    ``now``: the server's time; ``skew``: how far it is ahead of the operator's clock; ``problems``, ``notes``: by pod; ``up``: whether
-    the last scrape of a target worked, by pod, ``None``: not asked; ``ahead``: how many seconds in the server's future a pod's newest
-    scrape would lie; ``interval``: between scrapes, as seen over all pods; ``said``:
-    notes on the collection as a whole.
-    """
+    """Findings of one collection in addition to the samples."""
 
     now: float
+    """The server's time."""
     skew: float
+    """Seconds by which the server's clock is ahead of the operator's."""
     interval: float = INTERVAL_UNKNOWN
+    """Seconds between scrapes, as observed over all pods."""
     problems: Mapping[PodKey, str] = field(default_factory=dict)
+    """Why the series of a pod cannot be used."""
     notes: Mapping[PodKey, str] = field(default_factory=dict)
+    """Notes by pod."""
     ahead: Mapping[PodKey, float] = field(default_factory=dict)
+    """Seconds by which a pod's newest scrape is in the server's future."""
     up: Mapping[PodKey, bool] | None = None
+    """Whether the last scrape of a target worked, by pod; ``None`` if it was not queried."""
     said: tuple[str, ...] = ()
+    """Notes on the collection as a whole."""
 
 
 def assess_sample(
@@ -55,10 +57,18 @@ def assess_sample(
     source: str,
     query: Callable[[], str],
 ) -> PipelineSample | MetricsFailure:
-    """The pods that can be believed, or why there is none; ``query`` makes the query that people should try.
+    """Return a sample of the trustworthy pods, or why there are none.
 
-    A pod is believed when its newest scrape holds every series of every model and is at most 2.5 scrapes old. Pods that are not are
-    left out of the sample, with a note: whoever decides knows which ones are ready, and lowers nothing by a part of them.
+    A pod is trusted if its newest scrape holds every series of every model and is at most 2.5
+    scrape intervals old. Other pods are left out of the sample, with a note. Scaling knows which
+    pods are ready and lowers no count on the evidence of only some of them.
+
+    Args:
+        expected: Pods and models of the pipeline.
+        histories: Scrapes of all pods.
+        seen: Other findings of the collection.
+        source: Name of the source, for messages.
+        query: Returns the query that users should try.
     """
     keys = [(expected.namespace, pod) for pod in expected.pods]
     if not keys:
@@ -100,13 +110,16 @@ def _wrong(
     seen: CollectionEvidence,
     interval: float,
 ) -> tuple[MetricsProblem, str] | None:
-    """Why a pod cannot be believed; ``None`` where it can."""
+    """Return why a pod is not trusted; ``None`` if it is."""
     if problem := seen.problems.get(key):
         return MetricsProblem.PARTIAL, problem
     if ahead := seen.ahead.get(key):
         return (
             MetricsProblem.STALE,
-            f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of Prometheus and its stores agree?",
+            (
+                f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of "
+                "Prometheus and its stores agree?"
+            ),
         )
     scrapes = histories.scrapes(key)
     if not scrapes:
@@ -116,7 +129,10 @@ def _wrong(
     if age > limit:
         return (
             MetricsProblem.STALE,
-            f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s ({FRESH_INTERVALS:g} scrapes){_target(key, seen)}",
+            (
+                f"the newest scrape is {age:.0f} s old, more than {limit:.0f} s "
+                f"({FRESH_INTERVALS:g} scrapes){_target(key, seen)}"
+            ),
         )
     if lacking := sorted(expected.models - set(scrapes[-1].models)):
         return MetricsProblem.PARTIAL, f"no series of model {', '.join(lacking)}; is it loaded?"
@@ -131,12 +147,15 @@ def _target(key: PodKey, seen: CollectionEvidence) -> str:
     return (
         "; the target is up"
         if seen.up[key]
-        else "; Prometheus cannot scrape it (up is 0): may it reach port 8002 (NetworkPolicy, --allow-metrics)?"
+        else (
+            "; Prometheus cannot scrape it (up is 0): may it reach port 8002 (NetworkPolicy, "
+            "--allow-metrics)?"
+        )
     )
 
 
 def _history(key: PodKey, histories: ScrapeHistories, seen: CollectionEvidence) -> PodHistory:
-    """By the operator's clock."""
+    """Return the history of a pod with times on the operator's clock."""
     usage = histories.usage(key)
     if usage is not None:
         usage = (
@@ -158,10 +177,19 @@ def _failure(
     pod, (_, why) = next(iter(sorted(bad.items())))
     of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
     looks = {
-        MetricsProblem.MISSING: "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does Prometheus select it (its labels and namespace), "
-        "is the target up? 3. do series arrive with these labels",
-        MetricsProblem.STALE: "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. do series arrive",
-        MetricsProblem.PARTIAL: "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive once for each pod and model",
+        MetricsProblem.MISSING: (
+            "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does "
+            "Prometheus select it (its labels and namespace), is the target up? 3. do series "
+            "arrive with these labels"
+        ),
+        MetricsProblem.STALE: (
+            "1. is the target still up? 2. does Prometheus fall behind or was it restarted? 3. "
+            "do series arrive"
+        ),
+        MetricsProblem.PARTIAL: (
+            "1. are all models loaded? 2. do relabelling rules drop series? 3. do series arrive "
+            "once for each pod and model"
+        ),
     }
     return MetricsFailure(
         trouble,

@@ -8,13 +8,14 @@ from typing import Final
 
 from .samples import PodUsage, Scrape
 
-# The slow window, a scrape before it, and slack for a late one.
+# Kept in addition to the slow window: a scrape before it, and slack for a late one.
 SLACK_SECONDS: Final = 15.0
-# A pod scraped every second over an hour's window.
+# Enough for a pod that is scraped every second, over a window of an hour.
 SCRAPES_MAX: Final = 4096
-# Last intervals that the interval is inferred from.
+# Number of recent gaps between scrapes from which the interval is inferred.
 GAPS: Final = 5
-# More is an outage and no interval: series vanish from queries after five minutes, so nobody scrapes more seldom than this.
+# A longer gap is an outage and not an interval: series vanish from queries after five minutes, so
+# scrape intervals are never longer than this.
 GAP_SECONDS_MAX: Final = 120.0
 
 PodKey = tuple[str, str]
@@ -29,7 +30,10 @@ class ScrapeHistories:
         self._usage: dict[PodKey, PodUsage] = {}
 
     def add(self, pod: PodKey, scrape: Scrape, window: float) -> bool:
-        """Add a scrape unless it is no newer than the last; forget what is older than ``window`` seconds. Returns whether it was new."""
+        """Add a scrape if it is newer than the last; return whether it was.
+
+        Scrapes older than ``window`` seconds are discarded.
+        """
         known = self._scrapes.setdefault(pod, deque(maxlen=SCRAPES_MAX))
         if known and scrape.at <= known[-1].at:
             return False
@@ -43,19 +47,19 @@ class ScrapeHistories:
         self._usage[pod] = usage
 
     def scrapes(self, pod: PodKey) -> tuple[Scrape, ...]:
-        """The pod's scrapes, oldest first."""
+        """Return the pod's scrapes, oldest first."""
         return tuple(self._scrapes.get(pod, ()))
 
     def usage(self, pod: PodKey) -> PodUsage | None:
-        """The pod's newest usage."""
+        """Return the pod's newest usage; ``None`` if it is unknown."""
         return self._usage.get(pod)
 
     def forget(self, pod: PodKey) -> None:
-        """Forget the pod's scrapes, as when the clock that they were taken by has been set back."""
+        """Forget the pod's scrapes, for example after the server's clock was set back."""
         self._scrapes.pop(pod, None)
 
     def keep(self, pods: Iterable[PodKey]) -> None:
-        """Forget all other pods."""
+        """Forget all pods except these."""
         wanted = set(pods)
         for gone in set(self._scrapes) - wanted:
             del self._scrapes[gone]
@@ -63,12 +67,18 @@ class ScrapeHistories:
             del self._usage[gone]
 
     def interval(self, pods: Iterable[PodKey], otherwise: float) -> float:
-        """Seconds between scrapes as seen: the median over the pods' last few intervals, ``otherwise`` where none is known."""
+        """Return the observed seconds between scrapes; ``otherwise`` if none are known.
+
+        It is the median over the pods of each pod's recent gap.
+        """
         gaps = sorted(gap for pod in pods if (gap := self.gap(pod)) is not None)
         return gaps[len(gaps) // 2] if gaps else otherwise
 
     def gap(self, pod: PodKey) -> float | None:
-        """Seconds between the pod's scrapes: the lower median of the last few, so that one missed scrape does not count."""
+        """Return the seconds between the pod's scrapes; ``None`` if unknown.
+
+        It is the lower median of the last few gaps, so that one missed scrape has no effect.
+        """
         known = self._scrapes.get(pod, ())
         last = len(known) - 1
         gaps = sorted(

@@ -137,9 +137,9 @@ def build(
 
 
 def _fixed(step: Step) -> Step:
-    """The step with the count it starts with.
+    """Return the step with its initial count.
 
-    A config that the backend completes is reloaded by every change.
+    If the backend completes the config, every change of a count would reload the model.
     """
     return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
 
@@ -185,20 +185,24 @@ def _tokenizer_batch(spec: PipelineSpec, sizes: Sequence[int]) -> int | None:
 def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
     if spec.ensemble.max_batch_size is not None:
         return spec.ensemble.max_batch_size
-    # A step without a batch axis of its own makes the whole pipeline one without: the axis then
-    # stands in everybody's dims.
+    # If one step has no batch axis, the whole pipeline has none. The axis is then part of the dims
+    # of every tensor.
     return min((step.max_batch_size for step in steps), default=0)
 
 
 def _text_dims(spec: PipelineSpec, batch: int) -> tuple[int, ...]:
-    """Shape of the texts: as the pipeline's input says, else one text per row, or any number without rows."""
+    """Return the shape of the text tensors.
+
+    It is the shape of the pipeline's input if declared, else one text per row. Without a batch axis
+    it is any number of texts.
+    """
     name = spec.tokenizer.inputs.text if spec.tokenizer else ""
     declared = next((one.dims for one in spec.ensemble.inputs if one.name == name), None)
     return declared or ((1,) if batch > 0 else (-1,))
 
 
 def _text_inputs(spec: PipelineSpec, batch: int | None) -> list[Tensor]:
-    """Public inputs that the tokenizer reads."""
+    """Return the public inputs that the tokenizer reads."""
     if spec.tokenizer is None or batch is None:
         return []
     texts = spec.tokenizer.inputs
@@ -210,7 +214,11 @@ def _text_inputs(spec: PipelineSpec, batch: int | None) -> list[Tensor]:
 
 
 def _reader(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
-    """Who feeds an input: as written, else the tokenizer's tensor of that usual name, else the pipeline's input of that name."""
+    """Return the tensor that feeds an input.
+
+    It is the declared source, else the tokenizer's tensor with that conventional name, else the
+    pipeline's input of that name.
+    """
     if wanted.from_:
         return Reference.parse(wanted.from_)
     token = token_read(wanted, spec.tokenizer)
@@ -325,9 +333,9 @@ def _lengths(spec: PipelineSpec, padding: PaddingChoice | None) -> tuple[int, ..
 
 
 def _entered(graph: Graph) -> Graph:
-    """A pipeline whose entry point calls the other models itself.
+    """Return the graph of a pipeline whose entry point calls the other models itself.
 
-    Nothing is wired, its tensors are the public ones.
+    No steps are wired, and the entry point's tensors are the public ones.
     """
     entry = next((step for step in graph.models if step.name == graph.entry), None)
     if entry is None:
@@ -359,7 +367,10 @@ def _wired(graph: Graph, spec: PipelineSpec, tokenizer_batch: int | None) -> Gra
 
 
 def _collected(texts: Iterable[Tensor], steps: Sequence[Step]) -> list[Tensor]:
-    """The texts, then what steps read from the pipeline, each once, as its first reader declares it."""
+    """Return the pipeline's inputs: first the texts, then the other inputs that steps read.
+
+    Each input appears once, as its first reader declares it.
+    """
     result = {tensor.name: tensor for tensor in texts}
     for step in steps:
         for entry in step.inputs:
@@ -390,9 +401,9 @@ def _outputs(graph: Graph, spec: PipelineSpec) -> list[PublicTensor]:
 
 
 def _last(graph: Graph) -> Step | None:
-    """The step whose outputs are the pipeline's.
+    """Return the step whose outputs are the pipeline's.
 
-    The postprocess, else the last one that no other step reads.
+    It is the postprocess, else the last step that no other step reads.
     """
     read = {
         entry.source.step
@@ -406,9 +417,9 @@ def _last(graph: Graph) -> Step | None:
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Steps in the order of the data, the written order where data leaves it open.
+    """Return the steps in the order of the data flow, else in the declared order.
 
-    Those in a circle stand last, for the checks to find.
+    Steps of a cycle come last, so that the checks find them.
     """
     left, done = list(steps), {PIPELINE}
     result: list[Step] = []

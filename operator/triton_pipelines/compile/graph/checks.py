@@ -1,7 +1,8 @@
 """Check that Triton can load a graph and that it computes what the user intends.
 
-The rules are Triton's own (ensemble_utils.cc, model_config_utils.cc; facts measured against Triton 24.10) and the few of this
-product; a message says what to write instead. What remains of Triton's rules is judged on the rendered configs (:mod:`triton_pipelines.compile.validation`).
+The rules are Triton's own (ensemble_utils.cc, model_config_utils.cc; facts measured against Triton
+24.10) and a few of this product. Each message says what to write instead. The rest of Triton's
+rules are checked on the rendered configs (:mod:`triton_pipelines.compile.validation`).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ SPEC_BYTES_MAX = 350_000
 
 
 def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """Everything that would keep this pipeline from loading or from answering rightly.
+    """Return every error that would prevent the pipeline from loading or from answering correctly.
 
-    Empty: it may be rendered.
+    If the result is empty, the pipeline may be rendered.
     """
     return [
         *check_wiring(pipeline, graph),

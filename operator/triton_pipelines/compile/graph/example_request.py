@@ -56,13 +56,14 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class ExampleRequest:
-    """A request that a healthy pod answers.
+    """A request that a healthy pod can answer.
 
-    ``inputs``: arrays by name, texts as objects (bytes); ``stream``: any number of answers may
-    come; ``sequence``: it has to be a sequence of its own, with a text (``text_ids``) or number as
-    its id; ``finite``: outputs of the project's own postprocess, in which no infinity is meant;
-    ``made_up``: nothing of it stands in the resource; ``repeat``: how often the rows of such a one
-    go into the request, so that a step which answers the first row alone is found out.
+    ``inputs`` are arrays by name, with texts as objects (bytes). ``stream``: there may be any
+    number of responses. ``sequence``: the request must be a separate sequence, whose id is a text
+    (``text_ids``) or a number. ``finite``: outputs of the project's own postprocess, in which
+    infinity is never intended. ``made_up``: no part of it comes from the resource. ``repeat``: how
+    often the rows of a made-up request are repeated, so that a step that answers only the first row
+    is detected.
     """
 
     inputs: Mapping[str, Array]
@@ -85,9 +86,9 @@ def public_shape(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
 
 
 def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | None:
-    """The request for a pipeline that :func:`check_example` has nothing against.
+    """Return the request for a pipeline that passes :func:`check_example`.
 
-    ``None``: pods are asked for readiness alone.
+    ``None`` if pods are probed for readiness only.
     """
     health = pipeline.spec.health
     if health.inference is InferenceHealth.DISABLED or probe_blocker(pipeline, graph):
@@ -125,7 +126,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
 
 
 def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
-    """Why pods are not asked with an inference though nobody disabled that; empty where they are."""
+    """Return why pods are not probed with an inference although it is enabled; "" if they are."""
     health = pipeline.spec.health
     if health.inputs or health.inference is InferenceHealth.DISABLED:
         return ""
@@ -136,12 +137,15 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         return "it needs no input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
-        return f"{', '.join(stateful)} keeps sequences, and an inference takes a place among those of clients"
+        return (
+            f"{', '.join(stateful)} keeps sequences, and an inference takes a place among those "
+            "of clients"
+        )
     return ""
 
 
 def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """That no inference is made, or that a text is written for nobody."""
+    """Warn if pods are not probed with an inference, or if an example text is unused."""
     health = pipeline.spec.health
     if why := probe_blocker(pipeline, graph):
         yield Finding(
@@ -322,7 +326,7 @@ def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
 
 
 def _required(graph: Graph) -> list[Tensor]:
-    """Public inputs that a request has to name.
+    """Return the public inputs that a request must contain.
 
     An ensemble needs all of its inputs, an entry point those that are not optional.
     """

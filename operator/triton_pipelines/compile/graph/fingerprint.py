@@ -15,15 +15,16 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from .model_step import implementation_of
 from .options import Options
 
-# Fields that change neither what a step costs nor how its requests are batched. All others count,
-# those of later releases too: written down they make another fingerprint, left out they change
-# none, so that an upgrade forgets nothing.
+# Fields that affect neither the cost of a step nor how its requests are batched. All others count,
+# including those of later releases: a field that is set changes the fingerprint, and one that is
+# left out does not, so that an upgrade keeps every measurement.
 _NO_COST: Final = frozenset(
     {"replicas", "suspend", "health", "rollout", "scaling", "slo", "tuning", "observability"}
 )
 _NO_COST_OF_SERVER: Final = frozenset({
-    "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "tolerations", "topologySpreadConstraints", "priorityClassName", "modelCache",
-    "service", "networkPolicy", "disruptionBudget",
+    "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "tolerations",
+    "topologySpreadConstraints", "priorityClassName", "modelCache", "service", "networkPolicy",
+    "disruptionBudget",
 })  # fmt: skip
 _PADDING: Final = frozenset({"padding", "buckets"})
 LENGTH: Final = 16
@@ -32,12 +33,13 @@ LENGTH: Final = 16
 def cost_fingerprint(
     pipeline: InferencePipeline, options: Options, digests: Mapping[str, str]
 ) -> str:
-    """Sixteen hex digits that are the same for specs under which each padding costs the same.
+    """Return sixteen hex digits that are equal for specs with the same cost of each padding.
 
-    In it: every step with its source and its batching, the tokenizer but for its padding, instance
-    counts, the server (image, GPU, CPU, nodes) as far as they are written down, which
-    implementation runs each step, and the content of ConfigMap sources (``digests``: step → hash).
-    Not in it: the promised latency, of which no cost depends, and the operator's default image.
+    Included: every step with its source and its batching, the tokenizer except for its padding,
+    instance counts, the settings of the server that the spec sets (image, GPU, CPU, nodes), the
+    implementation that runs each step, and the content of ConfigMap sources (``digests``: step →
+    hash). Not included: the latency SLO, on which no cost depends, and the operator's default
+    image.
     """
     said: dict[str, Any] = pipeline.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True

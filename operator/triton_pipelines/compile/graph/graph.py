@@ -1,9 +1,7 @@
 """A pipeline as a graph: steps that read and write tensors.
 
-Everything the resource leaves out is decided here.
-
-The graph is what rendering, status and scaling speak of; none of them looks at defaults of the
-resource again.
+Every default of the resource is resolved here. Rendering, status and scaling work on the graph and
+never look up defaults of the resource themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ PIPELINE = "pipeline"
 
 
 class Role(StrEnum):
-    """What a step is for."""
+    """The purpose of a step."""
 
     TOKENIZER = "Tokenizer"
     MODEL = "Model"
@@ -38,7 +36,7 @@ class Role(StrEnum):
 
 
 class Implementation(StrEnum):
-    """What runs a step."""
+    """The code that runs a step."""
 
     TOKENIZER = "tokenizer"  # runtime/tokenizer/model.py
     POSTPROCESS = "postprocess"  # runtime/postprocess/model.py
@@ -49,19 +47,23 @@ class Implementation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of one row: ``dims`` is its shape without the batch axis (with it where the step does not batch), -1 for any length.
-
-    ``reshape`` is the shape that the model itself has, where it differs.
-    """
+    """A tensor of one row."""
 
     name: str
+    """Name of the tensor."""
     data_type: DataType
+    """Type of its elements."""
     dims: tuple[int, ...]
+    """Shape, -1 for any length.
+
+    Without the batch axis, or with it if the step does not batch.
+    """
     reshape: tuple[int, ...] | None = None
+    """Shape in the model itself, if it differs."""
 
     @property
     def variable(self) -> bool:
-        """Whether any axis has no fixed length."""
+        """Return whether any axis has no fixed length."""
         return -1 in self.dims
 
     def __str__(self) -> str:
@@ -70,10 +72,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A tensor by who makes it: a step's output, or an input of the pipeline (step ``pipeline``)."""
+    """A reference to a tensor: a step's output, or an input of the pipeline."""
 
     step: str
+    """Name of the step that produces it; ``pipeline`` for an input of the pipeline."""
     tensor: str
+    """Name of the tensor."""
 
     @classmethod
     def parse(cls, text: str) -> Reference:
@@ -87,16 +91,18 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a step: the tensor, who feeds it (``None``: nobody), and whether requests of different shape may share a batch.
-
-    ``path`` is the field of the resource that a finding about it names.
-    """
+    """An input of a step."""
 
     tensor: Tensor
+    """The tensor that the step reads."""
     source: Reference | None
+    """The tensor that feeds it; ``None`` if nothing does."""
     path: str
+    """Field of the resource that a finding about the input names."""
     ragged: bool = False
+    """Whether requests of different shape may share a batch."""
     optional: bool = False
+    """Whether a request may omit the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,50 +122,54 @@ class StepInstances:
 
     @property
     def count(self) -> int:
-        """The count that the template of ``config.pbtxt`` writes."""
+        """Return the count that the template of ``config.pbtxt`` writes."""
         return self.counts.initial
 
     @property
     def scaled(self) -> bool:
-        """Whether the count may change while the pod runs."""
+        """Return whether the count may change while the pod runs."""
         return self.counts.scaled
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One source of a step and what becomes of it; ``target`` is a path below the model repository.
-
-    ``slot`` tells several sources of one step apart; ``path`` is the field that gave the source.
-    ``file`` and ``source_file`` are the main file of kind ``model``: its name in a version folder,
-    and in the source where that differs.
-    """
+    """One source of a step and where it is stored."""
 
     step: str
+    """Name of the step."""
     slot: str
+    """Distinguishes several sources of one step."""
     source: SourceSpec
+    """The source."""
     path: str
+    """Field of the resource that declares the source."""
     kind: FetchKind
+    """How the source is stored."""
     target: str
+    """Path below the model repository."""
     file: str | None = None
+    """Main file of kind ``model``: its name in a version folder."""
     source_file: str | None = None
+    """Name of the main file in the source, if it differs."""
     whole: bool = False
+    """Whether the whole folder of the source is fetched."""
 
     @property
     def key(self) -> str:
-        """Name of its mounts, and of it in what the loader reports."""
+        """Return the name of its mounts, which the loader also uses in reports."""
         return source_key(self.step, self.slot)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One inference of a new instance before it serves.
-
-    Rows, and each input with the lengths that stand for -1.
-    """
+    """One inference that a new instance runs before it serves."""
 
     name: str
+    """Name of the sample."""
     rows: int
+    """Rows of the request."""
     inputs: tuple[Tensor, ...]
+    """The inputs, with a length in place of every -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,65 +217,69 @@ class Step:
 
     @property
     def python(self) -> bool:
-        """Whether it runs in the python backend: a process and a shared-memory region per instance."""
+        """Return whether the step runs in the python backend.
+
+        Each of its instances is then a process with its own shared-memory region.
+        """
         return self.backend == "python"
 
     def output(self, name: str) -> Tensor | None:
-        """The output of that name."""
+        """Return the output of that name; ``None`` if there is none."""
         return next((tensor for tensor in self.outputs if tensor.name == name), None)
 
     @property
     def source(self) -> SourceSpec | None:
-        """The step's main source."""
+        """Return the step's main source; ``None`` without one."""
         return next((item.source for item in self.fetches if not item.slot), None)
 
     @property
     def source_path(self) -> str:
-        """The field that gave :attr:`source`.
-
-        The step's own, or the pipeline's where that is the default.
-        """
+        """Return the field that declares :attr:`source`: the step's, or the pipeline's default."""
         return next((item.path for item in self.fetches if not item.slot), "")
 
 
 @dataclass(frozen=True, slots=True)
 class PublicTensor:
-    """A public output of the pipeline.
-
-    Its tensor as clients see it, who makes it, and the field that asked for it.
-    """
+    """A public output of the pipeline."""
 
     tensor: Tensor
+    """The tensor as clients see it."""
     source: Reference
+    """The tensor of the step that produces it."""
     path: str = "spec.ensemble.outputs"
+    """Field of the resource that declares it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPadding:
-    """A padding that was measured to be better than the one by rule, for exactly the pipeline at hand: ``mode``, the ``buckets`` of Bucketed,
-    and the figures in words."""
+    """A padding that measured better than the one chosen by rule, for exactly this pipeline."""
 
     mode: Padding
+    """The padding mode."""
     buckets: tuple[int, ...]
+    """The buckets of mode Bucketed."""
     said: str
+    """The measured figures, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingChoice:
-    """The padding in force and why.
-
-    ``refused``: files that the loader could not adapt to ragged batches, by key, with its words.
-    ``fixed_length``: steps that need rows of one length all the same, by their field, each with the
-    reason. ``automatic``: Auto chose it; ``measured``: not by rule, but by what was measured.
-    """
+    """The effective padding and the reason for it."""
 
     chosen: Padding
+    """The padding mode."""
     reason: str
+    """Why it was chosen."""
     buckets: tuple[int, ...] = ()
+    """The buckets of mode Bucketed."""
     refused: Mapping[str, str] = field(default_factory=dict)
+    """Files that the loader could not adapt to ragged batches, by key, with its message."""
     fixed_length: Mapping[str, str] = field(default_factory=dict)
+    """Steps that still need rows of one length, by their field, each with the reason."""
     automatic: bool = False
+    """Whether ``Auto`` chose it."""
     measured: bool = False
+    """Whether it was chosen by measurement and not by rule."""
 
     def __str__(self) -> str:
         return f"{self.chosen.value} ({self.reason})"
@@ -273,11 +287,11 @@ class PaddingChoice:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole pipeline, every default resolved.
+    """A whole pipeline, with every default resolved.
 
-    ``steps`` stand in the order in which data flows; with an ``entry`` (a step that calls the
-    others itself) nothing is wired and no ensemble is made. ``auxiliary`` models are loaded beside.
-    ``padding`` is ``None`` without a tokenizer of ours.
+    ``steps`` are in the order in which data flows. With an ``entry`` (a step that calls the others
+    itself) no steps are wired and no ensemble is created. ``auxiliary`` models are loaded in
+    addition. ``padding`` is ``None`` unless the operator's own tokenizer is used.
     """
 
     pipeline: str
@@ -296,14 +310,14 @@ class Graph:
 
     @property
     def models(self) -> tuple[Step, ...]:
-        """Every model of the repository but the ensemble."""
+        """Return every model of the repository except the ensemble."""
         return (*self.steps, *self.auxiliary)
 
     @property
     def load(self) -> tuple[str, ...]:
-        """Models that the server is told to load.
+        """Return the models that the server must load explicitly.
 
-        The ensemble brings its steps, an entry point brings nothing.
+        Triton loads the steps of an ensemble with it; an entry point loads no other model.
         """
         if self.entry is not None:
             return (
@@ -314,17 +328,17 @@ class Graph:
 
     @property
     def tokenizer(self) -> Step | None:
-        """The tokenizer."""
+        """Return the tokenizer step; ``None`` without one."""
         return next((step for step in self.steps if step.role is Role.TOKENIZER), None)
 
     @property
     def decoupled(self) -> bool:
-        """Whether clients may get any number of responses to a request."""
+        """Return whether clients may get any number of responses to a request."""
         return any(step.decoupled for step in self.steps if self.entry in (None, step.name))
 
     @property
     def fetches(self) -> Iterator[Fetch]:
-        """Every source of every model."""
+        """Yield every source of every model."""
         return (item for step in self.models for item in step.fetches)
 
     def step(self, name: str) -> Step | None:

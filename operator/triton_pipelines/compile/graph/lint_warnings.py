@@ -22,7 +22,7 @@ from .scheduler_lint import lint_schedulers
 from .server_settings import cpu_range, millis
 from .source_checks import PLACEHOLDER, pinned
 
-# One instance beside so many cores is probably not meant.
+# A single instance on this many cores is probably unintended.
 MANY_CORES = 4
 # Backends whose engine takes its GPUs by itself, whatever the instance kind says.
 ENGINES = ("vllm", "tensorrtllm")
@@ -111,7 +111,10 @@ def _sources(graph: Graph) -> Iterator[Finding]:
     # A query may hold a signature.
     said = f"{loose[first].uri.partition('?')[0]} is not pinned"
     if others:
-        said += f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: their content may change; add revision or sha256 to each"
+        said += (
+            f", nor {'are' if len(others) > 1 else 'is'} {_listed(others)}: their content may "
+            "change; add revision or sha256 to each"
+        )
     else:
         said += ": its content may change; add revision or sha256"
     yield _warn(
@@ -122,10 +125,12 @@ def _sources(graph: Graph) -> Iterator[Finding]:
 
 
 def _torchscript(graph: Graph) -> Iterator[Finding]:
-    """Names of tensors as the PyTorch backend reads them (GetNamingConvention in its source, the same in releases 24.10 and 26.04).
+    """Warn about tensor names whose index the PyTorch backend ignores.
 
-    Outputs: all are NAME__INDEX, or all are taken in the order of the config. Inputs: all are arguments of ``forward``, which no
-    config tells, or else the same. A name with an index beside one without is therefore an index that says nothing.
+    The rules are those of GetNamingConvention in the backend's source, which are the same in
+    releases 24.10 and 26.04. Outputs are either all named NAME__INDEX or all taken in the order of
+    the config. Inputs are either all named after arguments of ``forward``, which no config shows,
+    or follow the same rule as outputs. An index is therefore ignored if any other name has none.
     """
     for step in graph.models:
         if step.platform == "pytorch_libtorch":
@@ -242,7 +247,10 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Tensors of any length, from a step whose code decides, into a backend that batches equal shapes only."""
+    """Warn about variable-length tensors from custom code that a backend cannot batch.
+
+    The backend batches only requests of equal shape, and the code decides the length.
+    """
     own = pipeline.spec.tokenizer is not None and pipeline.spec.tokenizer.python is not None
     for step in graph.steps:
         if step.implementation is not Implementation.BACKEND or step.max_batch_size == 0:
@@ -351,7 +359,7 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     scaling, replicas = pipeline.spec.scaling, pipeline.spec.replicas
     scaled = any(step.instances.scaled for step in graph.models) and not graph.auto_complete
     if (pods := scaling.pods) is not None:
-        # 1 is what the API server writes where nobody did.
+        # 1 is the default of the API server.
         if replicas != 1 and not pods.low <= replicas <= pods.max:
             yield _warn(
                 "spec.replicas",

@@ -1,6 +1,6 @@
-"""The model, a further step or an auxiliary model as a step of the graph.
+"""Build a model, a further step or an auxiliary model as a step of the graph.
 
-Everything that its resource leaves out, decided.
+Every default of its resource is resolved.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from .source_checks import code_of, file_name_of, names_file, python_fetches, si
 from .tokenizer_settings import prefixed
 from .tokenizer_step import Tokens, python_parameters
 
-# Values with which the runner may fill a shorter request beside a longer one; the mask makes them
-# invisible.
+# Values with which the runner may pad a shorter request in a batch with a longer one. The mask
+# hides them.
 _PAD_VALUE = {
     TokenTensor.INPUT_IDS: 0,
     TokenTensor.ATTENTION_MASK: 0,
@@ -94,7 +94,10 @@ def max_batch_size(fields: StepFields) -> int:
 
 
 def implementation_of(fields: StepFields, options: Options) -> Implementation:
-    """What runs the step; the operator may put the runner in the place of a backend that the server image lacks."""
+    """Return the implementation that runs the step.
+
+    The operator may substitute its runner for a backend that is missing from the server image.
+    """
     python = fields.python
     if python is not None and python.runner is Runner.ONNX_RUNTIME:
         return Implementation.ONNX_RUNNER
@@ -364,7 +367,10 @@ def _parameters(
 def _accelerator(
     fields: StepFields, model_name: str, options: Options
 ) -> tuple[tuple[str, str], ...] | None:
-    """Settings of TensorRT inside the ONNX Runtime backend, under that backend's names (onnxruntime_backend README)."""
+    """Return the settings of TensorRT inside the ONNX Runtime backend.
+
+    The names are those of that backend (onnxruntime_backend README).
+    """
     wanted = fields.optimization.tensorrt if fields.optimization else None
     if wanted is None:
         return None
@@ -403,7 +409,7 @@ def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping
         return {}
     arguments = dict(fields.vllm.engine_args) if fields.vllm else {}
     if fields.source is not None or around.spec.source is not None:
-        # The weights lie beside this file; a model named by hand is the user's word.
+        # The weights are next to this file. A model that the user names takes precedence.
         arguments.setdefault("model", f"{around.options.models_path}/{model_name}/{VERSION_FOLDER}")
     # Sorted: the API server keeps the keys of such a mapping in an order of its own.
     return {ENGINE_FILE: json.dumps(arguments, indent=1, ensure_ascii=False, sort_keys=True) + "\n"}
@@ -412,11 +418,11 @@ def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping
 def _warmup(
     fields: StepFields, batch: int, inputs: Sequence[Input], python: bool, around: Surroundings
 ) -> tuple[WarmupSample, ...]:
-    """Inferences of a new instance.
+    """Return the warmup inferences of a new instance.
 
-    Without a word of the user only where zeros are known to be answered: tokens of our own
-    tokenizer into a backend of Triton's. Of a tokenizer with custom code nobody knows which lengths
-    and values it makes.
+    Unless the user configures them, there are warmups only if zeros are known to be valid inputs:
+    tokens from our own tokenizer into one of Triton's backends. The lengths and values that a
+    tokenizer with custom code produces are unknown.
     """
 
     def token(entry: Input) -> bool:
@@ -456,9 +462,9 @@ def _warmup(
 
 
 def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Lengths of rows, brought into the range that the model takes.
+    """Return the lengths of rows, limited to the range that the model accepts.
 
-    A warm-up outside of it would end the server.
+    A warmup outside of this range would stop the server.
     """
     low = (fields.lengths.min if fields.lengths else None) or 1
     high = (fields.lengths.max if fields.lengths else None) or MAX_TOKENS
@@ -466,9 +472,9 @@ def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...
 
 
 def _filled(entry: Input, length: int) -> tuple[int, ...]:
-    """Dims with a size for every -1.
+    """Return the dims with a size for every -1.
 
-    Of token tensors the last open axis is the length, rows are one.
+    The last open axis of a token tensor is the length; other open axes are one.
     """
     dims = list(entry.tensor.dims)
     free = [axis for axis, size in enumerate(dims) if size == -1]

@@ -22,7 +22,7 @@ from .tokenizer_step import Tokens, python_parameters
 
 
 def postprocess_read(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
-    """The model's output that an input of custom code reads without ``from``: the one of its name."""
+    """Return the model's output of the same name, which custom code reads without ``from``."""
     if (
         not wanted.from_
         and spec.model is not None
@@ -39,10 +39,14 @@ def postprocess_step(
     texts: Sequence[Tensor],
     read: Mapping[str, Reference | None],
 ) -> Step:
-    """The postprocess step.
+    """Return the postprocess step.
 
-    ``read``: who feeds each input of custom code; ``texts``: the pipeline's inputs that the tokenizer
-    reads.
+    Args:
+        post: The postprocess of the resource.
+        steps: The steps before it.
+        tokens: The tokenizer's tensors.
+        texts: The pipeline's inputs that the tokenizer reads.
+        read: The tensor that feeds each input of custom code.
     """
     model = next((step for step in steps if step.role is Role.MODEL), steps[-1])
     counts = post.instances.bounds(scaled=False)

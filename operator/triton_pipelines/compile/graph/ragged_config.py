@@ -19,7 +19,11 @@ from triton_pipelines.api.tensors import DataType
 from .graph import Tensor
 
 BATCH_INPUT_KIND: Final = "BATCH_ITEM_SHAPE"
-"""One line per row; all other kinds but its flattened form count per request, which is wrong once a client sends several rows."""
+"""The kind with one line per row.
+
+All other kinds except its flattened form count per request, which is wrong once a client sends
+several rows.
+"""
 BATCH_OUTPUT_KIND: Final = "BATCH_SCATTER_WITH_INPUT_SHAPE"
 INTEGERS: Final = frozenset({DataType.INT64, DataType.INT32})
 """Element types of token tensors that encoders read."""
@@ -34,14 +38,17 @@ MARKED: Final = frozenset(
         DataType.INT8,
     }
 )
-"""Element types that have a value no answer has (not-a-number, -1), with which a row that the model cannot take is answered."""
+"""Element types with a value that no real output has (not-a-number, -1).
+
+That value is returned for a row that the model cannot process.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
     """A ``batch_input`` entry: ``target`` gets the lengths of ``source``'s rows.
 
-    One entry per target, or the backend miscounts its inputs.
+    Each target needs its own entry; otherwise the backend miscounts its inputs.
     """
 
     source: str
@@ -94,9 +101,9 @@ def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def ragged_config(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> RaggedConfig:
-    """What must stand in the config of an ONNX step with these declared tensors.
+    """Return the config entries that an ONNX step with these declared tensors needs.
 
-    Meaningful where :func:`ragged_obstacles` finds nothing.
+    The result is meaningful only if :func:`ragged_obstacles` finds nothing.
     """
     flat = ragged_inputs(inputs)
     return RaggedConfig(

@@ -1,8 +1,9 @@
 """Decide whether the loader may adapt an ONNX file to batches of different lengths.
 
-Measured with Triton's ONNX Runtime backend (2.51): it feeds such a graph with the rows of all requests end to end and the length of
-each, and pads nothing; a stock graph is only ever given requests of equal length. The loader's look into the file decides in the end:
-what it refuses is recorded here as :class:`Refusals`, and the pipeline is then padded in the next best way.
+Measured with Triton's ONNX Runtime backend (2.51): such a graph receives the rows of all requests
+end to end with the length of each, and nothing is padded. An unmodified graph only ever receives
+requests of equal length. The loader inspects the file and has the last word: files that it rejects
+are recorded as :data:`Refusals`, and the pipeline then uses the next best padding.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 from .graph import Input, Tensor
 from .ragged_config import ragged_obstacles
 
-# Refused so far: key of the file's place and use (:func:`refusal_key`) → why, in the loader's
-# words.
+# Rejected so far: key of the file's location and use (:func:`refusal_key`) → the loader's message.
 Refusals = Mapping[str, str]
 
 # Values that fill the shorter rows inside the graph; the mask hides them.
@@ -49,16 +49,16 @@ _OWN = frozenset(
 
 
 def on_cpu(fields: StepFields, spec: PipelineSpec) -> bool:
-    """Whether a step in one of Triton's backends runs on CPU."""
+    """Return whether a step in one of Triton's backends runs on CPU."""
     if fields.instances.kind is not None:
         return fields.instances.kind is InstanceKind.CPU
     return spec.server.gpu.count == 0 or fields.instances.ranged
 
 
 def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
-    """What a refusal of the loader speaks of: which file, read how.
+    """Return the key of a rejection by the loader: the file and how it is read.
 
-    Another source or other tensors are worth another look.
+    The key changes with the source and with the tensors, so that the loader then tries again.
     """
     said: dict[str, Any] = fields.model_dump(
         mode="json", by_alias=True, include={"source", "inputs", "outputs", "version_policy"}
@@ -79,7 +79,10 @@ def adaptation_blocker(
     not among them is fed by something else.
     """
     if fields.platform is not Platform.ONNX:
-        return f"{fields.platform.value if fields.platform else fields.backend} batches equal shapes only"
+        return (
+            f"{fields.platform.value if fields.platform else fields.backend} batches equal "
+            "shapes only"
+        )
     accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
     patched = sorted(_OWN & set(fields.config_patch or {}))
     versions = fields.version is not None or (

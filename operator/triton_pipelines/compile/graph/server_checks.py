@@ -1,6 +1,7 @@
-"""Checks of ``spec.server``.
+"""Check ``spec.server``.
 
-What would end Triton, open its control API, or make a pod that the API server refuses.
+The checks find settings that would stop Triton, expose its control API, or produce a pod that the
+API server rejects.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .server_settings import (
 FIXED_COUNTS = "server.autoComplete Enabled prevents live scaling; write count instead"
 FLOOR_VERSION = (24, 8)
 INFLIGHT_VERSION = (25, 11)
-# Arguments that a field of the resource says.
+# Arguments that a field of the resource replaces.
 INSTEAD_OF_ARGUMENTS = {
     "--disable-auto-complete-config": "server.autoComplete",
     "--strict-model-config": "server.autoComplete",
@@ -44,6 +45,7 @@ INSTEAD_OF_ARGUMENTS = {
 
 
 def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
+    """Yield the findings about ``spec.server``."""
     server = pipeline.spec.server
     image = server.image or default_image(graph, options)
     version = server_version(server.version, image)
@@ -103,9 +105,9 @@ def _spelled(version: tuple[int, int]) -> str:
 
 
 def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> Iterator[Finding]:
-    """Arguments that the operator writes itself, and those that the server does not know.
+    """Find arguments that the operator sets itself, and those that the server does not know.
 
-    Either ends Triton or opens its control API.
+    Either would stop Triton or expose its control API.
     """
     tracing = pipeline.spec.observability.tracing is not None
     for index, argument in enumerate(pipeline.spec.server.args):
@@ -156,7 +158,10 @@ def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Requests above limits, which the API server refuses, and memory that the shared memory alone would use up."""
+    """Find requests above limits, and a memory limit that shared memory alone would use up.
+
+    The API server rejects requests above limits.
+    """
     given = pipeline.spec.server.resources
     for name, read in (("cpu", millis), ("memory", bytes_of)):
         asked, capped = getattr(given.requests, name), getattr(given.limits, name)
@@ -177,7 +182,7 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _affinity(server: ServerSpec) -> Iterator[Finding]:
-    """The parts of the affinity that GPU products are merged into must be of the Kubernetes shape."""
+    """Check the shape of the affinity parts into which GPU products are merged."""
     value: Any = server.affinity
     path = "spec.server.affinity"
     for key, shape in (

@@ -1,6 +1,6 @@
-"""Server settings that follow from the Triton release and the number of python instances.
+"""Derive server settings from the Triton release and the number of python instances.
 
-Flags, shared memory, CPU and memory.
+The settings are flags, shared memory, CPU and memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from .graph import Graph, Step
 from .options import IMAGE_FAMILIES, Options
 
-# Arguments that the operator writes itself; a second one would end Triton or open the control API.
+# Arguments that the operator sets itself. A duplicate would stop Triton or expose the control API.
 OWNED_ARGUMENTS = frozenset(
     {
-        "--model-repository", "--model-store", "--model-control-mode", "--load-model", "--disable-auto-complete-config", "--strict-model-config",
-        "--exit-on-error", "--http-port", "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
-        "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc", "--allow-metrics", "--model-config-name",
-        "--repository-poll-secs", "--http-address", "--grpc-address", "--metrics-address", "--model-namespacing",
-        # Further front ends take model control without the key; the operator and the probes speak
+        "--model-repository", "--model-store", "--model-control-mode", "--load-model",
+        "--disable-auto-complete-config", "--strict-model-config", "--exit-on-error", "--http-port",
+        "--grpc-port", "--metrics-port", "--http-restricted-api", "--grpc-restricted-protocol",
+        "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc",
+        "--allow-metrics", "--model-config-name", "--repository-poll-secs", "--http-address",
+        "--grpc-address", "--metrics-address", "--model-namespacing",
+        # Other front ends accept model control without the key. The operator and the probes use
         # plain gRPC and HTTP.
         "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
     }
 )  # fmt: skip
-# What observability.tracing writes: a second setting of the same would win or end Triton, by the
-# order of the arguments.
+# Arguments that observability.tracing sets. Depending on the order of the arguments, a duplicate
+# would take precedence or stop Triton.
 TRACE_ARGUMENTS = frozenset(
     {
         "--trace-config",
@@ -44,8 +46,8 @@ TRACE_ARGUMENTS = frozenset(
 )
 CACHE_ARGUMENTS = frozenset({"--cache-config", "--response-cache-byte-size"})
 METRICS_ARGUMENT = "--metrics-config"
-# Settings of it that say what latencies are told, and ours: the median and the p99 of the last
-# minute, the latter to a thousandth (each quantile costs a little of every request).
+# Its settings for reported latencies, and our values: the median and the p99 of the last minute,
+# the latter to a thousandth (each quantile adds a small cost to every request).
 LATENCY_SETTINGS = ("summary_latencies", "summary_quantiles")
 LATENCY_ARGUMENTS = (
     f"{METRICS_ARGUMENT}=summary_latencies=true",
@@ -104,9 +106,9 @@ _TAG = re.compile(r":v?(\d{2})\.(\d{2})(?:[.\-_+]|$)")
 
 
 def default_image(graph: Graph, options: Options) -> str:
-    """The operator's image for a resource that names none.
+    """Return the operator's image for a resource without one.
 
-    Of the family whose backend one of the models needs.
+    It is of the family that contains the backend of one of the models.
     """
     families = [
         IMAGE_FAMILIES[step.backend] for step in graph.models if step.backend in IMAGE_FAMILIES
@@ -115,9 +117,9 @@ def default_image(graph: Graph, options: Options) -> str:
 
 
 def server_version(version: str | None, image: str) -> tuple[int, int] | None:
-    """The Triton release as (year, month).
+    """Return the Triton release as (year, month).
 
-    The one given, else read from the image's tag (``…:24.10-py3``), else ``None``.
+    It is the given one, else read from the image's tag (``…:24.10-py3``), else ``None``.
     """
     if version is not None:
         year, month = version.split(".")
@@ -185,12 +187,12 @@ def server_arguments(
     features: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """Arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
+    """Return the arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
 
-    ``--exit-on-error=false``: the index can be asked why a model failed; readiness hangs on the
-    ensemble, not on the server. ``control_key`` is the text put behind ``admin-key=`` (in a pod an
-    environment reference, so that no secret stands in the pod). ``features`` are those of
-    :func:`feature_arguments`, ``extra`` the user's own.
+    With ``--exit-on-error=false``, the index can be queried for why a model failed; readiness
+    depends on the ensemble and not on the server. ``control_key`` is the text after ``admin-key=``
+    (in a pod an environment reference, so that the pod contains no secret). ``features`` are the
+    result of :func:`feature_arguments`, and ``extra`` the user's own arguments.
     """
     arguments = [
         f"--model-repository={repository}",
@@ -220,9 +222,9 @@ def flag_of(argument: str) -> str:
 
 
 def same_flag(flag: str, known: Iterable[str]) -> str | None:
-    """The flag of ``known`` that this one is.
+    """Return the flag of ``known`` that this flag abbreviates.
 
-    Triton's parser takes every unambiguous beginning of a name (getopt_long).
+    Triton's parser accepts every unambiguous prefix of a name (getopt_long).
     """
     if flag in (known := sorted(known)):
         return flag
@@ -256,7 +258,7 @@ def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
 
 
 def latency_argument(pipeline: InferencePipeline) -> str | None:
-    """The user's own setting of what latencies Triton tells, which stands in place of ours."""
+    """Return the user's own setting of reported latencies, which replaces ours."""
     for item in pipeline.spec.server.args:
         flag, _, value = item.partition("=")
         if same_flag(flag, (METRICS_ARGUMENT,)) and value.startswith(LATENCY_SETTINGS):
@@ -265,7 +267,7 @@ def latency_argument(pipeline: InferencePipeline) -> str | None:
 
 
 def cache_argument(pipeline: InferencePipeline) -> str | None:
-    """The user's own setting of the response cache, which stands in place of ours."""
+    """Return the user's own setting of the response cache, which replaces ours."""
     return next(
         (item for item in pipeline.spec.server.args if same_flag(flag_of(item), CACHE_ARGUMENTS)),
         None,
@@ -286,9 +288,9 @@ def _patched(step: Step) -> set[str]:
 
 
 def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
-    """The longest time that a sequence of any step may pause, rounded up.
+    """Return the longest time that a sequence of any step may pause, rounded up.
 
-    ``None`` where no step has sequences.
+    ``None`` if no step has sequences.
     """
     spec = pipeline.spec
     steps = [
@@ -305,31 +307,31 @@ def sequence_idle_seconds(pipeline: InferencePipeline) -> int | None:
 
 
 def drain_seconds(pipeline: InferencePipeline) -> int:
-    """Wait before Triton is told to stop.
+    """Return the seconds to wait before Triton is stopped.
 
-    At least 1: older API servers refuse a preStop sleep of 0.
+    At least 1, because older API servers reject a preStop sleep of 0.
     """
     return max(pipeline.spec.rollout.drain_seconds, 1)
 
 
 def exit_timeout_seconds(pipeline: InferencePipeline) -> int:
-    """Time that Triton gets to end: as long again, and long enough for the last open sequence.
+    """Return the seconds that Triton has to exit.
 
-    Measured (24.10): told to stop, Triton goes on answering on open connections and waits for every
-    sequence to end or to be given up as idle; when its exit timeout runs out before, the sequences
-    are lost and it ends with exit code 1.
+    It is as long as the drain, and long enough for the last open sequence. Measured (24.10): after
+    the signal to stop, Triton continues to answer on open connections and waits until every
+    sequence ends or is dropped as idle. If its exit timeout expires first, the sequences are lost
+    and it exits with code 1.
     """
     idle = sequence_idle_seconds(pipeline)
     return max(drain_seconds(pipeline), 0 if idle is None else idle + UNLOAD_SECONDS)
 
 
 def connection_age_milliseconds(pipeline: InferencePipeline) -> int | None:
-    """Time after which a gRPC connection is told to move.
+    """Return the milliseconds after which a gRPC client must reconnect.
 
-    A third of the drain, so that all move while a pod drains.
-
-    ``None`` with sequences: a client that moves in the middle of one loses it; it stays until the
-    pod is gone.
+    It is a third of the drain, so that all clients reconnect while a pod drains. ``None`` with
+    sequences: a client that reconnects during a sequence loses it, so it stays until the pod is
+    gone.
     """
     return (
         None
@@ -342,15 +344,18 @@ def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | 
     """Why the Triton container may not have this environment variable; ``None``: it may."""
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
-        return f"{name} would show the pod GPUs that the scheduler did not give it; remove it and ask for GPUs with server.gpu"
+        return (
+            f"{name} would show the pod GPUs that the scheduler did not give it; remove it and "
+            "ask for GPUs with server.gpu"
+        )
     return f"{name} is set by the operator; remove it" if name in OWNED_ENVIRONMENT else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Resources of the Triton container, in canonical spelling.
+    """Return the resources of the Triton container, in canonical spelling.
 
-    ``shared_memory`` counts into the memory limit.
+    ``shared_memory`` counts towards the memory limit.
     """
 
     cpu_request: str
@@ -361,7 +366,7 @@ class Sizes:
 
 
 def _processes(step: Step, count: int, gpus: int) -> int:
-    """Python processes of a step.
+    """Return the number of python processes of a step.
 
     Triton counts instances of KIND_GPU per GPU, and any of them per served version.
     """
@@ -422,9 +427,9 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
 
 
 def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | None:
-    """The CPU limit that pods start with and the one that the most instances need, thousandths of a core; ``None``: it does not change.
+    """Return the initial CPU limit of a pod and the limit for the most instances, in millicores.
 
-    A limit that the user wrote is one that holds.
+    ``None`` if the limit does not change. A limit that the user sets is never changed.
     """
     if (
         pipeline.spec.scaling.cpu_resize is not CpuResize.IN_PLACE

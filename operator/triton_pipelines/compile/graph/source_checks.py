@@ -49,14 +49,14 @@ def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
 
 
 def side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch:
-    """The source of a step with custom code: one file beside model.py, or all that a folder holds."""
+    """Return the source of a step with custom code: a file next to model.py, or a whole folder."""
     if not names_file(source):
         return Fetch(step, "", source, path, FetchKind.FOLDER, folder)
     return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")
 
 
 def code_of(python: CodeParts | None) -> str | None:
-    """The code that stands in the resource itself."""
+    """Return the code that is written in the resource itself; ``None`` without any."""
     return python.code.inline if python is not None and python.code is not None else None
 
 
@@ -143,9 +143,9 @@ def file_name_of(source: SourceSpec) -> str | None:
 
 
 def names_file(source: SourceSpec) -> bool:
-    """Whether a source names one file rather than a folder.
+    """Return whether a source names a file rather than a folder.
 
-    The last part of its address has an ending.
+    A file's address ends in a name with an extension.
     """
     name = file_name_of(source)
     return name is not None and "." in name.strip(".")
@@ -249,9 +249,9 @@ _SCHEME_CHECKS: Mapping[str, Callable[[SourceSpec, str, str], Iterator[Finding]]
 
 
 def pinned(source: SourceSpec) -> bool:
-    """Whether what the source holds cannot change unnoticed.
+    """Return whether the content of a source cannot change unnoticed.
 
-    Mounted, or named by revision or digest.
+    It cannot if it is mounted, or named by revision or digest.
     """
     scheme, _, rest = source.uri.partition("://")
     if scheme in ("pvc", "configmap"):

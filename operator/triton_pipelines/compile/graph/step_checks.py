@@ -164,7 +164,7 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Every batch that padding creates must fit a profile of each TensorRT plan that reads tokens."""
+    """Check that each TensorRT plan that reads tokens has a profile for every padded batch."""
     for step in graph.steps:
         yield from _unknown_profiles(step)
     tokenizer, choice = pipeline.spec.tokenizer, graph.padding

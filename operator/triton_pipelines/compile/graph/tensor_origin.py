@@ -1,10 +1,9 @@
-"""Find the field of the resource that a wrong tensor originates from.
+"""Find the field of the resource from which a wrong tensor originates. Pure.
 
-Pure.
-
-Triton hands on whatever a python step answers, of any type and shape. Where another step reads it,
-the error names that one, which is right; where clients read it, there is none at all. Both are told
-with the step that made the tensor, and what that step declares (measured with Triton 2.51.0).
+Triton passes on whatever a python step returns, of any type and shape. If another step reads it,
+the error names that correct step; if clients read it, there is no error at all. In both cases the
+message is extended by the step that produced the tensor and by what that step declares (measured
+with Triton 2.51.0).
 """
 
 from __future__ import annotations
@@ -14,31 +13,36 @@ from typing import Final
 
 from .graph import PIPELINE, Graph, Reference
 
-# Triton's words (core: infer_request.cc) on an input that an ensemble hands to one of its models.
+# Triton's errors (core: infer_request.cc) about an input that an ensemble passes to a model.
 _READ: Final = (
     re.compile(
-        r"inference input '(?P<input>[^']+)' data-type is '\w+', but model '(?P<model>[^']+)' expects"
+        r"inference input '(?P<input>[^']+)' data-type is '\w+', but model "
+        r"'(?P<model>[^']+)' expects"
     ),
     re.compile(r"unexpected shape for input '(?P<input>[^']+)' for model '(?P<model>[^']+)'"),
     re.compile(
         r"input byte size mismatch for input '(?P<input>[^']+)' for model '(?P<model>[^']+)'"
     ),
     re.compile(
-        r"input '(?P<input>[^']+)' has no shape but model requires batch dimension for '(?P<model>[^']+)'"
+        r"input '(?P<input>[^']+)' has no shape but model requires batch dimension for "
+        r"'(?P<model>[^']+)'"
     ),
     re.compile(
-        r"for model '(?P<model>[^']+)'\. Got input\(s\) .* missing required input\(s\) \['(?P<input>[^']+)'"
+        r"for model '(?P<model>[^']+)'\. Got input\(s\) .* missing required input\(s\) "
+        r"\['(?P<input>[^']+)'"
     ),
 )
-# Those of a look at an answer (triton.probe).
+# Errors from checking the outputs of a probe (triton.probe).
 _ANSWERED: Final = re.compile(r"output (?P<output>\S+) (is|has) ")
-# What Triton adds to a shape tells authors of configs by hand what to do, and nothing that can be
-# done here.
+# Triton adds a note to shape errors for authors of config.pbtxt, which does not apply here.
 _NOTE: Final = re.compile(r"\.? NOTE: Setting a non-zero max_batch_size .*", re.DOTALL)
 
 
 def with_tensor_origin(graph: Graph, said: str) -> str:
-    """``said``, the reason why an inference failed, with the step that made the tensor it speaks of; as it is where it speaks of none that a step made."""
+    """Return the reason why an inference failed, extended by the step that produced the tensor.
+
+    ``said`` is returned unchanged if it names no tensor that a step produced.
+    """
     made = _made(graph, said)
     if made is None:
         return said
@@ -46,7 +50,10 @@ def with_tensor_origin(graph: Graph, said: str) -> str:
     tensor = step.output(made.tensor) if step is not None else None
     if step is None or tensor is None:
         return said
-    return f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its output as {tensor}, and must return exactly that)"
+    return (
+        f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its "
+        f"output as {tensor}, and must return exactly that)"
+    )
 
 
 def _made(graph: Graph, said: str) -> Reference | None:

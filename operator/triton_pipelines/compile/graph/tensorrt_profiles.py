@@ -28,13 +28,16 @@ class Box:
     rows: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x {self.tokens[0]}-{self.tokens[1]} tokens"
+        return (
+            f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x "
+            f"{self.tokens[0]}-{self.tokens[1]} tokens"
+        )
 
 
 def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]:
-    """The profiles that instances load, of those declared; ``named``: ``instances.profiles``.
+    """Return the declared profiles that instances load; ``named`` is ``instances.profiles``.
 
-    Empty: none is declared.
+    Empty if none is declared.
     """
     declared = lengths.profiles if lengths is not None else ()
     chosen = sorted({int(name) for name in named} or {0})
@@ -46,9 +49,9 @@ def boxes(lengths: TokenLengths | None, named: Sequence[str]) -> tuple[Box, ...]
 
 
 def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
-    """The largest batch of up to ``rows`` rows of so many tokens that no profile takes.
+    """Return the largest batch of up to ``rows`` rows of this length that no profile accepts.
 
-    ``None``: they take all.
+    ``None`` if profiles accept them all.
     """
     taken = [box.rows for box in held if box.tokens[0] <= tokens <= box.tokens[1]]
     # Only next to an end of a profile something can be missing.
@@ -62,9 +65,9 @@ def unfit(held: Sequence[Box], tokens: int, rows: int) -> int | None:
 
 
 def uncovered(held: Sequence[Box], longest: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Lengths of 1 to ``longest`` tokens of which some batch is not taken, with its rows.
+    """Return lengths up to ``longest`` tokens with a batch that is not accepted, with its rows.
 
-    One for each gap.
+    There is one length for each gap.
     """
     for tokens in sorted(
         {
@@ -82,5 +85,5 @@ def uncovered(held: Sequence[Box], longest: int, rows: int) -> Iterator[tuple[in
 
 
 def bucket_lengths(held: Sequence[Box], longest: int) -> tuple[int, ...]:
-    """The buckets that follow from profiles: the most tokens of each, ascending, as far as rows go."""
+    """Return buckets from profiles: the maximum tokens of each below ``longest``, ascending."""
     return tuple(sorted({box.tokens[1] for box in held if box.tokens[1] < longest}))

@@ -130,14 +130,14 @@ def token_read(wanted: InputTensor, tokenizer: Tokenizer | None) -> Reference | 
 def token_outputs(
     tokenizer: Tokenizer, read: Sequence[tuple[str, DataType | None]], *, default: bool, mask: bool
 ) -> dict[str, Token]:
-    """Name → output of the tokenizer, in order.
+    """Return the outputs of the tokenizer by name, in order.
 
     Args:
-        tokenizer: as written; its ``outputs``, where given, are all there are.
-        read: names and element types under which steps read them, in order; type ``None``: the
-            reader takes what there is.
-        default: nobody says what the model reads: ids and mask, then.
-        mask: a step of ours needs the attention mask, under any name.
+        tokenizer: The tokenizer as declared; its ``outputs``, if given, are complete.
+        read: Names and element types under which steps read the outputs, in order; with type
+            ``None`` the reader accepts any type.
+        default: Whether the inputs of the model are unknown; the outputs are then ids and mask.
+        mask: Whether one of our steps needs the attention mask, under any name.
     """
     wanted: dict[str, DataType] = {}
     for name, data_type in read:
@@ -168,9 +168,9 @@ def token_outputs(
 
 
 def left_to_auto(tokenizer: Tokenizer | None) -> bool:
-    """Whether the resource leaves its padding to Auto.
+    """Return whether the resource leaves its padding to ``Auto``.
 
-    ``False`` where the tokenizer's custom code decides, or there is none.
+    ``False`` if the tokenizer's custom code decides, or there is no tokenizer.
     """
     return (
         tokenizer is not None
@@ -231,14 +231,26 @@ def choose_padding(
             measured.mode, measured.said, buckets, refused=refused, automatic=True, measured=True
         )
     if fixed_length:
-        why = f"Auto: {fixed_length[0].path}: {fixed_length[0].why}, so every row has {longest} tokens"
+        why = (
+            f"Auto: {fixed_length[0].path}: {fixed_length[0].why}, so every row has {longest} "
+            "tokens"
+        )
         return PaddingChoice(Padding.FIXED, why, refused=refused, automatic=True)
     if any(reader.on_cpu for reader in readers):
-        why = "a model on CPU pays for every padded token and gains little from batches, so each request keeps its own length"
+        why = (
+            "a model on CPU pays for every padded token and gains little from batches, so each "
+            "request keeps its own length"
+        )
     elif any(reader.adapted for reader in readers):
-        why = "the ONNX file is adapted when it is loaded, so that requests of different lengths share batches without padding"
+        why = (
+            "the ONNX file is adapted when it is loaded, so that requests of different lengths "
+            "share batches without padding"
+        )
     else:
-        why = "requests of different lengths need not be padded to each other here, so no token is computed for nothing"
+        why = (
+            "requests of different lengths need not be padded to each other here, so no token is "
+            "computed for nothing"
+        )
     return PaddingChoice(Padding.RAGGED, f"Auto: {why}", automatic=True)
 
 

@@ -57,9 +57,9 @@ def _entry(graph: Graph) -> Iterator[Finding]:
 
 
 def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
-    """What to say where a step is named that is not there.
+    """Return the message for a reference to a step that does not exist.
 
-    ``tensor`` (with its dot) is what is asked of it.
+    ``tensor`` (with its dot) is the requested tensor.
     """
     meant = next(
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
@@ -67,8 +67,14 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
     if meant is not None:
         return f"which is a model name; write the name of its step: {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
-        return f"an auxiliary model, which is loaded but not connected; move it to spec.steps, or write one of {', '.join(known)}"
-    return f"which does not exist; write one of {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+        return (
+            "an auxiliary model, which is loaded but not connected; move it to spec.steps, or "
+            f"write one of {', '.join(known)}"
+        )
+    return (
+        "which does not exist; write one of "
+        f"{', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+    )
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
@@ -194,17 +200,23 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
             else (made.dims, str(entry.source))
         )
         if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
-            return f"; dims describe one row: if the first -1 of {name} is the batch axis, remove it ({list(longer[1:])})"
+            return (
+                f"; dims describe one row: if the first -1 of {name} is the batch axis, remove "
+                f"it ({list(longer[1:])})"
+            )
         return ""
     left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
     short, name = (right, read.name) if len(right) < len(left) else (left, str(entry.source))
     if abs(len(left) - len(right)) == 1:
-        return f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} for {name}, or set maxBatchSize"
+        return (
+            f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} "
+            f"for {name}, or set maxBatchSize"
+        )
     return ""
 
 
 def _read(graph: Graph) -> list[Reference]:
-    """Every tensor that somebody reads: a step or a client."""
+    """Return every tensor that a step or a client reads."""
     fed = [
         entry.source for step in graph.steps for entry in step.inputs if entry.source is not None
     ]
@@ -212,13 +224,13 @@ def _read(graph: Graph) -> list[Reference]:
 
 
 def _unread(graph: Graph) -> Iterator[Finding]:
-    """Triton refuses a step that has no part in the answer.
+    """Find steps that do not contribute to the output, which Triton rejects.
 
-    An ensemble step needs both maps, and what is written must be read.
+    An ensemble step needs both maps, and every tensor that is written must be read.
     """
     references = _read(graph)
     read = {reference.step for reference in references}
-    # A reference that leads nowhere was meant for somebody: only that is told.
+    # An unresolved reference was meant for one of the steps, so only the reference is reported.
     lost = any(graph.resolve(reference) is None for reference in references)
     for step in graph.steps:
         if step.name not in read and not lost:
@@ -363,9 +375,9 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 
 def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that the resource declares for a step, each with its place there.
+    """Return the tensors that the resource declares for a step, each with its field.
 
-    Those that defaults add have none.
+    Tensors added by defaults have no field.
     """
     yield from (
         (entry.path, entry.tensor)
@@ -379,9 +391,9 @@ def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
-    """No axis without elements, and Triton's rules of a reshape (model_config_utils.cc).
+    """Check for axes without elements, and Triton's rules for a reshape (model_config_utils.cc).
 
-    As many elements on both sides, a scalar only beside a batch axis.
+    A reshape must keep the number of elements, and a scalar requires a batch axis.
     """
     for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
         if 0 in sizes:

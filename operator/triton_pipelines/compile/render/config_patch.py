@@ -1,4 +1,4 @@
-"""``configPatch``: further fields of Triton's ModelConfig, in protobuf JSON, merged into a parsed config."""
+"""Merge ``configPatch`` (other fields of Triton's ModelConfig, in protobuf JSON) into a config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.suggestions import did_you_mean
 
-# Field of a ModelConfig → field of the resource that says it.
+# Field of a ModelConfig → field of the resource that sets it.
 OWNED = {
     "name": "modelName",
     "platform": "platform",
@@ -143,7 +143,7 @@ def _set(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
 
 
 def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
-    """Read protobuf JSON into a message; what protobuf says is wrong, without the way it got there."""
+    """Read protobuf JSON into a message; return protobuf's errors without their prefixes."""
     try:
         read = json_format.Parse(json.dumps(value), type(message)())
     except json_format.ParseError as error:

@@ -8,11 +8,11 @@ from triton_pipelines.api.base import Finding
 
 
 class RenderError(Exception):
-    """What was rendered is not what Triton takes: a defect of the renderer, never of the resource."""
+    """Triton would reject the rendered files: a defect of the renderer, never of the resource."""
 
 
 class RefusedError(RenderError):
-    """Triton would refuse what the resource asks for; ``findings`` name the fields."""
+    """Triton would reject the settings of the resource; ``findings`` name the fields."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         super().__init__("; ".join(map(str, findings)))

@@ -1,4 +1,7 @@
-"""``config.pbtxt`` of every model, from templates, re-read through Triton's own ModelConfig proto and checked."""
+"""Render ``config.pbtxt`` of every model from templates.
+
+Each file is parsed with Triton's own ModelConfig proto and checked.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +115,7 @@ def ensemble_config(graph: Graph) -> str:
                 for entry in step.inputs
                 if entry.source is not None
             ],
-            # Outputs that nobody reads stay unmapped: Triton refuses a tensor that is written and
-            # unused.
+            # Unused outputs stay unmapped: Triton rejects a tensor that is written but never read.
             "outputs": [
                 (tensor.name, tensors[ref])
                 for tensor in step.outputs

@@ -27,18 +27,21 @@ from triton_pipelines.compile.validation import ServerFacts
 
 from .model_config import configs
 
-# Python packages that the loader copies for the stock Triton image, which carries numpy only.
+# Python packages that the loader copies for the stock Triton image, which contains only numpy.
 SITE_PACKAGES = ("tokenizers",)
 ONNX_ENDING = ".onnx"
 
 
 def runtime_file(implementation: Implementation) -> str:
-    """Text of a runtime ``model.py`` that comes with the operator."""
+    """Return the text of a runtime ``model.py`` that comes with the operator."""
     return runtime.source(implementation.value)
 
 
 def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
-    """Path below the repository → content of every file that is rendered (sources are fetched beside them)."""
+    """Return the content of every rendered file, by its path in the repository.
+
+    The loader adds the files of the sources.
+    """
     files = {f"{name}/config.pbtxt": text for name, text in configs(graph, facts).items()}
     for step in graph.models:
         folder = f"{step.model_name}/{VERSION_FOLDER}"
@@ -51,7 +54,10 @@ def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]
 
 
 def keys(files: Mapping[str, str]) -> dict[str, str]:
-    """Path → ConfigMap key: the path with dots, made a valid and distinct key, so that people can read the ConfigMap."""
+    """Return the ConfigMap key of each path: a valid and distinct key.
+
+    A key is the path with dots for slashes, so that the ConfigMap is easy to read.
+    """
     result: dict[str, str] = {}
     taken: set[str] = set()
     for path in files:
@@ -68,7 +74,7 @@ def keys(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: str) -> LoadPlan:
-    """What the init container does for a pod of this revision."""
+    """Return the plan of the init container for a pod of this revision."""
     settings = graph.tokenizer.tokenizer if graph.tokenizer else None
     max_length = settings.max_length if settings else None
     return LoadPlan(
@@ -96,7 +102,7 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
 
 
 def _adapt(step: Step, longest: int | None) -> PlanAdapt:
-    """The rewriting of an ONNX file so that Triton can feed it with requests of different length."""
+    """Return how to rewrite an ONNX file so that requests of different length share a batch."""
     main = next(item for item in step.fetches if not item.slot)
     folder = main.kind is FetchKind.MODEL
     flat = [entry.tensor for entry in step.inputs if entry.tensor.name in (step.flat or {})]
@@ -194,10 +200,7 @@ def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
 
 
 def _check(step: Step, graph: Graph) -> PlanCheck | None:
-    """The look into an ONNX file, for whoever runs it.
-
-    Triton's backend, or the runner in its place.
-    """
+    """Return the check of an ONNX file for Triton's backend, or for the runner that replaces it."""
     main = next((item for item in step.fetches if not item.slot), None)
     if (
         main is None

@@ -182,10 +182,10 @@ def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict
 def disruption_budget(
     pipeline: InferencePipeline, replicas: int | None = None
 ) -> dict[str, Any] | None:
-    """At most one pod away at a time.
+    """Return a disruption budget that allows at most one unavailable pod.
 
-    ``None`` with fewer than two pods, where it would only block drains. ``replicas``: pods that are
-    wanted, where somebody else than the spec says so.
+    ``None`` with fewer than two pods, for which it would only block drains. ``replicas`` is the
+    desired number of pods, if the spec does not set it.
     """
     wanted = pipeline.spec.replicas if replicas is None else replicas
     if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or wanted < 2:
@@ -223,16 +223,16 @@ def deployment(
     replicas: int | None,
     before: str = "",
 ) -> dict[str, Any]:
-    """The Deployment with one revision's template.
+    """Return the Deployment with the template of one revision.
 
-    ``replicas`` ``None``: somebody else owns the number; ``before``: the revision that served
-    before it, "" none that is known.
+    ``replicas`` is ``None`` if another manager owns the number. ``before`` is the revision that
+    served before, or "" if none is known.
     """
     spec: dict[str, Any] = {
         "selector": {"matchLabels": names.selector(pipeline.name)},
         "strategy": strategy(mode),
-        # Written out: rollouts are paused by the resource's annotation, and by nobody behind the
-        # operator's back.
+        # Set explicitly: only the resource's annotation may pause rollouts, and not a direct edit
+        # of the Deployment.
         "paused": False,
         "progressDeadlineSeconds": pipeline.spec.rollout.progress_deadline_seconds,
         "revisionHistoryLimit": pipeline.spec.rollout.revision_history_limit,

@@ -214,7 +214,10 @@ def _winner(entries: Sequence[str], uri: str) -> str | None:
 
 
 def _mounted(options: Options, source: SourceSpec) -> tuple[str, str]:
-    """Scheme and first name of where a source is fetched from, which a source map may move onto a claim."""
+    """Return the scheme and first name of the location from which a source is fetched.
+
+    A source map may redirect a source to a claim.
+    """
     prefix, _, target = (_winner(options.source_map, source.uri) or "").partition("=")
     scheme, _, rest = source.uri.partition("://")
     if target and not (scheme in ("hf", "s3") and target.startswith(("http://", "https://"))):
@@ -343,12 +346,12 @@ def _engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, 
 
 
 def _tmp(graph: Graph) -> dict[str, Any]:
-    """The folder of temporary files.
+    """Return the volume for temporary files.
 
-    Bounded where only Triton, its backends and files of ours write there, so that a leak ends the
-    pod and not its node; unbounded where a packed environment is unpacked there or an engine keeps
-    its compiled kernels, whose size nobody knows. The model repository has no bound: models may be
-    of any size, and the loader asks for room before it fetches.
+    Its size is limited if only Triton, its backends and our own files write there, so that a leak
+    stops the pod and not its node. It is unlimited if a packed environment is unpacked there or an
+    engine stores compiled kernels, whose size is unknown. The model repository has no limit: models
+    may be of any size, and the loader checks the free space before it fetches.
     """
     open_ended = any(
         step.implementation is Implementation.CODE
@@ -434,7 +437,7 @@ def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
 
 
 def affinity(server: ServerSpec) -> Mapping[str, Any]:
-    """The user's affinity with the GPU products added to every alternative of its required node terms."""
+    """Return the user's affinity with the GPU products added to all required node terms."""
     result: dict[str, Any] = plain(server.affinity or {})
     if not server.gpu.products:
         return result

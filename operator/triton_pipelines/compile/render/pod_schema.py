@@ -43,12 +43,10 @@ def _schema() -> Mapping[str, Mapping[str, str]]:
 
 
 def check_template(template: Any, path: str) -> list[Finding]:
-    """What keeps ``template`` from being a PodTemplateSpec that the API server takes.
+    """Return why the API server would reject ``template`` as a PodTemplateSpec.
 
-    ``path`` is where it stands in the resource.
-
-    Shapes come first: what the parts say of each other is judged only when each is what it should
-    be.
+    ``path`` is its field in the resource. Shapes are checked first. Relations between parts are
+    checked only if every part has the right shape.
     """
     return list(_check(template, "PodTemplateSpec", path, "")) or [
         *_metadata(template, path),

@@ -72,8 +72,8 @@ def merged(
     findings = [*_owned(given, template, pipeline, options)]
     refused = [finding.path for finding in findings]
     before = set(check_template(template, PATH))
-    # What stands in other fields of the resource is not this field's fault, and what is refused
-    # needs no second word.
+    # Errors from other fields of the resource are not reported for this field, and a rejected part
+    # is reported only once.
     findings += [
         finding
         for finding in check_template(result, PATH)
@@ -127,7 +127,7 @@ def _place(items: list[Any], wanted: Any, key: str) -> int | None:
     )
 
 
-# --- what the operator owns -------------------------------------------------------------------------------------------
+# --- Parts that the operator owns -----------------------------------------------------------------
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

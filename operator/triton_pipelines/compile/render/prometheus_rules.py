@@ -1,9 +1,8 @@
-"""Recording rules and alerts of live scaling.
+"""Recording rules and alerts of live scaling. Pure.
 
-For all pipelines at once, as the chart installs them, or for one. Pure.
-
-``manifests/monitoring/rules.yaml`` is made of these by ``python -m hack.monitoring``; the operator
-makes a PrometheusRule of them.
+They cover all pipelines at once, as the chart installs them, or a single one. ``python -m
+hack.monitoring`` generates ``manifests/monitoring/rules.yaml`` from them, and the operator creates
+a PrometheusRule from them.
 """
 
 from __future__ import annotations
@@ -96,23 +95,30 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
             f"tritonpipe:throughput:rate + sum by ({BY})"
             f" (deriv(nv_inference_pending_request_count[{WINDOW}]))"
         ),
-        # Requests per execution; what the cache answered ran in none.
-        "tritonpipe:batch:mean": f"(tritonpipe:throughput:rate - {hits}) / ({_rate('nv_inference_exec_count')} > 0)",
+        # Requests per execution. Cache hits are excluded because they are not executed.
+        "tritonpipe:batch:mean": (
+            f"(tritonpipe:throughput:rate - {hits}) / ({_rate('nv_inference_exec_count')} > 0)"
+        ),
         # Busy instances. Triton adds a batch's time once for each of its requests.
-        "tritonpipe:busy:instances": f"1e-6 * ({_spent('input', 'infer', 'output')}) / (tritonpipe:batch:mean > 0)",
+        "tritonpipe:busy:instances": (
+            f"1e-6 * ({_spent('input', 'infer', 'output')}) / (tritonpipe:batch:mean > 0)"
+        ),
         # Busy share of the instances of scaled steps.
         "tritonpipe:busy:ratio": f"tritonpipe:busy:instances / {on} {INSTANCES}",
         # Seconds of one instance per request.
-        "tritonpipe:service:seconds": "tritonpipe:busy:instances / (tritonpipe:throughput:rate > 0)",
+        "tritonpipe:service:seconds": (
+            "tritonpipe:busy:instances / (tritonpipe:throughput:rate > 0)"
+        ),
         # Wait before the step by Little's law; the service time of the last quarter of an hour,
         # since none completes in a stall.
         "tritonpipe:wait:seconds": (
             f"tritonpipe:pending:sum * last_over_time(tritonpipe:service:seconds[15m]) / {on}"
             f" {INSTANCES}"
         ),
-        # Mean time in the queue of requests that completed: for diagnosis only, it reads nothing in
-        # a stall.
-        "tritonpipe:queue:seconds": f"1e-6 * {_rate('nv_inference_queue_duration_us')} / (tritonpipe:throughput:rate > 0)",
+        # Mean queue time of completed requests. For diagnosis only: it has no value during a stall.
+        "tritonpipe:queue:seconds": (
+            f"1e-6 * {_rate('nv_inference_queue_duration_us')} / (tritonpipe:throughput:rate > 0)"
+        ),
         "tritonpipe:cpu:cores": (
             "max by (namespace, pod)"
             f" (rate(container_cpu_usage_seconds_total{{{container}}}[{CPU_WINDOW}]))"
@@ -126,12 +132,18 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
         # The busiest GPU of a pod, 0 to 1: Triton's own figure, else the DCGM exporter's.
         "tritonpipe:gpu:ratio": (
             f"max by (namespace, pod) (avg_over_time(nv_gpu_utilization[{WINDOW}]))"
-            f' or max by (namespace, pod) (label_replace(label_replace(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod!=""}}[{WINDOW}]) / 100,'
-            ' "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", "(.+)"))'
-            f' or max by (namespace, pod) (avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod="",pod!=""}}[{WINDOW}]) / 100)'
+            " or max by (namespace, pod) "
+            "(label_replace(label_replace("
+            f'avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod!=""}}[{WINDOW}]) / 100,'
+            ' "namespace", "$1", "exported_namespace", "(.+)"), "pod", "$1", "exported_pod", '
+            '"(.+)"))'
+            " or max by (namespace, pod) "
+            f'(avg_over_time(DCGM_FI_DEV_GPU_UTIL{{exported_pod="",pod!=""}}[{WINDOW}]) / 100)'
         ),
         # Share of the time in which the GPU step idled while work waited before it.
-        "tritonpipe:gpu_starved:ratio": "max by (namespace, pipeline) (avg_over_time(tritonpipe_gpu_starved_ratio[5m]))",
+        "tritonpipe:gpu_starved:ratio": (
+            "max by (namespace, pipeline) (avg_over_time(tritonpipe_gpu_starved_ratio[5m]))"
+        ),
     }
     return [
         {"record": name, "expr": scope.of(expression) if scope else expression}
@@ -165,7 +177,10 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
         ),
         _alert(
             "TritonPipelineActuationFailing",
-            'sum by (namespace, pipeline) (increase(tritonpipe_scaling_errors_total{kind="ActuationFailed"}[15m])) >= 2',
+            (
+                "sum by (namespace, pipeline) "
+                '(increase(tritonpipe_scaling_errors_total{kind="ActuationFailed"}[15m])) >= 2'
+            ),
             "1m",
             "Instance counts of {{ $labels.namespace }}/{{ $labels.pipeline }} cannot be changed",
             "Triton refused or did not prove a change {{ $value | humanize }} times within 15"

@@ -20,11 +20,11 @@ from triton_pipelines.compile.graph.server_settings import millis
 from .objects import owner, strategy
 from .pod import UID
 
-# What a Job may take in all (seconds). Quick measures for under three minutes; the rest is for a
-# slow start of its image.
+# Total time limit of a Job in seconds. Quick measures for less than three minutes; the rest is for
+# a slow start of its image.
 JOB_SECONDS = {TuningMode.QUICK: 900, TuningMode.THOROUGH: 5400}
-# Neither serves anybody, so nobody has to learn that they go, and a pod that serves may wait for
-# the room: a rollout that finds none for ten seconds gives an old pod up.
+# Neither pod serves clients, so neither has to drain, and a serving pod may be waiting for the
+# room: a rollout that finds no room for ten seconds gives up an old pod.
 GRACE_SECONDS = 1
 FILE_PIPELINE, FILE_OPTIONS, FILE_KEY = "pipeline.json", "operator.yaml", "admin-key"
 VOLUME_CONTROL, VOLUME_TUNING = "control", "tuning"
@@ -61,12 +61,11 @@ def _made(
 def canary(
     pipeline: InferencePipeline, run: str, template: Mapping[str, Any], deadline_seconds: int
 ) -> dict[str, Any]:
-    """A Deployment of one pod by the revision's own template.
+    """Return a Deployment of one pod, created from the revision's own template.
 
-    The same resources, GPUs and models, so that its figures hold for the others.
-
-    A Deployment and not a bare pod: the operator may not create pods. Without the template's
-    priority class: it evicts nobody for its room, and goes first where another pod needs it.
+    The pod has the same resources, GPUs and models, so that its figures hold for the other pods.
+    It is a Deployment and not a bare pod because the operator may not create pods. It omits the
+    template's priority class, so that it preempts no other pod and is the first to be preempted.
     """
     made = deepcopy(dict(template))
     made["metadata"] = {**made.get("metadata", {})}
@@ -115,8 +114,10 @@ def inputs(
 def policies(
     pipeline: InferencePipeline, run: str, operator_namespace: str
 ) -> list[dict[str, Any]]:
-    """The Job may reach the canary and nothing else, and nobody but it and the operator may reach the canary; none where the pipeline has
-    none either."""
+    """Return the network policies of a tuning run; none if the pipeline has none either.
+
+    The Job may reach only the canary. Only the Job and the operator may reach the canary.
+    """
     if pipeline.spec.server.network_policy.mode is Switch.DISABLED:
         return []
     operator = {
@@ -169,8 +170,19 @@ def job(
     template: Mapping[str, Any],
     options: Options,
 ) -> dict[str, Any]:
-    """The Job: ``tritonpipe tune`` against the canary at ``address`` (its IP), made by ``template``. It has no API token; the control key of
-    the revision comes as a file, and what it found goes into its termination message."""
+    """Return the Job that runs ``tritonpipe tune`` against the canary.
+
+    The Job has no API token. The control key of the revision is mounted as a file, and the result
+    goes into the termination message.
+
+    Args:
+        pipeline: The pipeline to tune.
+        run: Name of the tuning run.
+        revision: The revision that the canary runs.
+        address: IP address of the canary.
+        template: Pod template of the revision.
+        options: Options of the operator.
+    """
     mode = pipeline.spec.tuning.mode or TuningMode.QUICK
     host = f"[{address}]" if ":" in address else address
     arguments = [
@@ -195,7 +207,7 @@ def job(
             {"name": VOLUME_TUNING, "mountPath": names.PATH_TUNING, "readOnly": True},
             {"name": VOLUME_CONTROL, "mountPath": names.PATH_CONTROL, "readOnly": True},
         ],
-        # It makes the load of many clients, and must not be what limits.
+        # The tuner generates the load of many clients and must not be the bottleneck.
         "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,

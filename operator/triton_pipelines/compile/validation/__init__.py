@@ -1,12 +1,12 @@
 """Validate a model repository as Triton does when it loads it.
 
-Which models would not load, where in their configs, why, and what to write instead.
+Findings say which models would not load, the field and the reason, and what to write instead.
 
 The rules are those of Triton's core (model_config_utils.cc, ensemble_utils.cc, backend_model.cc,
 backend_model_instance.cc, model.cc, model_lifecycle.cc, sequence_batch_scheduler.cc) from 24.08 on,
-with auto-complete off; what a backend checks of its own is not among them. The few rules that go
-further are listed with their reasons in ``stricter_rules.LIMITS``. A differential test compares the judge
-with a real server.
+with auto-complete off. Checks that a backend makes itself are not included. The few rules that are
+stricter are listed with their reasons in ``stricter_rules.LIMITS``. A differential test compares
+the validation with a real server.
 """
 
 from __future__ import annotations

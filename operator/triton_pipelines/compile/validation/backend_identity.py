@@ -16,7 +16,7 @@ PYTHON_FILE: Final = "model.py"
 
 _AOTI: Final = "torch_aoti"
 _AOTI_SINCE: Final[Release] = (26, 3)
-# Backend → the platforms that Triton accepts beside it. Any other backend takes any platform but
+# Backend → the platforms that Triton accepts with it. Any other backend accepts any platform except
 # these.
 _PLATFORMS: Final = {
     "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
@@ -62,7 +62,7 @@ class Identity:
 
 
 def platforms(backend: str, facts: ServerFacts) -> tuple[str, ...]:
-    """The platforms that Triton accepts beside a backend; none for a backend that takes any."""
+    """Return the platforms that Triton accepts with a backend; empty if it accepts any."""
     return tuple(
         name
         for name in _PLATFORMS.get(backend, ())

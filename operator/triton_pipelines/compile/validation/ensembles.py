@@ -67,7 +67,7 @@ def _steps(config: Any) -> list[str]:
 
 
 def _order(configs: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """Ensembles, inner ones first; and those that contain themselves, each with one of its circles."""
+    """Return the ensembles, inner ones first, and one cycle for each that contains itself."""
     ensembles = {
         name: config for name, config in configs.items() if config.HasField("ensemble_scheduling")
     }

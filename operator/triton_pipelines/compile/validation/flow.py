@@ -53,7 +53,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
 
 
 class _Flow:
-    """The tensors of one ensemble: who writes them, who reads them, in what order they come about."""
+    """The tensors of one ensemble: their writers, readers and the order in which they are ready."""
 
     def __init__(self, config: Any, findings: ViolationCollector) -> None:
         self.config = config
@@ -150,9 +150,9 @@ class _Flow:
                 )
 
     def _unready(self, ready: set[str]) -> None:
-        """Tensors that never come about.
+        """Report tensors that are never ready.
 
-        Those that nobody writes, and, where there are none, those of a circle.
+        They are tensors that no step writes or, if there are none, tensors of a cycle.
         """
         lost = {
             tensor: spots

@@ -199,7 +199,10 @@ def _fields(config: Any, facts: ServerFacts, findings: ViolationCollector) -> No
 
 
 def _too_old(field: str, release: Release, since: Release) -> str:
-    return f"Triton {_release(release)} does not know {field}: use {_release(since)} or newer, or leave it out"
+    return (
+        f"Triton {_release(release)} does not know {field}: use {_release(since)} or newer, or "
+        "leave it out"
+    )
 
 
 def _release(release: Release) -> str:

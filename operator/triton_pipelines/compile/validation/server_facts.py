@@ -18,9 +18,9 @@ _VERSION: Final = re.compile(r"[1-9][0-9]*|0")
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One Triton server and the files beside the configs.
+    """One Triton server and the files next to the configs.
 
-    What is None or missing is unknown, and nothing is refused for it.
+    A value that is None or missing is unknown and leads to no finding.
 
     Attributes:
         release: year and month of the server's release.
