@@ -179,7 +179,7 @@ def all_claims(root: Path = ROOT) -> list[Claim]:
     return [claim for file in files for claim in claims_of(file, root)]
 
 
-def prove(
+def prove(  # noqa: C901
     names: Mapping[str, str], claims: Sequence[Claim], reasons: Mapping[str, str], root: Path = ROOT
 ) -> tuple[list[Proof], list[str]]:
     """Return the coverage of each field, and the errors in claims and reasons.

@@ -1,10 +1,11 @@
 """Settings of hypothesis for all tests, and its early import.
 
-Its pytest plugin would otherwise import it in the terminal summary, where a garbage collection inside ``ast.parse`` (assertion rewriting) ends
-pytest with "AST constructor recursion depth mismatch" on CPython 3.11.7, long after all tests have passed.
+Its pytest plugin would otherwise import it in the terminal summary, where a garbage collection
+inside ``ast.parse`` (assertion rewriting) ends pytest with "AST constructor recursion depth
+mismatch" on CPython 3.11.7, long after all tests have passed.
 
-Time is not judged: a busy machine makes an example slow, never wrong. Examples are the same in every run, so that a failure is the change's;
-``HYPOTHESIS_PROFILE=explore`` draws new ones.
+Examples have no deadline: a busy machine makes them slow, never wrong. They are the same in every
+run, so that a failure is caused by the change; ``HYPOTHESIS_PROFILE=explore`` draws new ones.
 """
 
 import os
@@ -19,7 +20,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what tests have counted or measured: their property ``figures``, which comes through from parallel workers as well."""
+    """Show what tests have counted or measured: their property ``figures``.
+
+    It also arrives from parallel workers.
+    """
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name == "figures":

@@ -1,6 +1,6 @@
 """Classify texts with the ensemble sentiment_ensemble, using NVIDIA's tritonclient over HTTP.
 
-    python manifests/samples/article_client.py 127.0.0.1:8000 "Best concert of my life." "What a waste of money."
+    python manifests/samples/article_client.py 127.0.0.1:8000 "Best concert of my life." "So dull."
 
 Some tutorials pass `binary_format=True`; no tritonclient release has that argument (TypeError). Use
 `binary_data=True`; nothing else has to change.

@@ -1,1 +1,4 @@
-"""Files with expected output. ``python -m tests.golden`` writes those of rendering anew; read the difference before committing it."""
+"""Files with expected output.
+
+``python -m tests.golden`` rewrites those of rendering; read the difference before committing it.
+"""

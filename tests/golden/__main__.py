@@ -1,4 +1,7 @@
-"""Writes the expected output of rendering anew: ``PYTHONPATH=operator python -m tests.golden`` from the repository's root."""
+"""Rewrite the expected output of rendering.
+
+``PYTHONPATH=operator python -m tests.golden`` from the repository's root.
+"""
 
 from __future__ import annotations
 

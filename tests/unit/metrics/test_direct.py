@@ -140,9 +140,7 @@ async def test_a_pod_whose_page_cannot_be_read_once_is_back_with_the_next_look()
     assert mended.notes == ()
 
 
-async def test_a_pod_that_stays_out_of_reach_is_asked_now_and_then_and_one_at_another_address_at_once() -> (
-    None
-):
+async def test_an_unreachable_pod_is_read_less_often_until_its_address_changes() -> None:
     now, asked = [NOW], 0
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -103,9 +103,7 @@ def test_full_batches_and_single_requests_in_one_window_have_no_common_batch() -
     assert window.service == pytest.approx(0.010)
 
 
-def test_single_requests_and_full_batches_in_one_interval_are_bounded_by_what_the_instances_had() -> (
-    None
-):
+def test_busy_time_of_an_interval_is_bounded_by_its_instances() -> None:
     """Run 100 requests one by one and six batches of 64 on one instance in 5 s.
 
     At 10 ms for each request, the instance is busy for 4.84 s, which the mean batch inflates to 54

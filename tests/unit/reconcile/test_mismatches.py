@@ -90,9 +90,7 @@ def test_what_a_pod_answers_wrongly_beside_is_no_warning() -> None:
     assert "NaN" in world.condition("Ready")["message"]
 
 
-def test_a_later_revision_that_answers_the_same_comes_to_serve_and_one_that_answers_worse_does_not() -> (
-    None
-):
+def test_a_later_revision_serves_only_without_new_output_mismatches() -> None:
     world = Answering()
     world.settle()
     world.mismatch = WIDE

@@ -60,9 +60,7 @@ def server(made: World) -> dict[str, Any]:
 
 
 @pytest.mark.proves("spec.scaling.cpuResize", "behaviour")
-def test_the_limit_starts_at_what_the_first_instances_need_and_no_restart_follows_from_another() -> (
-    None
-):
+def test_the_first_limit_fits_the_initial_instances_and_a_new_one_restarts_nothing() -> None:
     made, fixed = world(), World(builders.document(tokenizer=SPEC["tokenizer"])).settle()
     start = server(made)["resources"]
     assert (

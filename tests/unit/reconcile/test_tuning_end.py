@@ -79,9 +79,7 @@ async def test_where_the_record_cannot_be_written_now_the_job_stays_for_the_next
     assert world.ours("Job"), "its result is read again"
 
 
-async def test_where_the_record_is_refused_the_status_has_the_result_and_then_nothing_is_held_for_it() -> (
-    None
-):
+async def test_a_result_whose_record_is_rejected_is_reported_and_then_released() -> None:
     client = Recording(world := at_its_end(), REFUSED)
     told = await passed(world, client)
     assert told[:2] == [LIVE, ("status", "Succeeded")]

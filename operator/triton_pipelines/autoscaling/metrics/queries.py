@@ -158,7 +158,8 @@ def _places(namespace: str, pod: str, group: PodGroup) -> list[str]:
 def _one_of(label: str, values: Sequence[str]) -> str:
     if len(values) == 1:
         return f"{label}={_text(values[0])}"
-    return f"{label}=~{_text('|'.join(_REGEX.sub(lambda match: chr(92) + match[0], value) for value in values))}"
+    escaped = (_REGEX.sub(lambda match: chr(92) + match[0], value) for value in values)
+    return f"{label}=~{_text('|'.join(escaped))}"
 
 
 def _text(value: str) -> str:

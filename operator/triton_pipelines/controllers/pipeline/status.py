@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from triton_pipelines.api import names
@@ -189,143 +190,197 @@ def conditions_of(
     problems: Sequence[Problem],
     number: Replicas,
 ) -> list[Condition]:
-    """Return the conditions of serving, ``Ready`` first."""
-    replicas = 0 if pipeline.spec.suspend is Switch.ENABLED else number.number
+    """Return the conditions of serving, ``Ready`` first. The first case that applies decides."""
     serving = [pod for pod in snapshot.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
-        text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
-        staying = sum(not pod.deleting for pod in snapshot.pods)
-        if staying:
-            return _leaving(
-                f"being suspended: {staying} pods have to go", _available(serving, snapshot)
-            )
-        return [
-            Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
-            Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
-        ]
+        return _suspended(snapshot, serving)
     updated = [pod for pod in serving if pod.revision == wanted]
-    rest = [pod for pod in snapshot.pods if pod.revision != wanted and not pod.deleting]
-    asked = pipeline.spec.health.inference is InferenceHealth.AUTO and not probe_blocker(
+    probed = pipeline.spec.health.inference is InferenceHealth.AUTO and not probe_blocker(
         pipeline, graph
     )
-    unproven = [pod for pod in updated if _unproven(snapshot.probes.get(pod.uid), asked)]
-    available = _available(serving, snapshot)
-    models = _models(snapshot, wanted, updated, problems, replicas)
-    mine = [
-        problem
-        for problem in problems
-        if problem.pod in {pod.name for pod in snapshot.pods if pod.revision == wanted}
-    ]
-    leading = worst(mine)
-    progress = f"{len(updated)} of {replicas} pods serve revision {wanted}"
+    mine = {pod.name for pod in snapshot.pods if pod.revision == wanted}
+    case = _Case(
+        snapshot=snapshot,
+        rollout=rollout,
+        wanted=wanted,
+        number=number,
+        updated=updated,
+        unverified=[pod for pod in updated if _unproven(snapshot.probes.get(pod.uid), probed)],
+        leading=worst([problem for problem in problems if problem.pod in mine]),
+        overdue=deadline_exceeded(wanted, snapshot, problems),
+        available=_available(serving, snapshot),
+        models=_models(snapshot, wanted, updated, problems, number.number),
+    )
+    for conditions in (_rolled_back, _failed, _scaled_to_zero, _inference_failed, _served):
+        found = conditions(case)
+        if found is not None:
+            return found
+    return _progressing(case)
 
-    if rollout.target != wanted:
-        why = Reason(rollout.state.failed_reason)
-        text = (
-            f"revision {wanted} failed and revision {rollout.target} was taken back ({why.value}):"
-            f" {rollout.state.failed_message};"
-            " it is tried again when the spec changes"
-        )
-        if why is Reason.SLO_VIOLATED:
-            text = (
-                f"revision {wanted} serves, but breaks the SLO that revision {rollout.target} kept,"
-                " which is taken back:"
-                f" {rollout.state.failed_message}; it is tried again when the spec changes"
-            )
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What the conditions of serving are decided from."""
+
+    snapshot: Snapshot
+    rollout: Rollout
+    wanted: str
+    """The desired revision."""
+    number: Replicas
+    updated: list[Pod]
+    """Pods of the desired revision that serve."""
+    unverified: list[Pod]
+    """Those of them whose test inference has not succeeded yet."""
+    leading: Problem | None
+    """The worst problem of the desired revision's pods."""
+    overdue: tuple[Reason, str] | None
+    """Why the progress deadline passed; ``None`` while it has not."""
+    available: Condition
+    models: Condition
+
+    @property
+    def replicas(self) -> int:
+        return self.number.number
+
+    @property
+    def rest(self) -> list[Pod]:
+        """Pods of other revisions that are not being deleted."""
         return [
-            Condition(ConditionType.READY, False, Reason.ROLLED_BACK, text),
-            available,
-            models,
-            Condition(ConditionType.STALLED, True, Reason.ROLLED_BACK, text),
+            pod for pod in self.snapshot.pods if pod.revision != self.wanted and not pod.deleting
         ]
-    failure = deadline_exceeded(wanted, snapshot, problems)
+
+    @property
+    def surplus(self) -> int:
+        """How many pods there are beyond the desired number."""
+        return sum(not pod.deleting for pod in self.snapshot.pods) - self.replicas
+
+    @property
+    def progress(self) -> str:
+        return f"{len(self.updated)} of {self.replicas} pods serve revision {self.wanted}"
+
+    def ready(self, text: str) -> list[Condition]:
+        ready = Condition(ConditionType.READY, True, Reason.SUCCEEDED, text)
+        return [ready, self.available, self.models]
+
+    def not_ready(self, kind: ConditionType, reason: Reason, text: str) -> list[Condition]:
+        """Return Ready False with ``kind`` (Stalled or Reconciling) True for the same reason."""
+        return [
+            Condition(ConditionType.READY, False, reason, text),
+            self.available,
+            self.models,
+            Condition(kind, True, reason, text),
+        ]
+
+
+def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
+    staying = sum(not pod.deleting for pod in snapshot.pods)
+    if staying:
+        return _leaving(
+            f"being suspended: {staying} pods have to go", _available(serving, snapshot)
+        )
+    text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
+    return [
+        Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
+        Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
+    ]
+
+
+def _rolled_back(case: _Case) -> list[Condition] | None:
+    """Another revision than the desired one is to run."""
+    target, state = case.rollout.target, case.rollout.state
+    if target == case.wanted:
+        return None
+    why = Reason(state.failed_reason)
+    text = (
+        f"revision {case.wanted} failed and revision {target} was taken back ({why.value}):"
+        f" {state.failed_message};"
+        " it is tried again when the spec changes"
+    )
+    if why is Reason.SLO_VIOLATED:
+        text = (
+            f"revision {case.wanted} serves, but breaks the SLO that revision {target} kept,"
+            " which is taken back:"
+            f" {state.failed_message}; it is tried again when the spec changes"
+        )
+    return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
+
+
+def _failed(case: _Case) -> list[Condition] | None:
+    """Some pods of the desired revision cannot come to serve."""
+    failure, leading = case.overdue, case.leading
     if leading is not None and leading.final:
         failure = (leading.reason, leading.message)
-    if failure is not None and len(updated) < replicas:
-        text = f"{progress}; {failure[1]}"
-        if available.status:
-            text += f"; revision {_serving_revision(snapshot.pods, '')} keeps serving"
-        return [
-            Condition(ConditionType.READY, False, failure[0], text),
-            available,
-            models,
-            Condition(ConditionType.STALLED, True, failure[0], text),
-        ]
-    if replicas == 0 and all(pod.deleting for pod in snapshot.pods):
-        text = "replicas is 0: no pods are wanted"
-        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, text), available, models]
-    if leading is not None and leading.reason is Reason.INFERENCE_FAILED:
-        return [
-            Condition(ConditionType.READY, False, leading.reason, leading.message),
-            available,
-            models,
-            Condition(ConditionType.RECONCILING, True, leading.reason, leading.message),
-        ]
-    surplus = sum(not pod.deleting for pod in snapshot.pods) - replicas
+    if failure is None or len(case.updated) >= case.replicas:
+        return None
+    text = f"{case.progress}; {failure[1]}"
+    if case.available.status:
+        text += f"; revision {_serving_revision(case.snapshot.pods, '')} keeps serving"
+    return case.not_ready(ConditionType.STALLED, failure[0], text)
+
+
+def _scaled_to_zero(case: _Case) -> list[Condition] | None:
+    if case.replicas == 0 and all(pod.deleting for pod in case.snapshot.pods):
+        return case.ready("replicas is 0: no pods are wanted")
+    return None
+
+
+def _inference_failed(case: _Case) -> list[Condition] | None:
+    leading = case.leading
+    if leading is None or leading.reason is not Reason.INFERENCE_FAILED:
+        return None
+    return case.not_ready(ConditionType.RECONCILING, leading.reason, leading.message)
+
+
+def _served(case: _Case) -> list[Condition] | None:
+    """The desired revision serves, and no other."""
+    if case.rest or case.snapshot.deployed_revision() != case.wanted:
+        return None
+    verified = len(case.updated) - len(case.unverified)
+    if case.number.floating and verified >= min(case.number.least, case.replicas):
+        # Pods that scaling adds or removes are not a rollout.
+        leading = case.leading
+        return case.ready(f"{case.progress}; {leading.message}" if leading else case.progress)
+    if len(case.updated) >= case.replicas and not case.unverified and case.surplus <= 0:
+        return case.ready(case.progress)
+    return None
+
+
+def _progressing(case: _Case) -> list[Condition]:
+    reason, text = _waiting_for(case)
+    if case.rollout.gap:
+        text += f"; {case.rollout.gap}"
+    return case.not_ready(ConditionType.RECONCILING, reason, text)
+
+
+def _waiting_for(case: _Case) -> tuple[Reason, str]:
+    """Return what a rollout waits for."""
+    leading, progress = case.leading, case.progress
+    complete = len(case.updated) >= case.replicas
+    if leading is None and complete and case.unverified and not case.rest:
+        probes = (case.snapshot.probes.get(pod.uid) for pod in case.unverified)
+        error = next((probe.error for probe in probes if probe is not None and probe.error), "")
+        return Reason.PROGRESSING, (
+            f"{progress}; waiting for a test inference on {len(case.unverified)} of them"
+            f"{f': {error}' if error else ''}"
+        )
+    if leading is None and case.surplus > 0 and not case.rest:
+        return Reason.DRAINING, f"{progress}; {case.surplus} pods more than that have to go"
+    if leading is None and case.rest and complete:
+        return (
+            Reason.DRAINING,
+            f"{progress}; {len(case.rest)} pods of older revisions are leaving",
+        )
+    refused = case.snapshot.pods_refused
     if (
-        number.floating
-        and not rest
-        and len(updated) - len(unproven) >= min(number.least, replicas)
-        and snapshot.deployed_revision() == wanted
-    ):
-        # Pods that scaling adds or takes away are no rollout.
-        return [
-            Condition(
-                ConditionType.READY,
-                True,
-                Reason.SUCCEEDED,
-                f"{progress}; {leading.message}" if leading else progress,
-            ),
-            available,
-            models,
-        ]
-    if (
-        len(updated) >= replicas
-        and not rest
-        and not unproven
-        and surplus <= 0
-        and snapshot.deployed_revision() == wanted
-    ):
-        return [Condition(ConditionType.READY, True, Reason.SUCCEEDED, progress), available, models]
-    reason, text = (
-        (leading.reason, f"{progress}; {leading.message}")
-        if leading
-        else (Reason.PROGRESSING, progress)
-    )
-    if (
-        (refused := snapshot.pods_refused)
-        and len(updated) < replicas
+        refused
+        and not complete
         and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING))
     ):
         # There is no pod to report a problem, or the existing ones are making progress.
-        reason, text = (
-            Reason.API_ERROR,
-            f"{progress}; the API server takes no further pod: {refused}",
-        )
-    if leading is None and unproven and not rest and len(updated) >= replicas:
-        said = next(
-            (p.error for pod in unproven if (p := snapshot.probes.get(pod.uid)) and p.error), ""
-        )
-        reason, text = (
-            Reason.PROGRESSING,
-            f"{progress}; waiting for a test inference on {len(unproven)} of them"
-            f"{f': {said}' if said else ''}",
-        )
-    elif leading is None and surplus > 0 and not rest:
-        reason, text = Reason.DRAINING, f"{progress}; {surplus} pods more than that have to go"
-    elif leading is None and rest and len(updated) >= replicas:
-        reason, text = (
-            Reason.DRAINING,
-            f"{progress}; {len(rest)} pods of older revisions are leaving",
-        )
-    if rollout.gap:
-        text += f"; {rollout.gap}"
-    return [
-        Condition(ConditionType.READY, False, reason, text),
-        available,
-        models,
-        Condition(ConditionType.RECONCILING, True, reason, text),
-    ]
+        return Reason.API_ERROR, f"{progress}; the API server takes no further pod: {refused}"
+    if leading is not None:
+        return leading.reason, f"{progress}; {leading.message}"
+    return Reason.PROGRESSING, progress
 
 
 def _unproven(probe: Probe | None, asked: bool) -> bool:
