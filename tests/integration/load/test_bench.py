@@ -208,18 +208,18 @@ def test_bench_prints_a_table_and_a_csv_with_the_baselines(server: LocalTriton) 
         (
             ("http://127.0.0.1:9/v2/models/m",),
             3,
-            "http://127.0.0.1:9/v2/models/m cannot be reached",
+            "cannot reach http://127.0.0.1:9/v2/models/m",
         ),
         (("URL", "--input=NONE=1"), 2, "--input NONE=1: write NAME=…"),
         (("URL", "--texts=/none.txt"), 2, "--texts /none.txt: cannot be read"),
-        (("URL", "--plot=curve.png"), 2, "--plot curve.png: is written as SVG; name it curve.svg"),
+        (("URL", "--plot=curve.png"), 2, "--plot curve.png: the format is SVG; name it curve.svg"),
         (("URL", "--concurrency=0"), 2, "--concurrency 0"),
         (
             ("URL", "--protocol=grpc", "--grpc-address=127.0.0.1:9", "--timeout=0.5"),
             3,
             "127.0.0.1:9 cannot be reached over gRPC",
         ),
-        (("FILE", "--grpc-address=127.0.0.1:9"), 2, "--grpc-address: goes with a URL"),
+        (("FILE", "--grpc-address=127.0.0.1:9"), 2, "--grpc-address: only valid with a URL"),
     ],
 )
 def test_what_is_wrong_is_one_message(

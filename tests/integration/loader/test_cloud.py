@@ -114,7 +114,7 @@ def test_versions_in_a_bucket_and_their_listing(keyed: Pod, google: Gcs) -> None
     keyed.another()
     code, report = keyed.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
-    assert "its listing is another than at this revision's first load" in keyed.output
+    assert "the listing differs from that of this revision's first load" in keyed.output
 
 
 def test_an_object_with_its_generation(keyed: Pod, google: Gcs) -> None:

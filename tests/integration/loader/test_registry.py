@@ -267,11 +267,11 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
         ),
         (
             archive(("m/model.bin", b"x"), links=(("m/dev", "", tarfile.CHRTYPE),)),
-            "m/dev is no file",
+            "m/dev is not a file",
         ),
         (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd"),
-        (gzip.compress(b"no archive at all" * 100), "no usable tar archive"),
-        (archive(("m/model.bin", DATA))[:-100_000], "no usable tar archive"),
+        (gzip.compress(b"no archive at all" * 100), "not a usable tar archive"),
+        (archive(("m/model.bin", DATA))[:-100_000], "not a usable tar archive"),
     ],
     # Of their own: those made of the bytes hold the time of compression, and differ between the
     # workers of one run.
@@ -472,7 +472,7 @@ def test_a_blob_that_is_not_what_its_manifest_says_is_refused(
         code, report = trusting.load()
         assert code == 3, trusting.output
         assert (
-            f"not {hashlib.sha256(b'right').hexdigest()} as the source says"
+            f"the source announced {hashlib.sha256(b'right').hexdigest()}"
             in report.findings[0].message
         )
         # Nor a manifest that is not what was asked for.

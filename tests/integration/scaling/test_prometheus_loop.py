@@ -241,7 +241,7 @@ async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
                 until_verdict(full, "GPUBound", DEADLINE),
                 until_verdict(capped, "CPUBound", DEADLINE),
             )
-            await until_condition(full, "ScalingActive", "Succeeded", "the GPU is used 9", DEADLINE)
+            await until_condition(full, "ScalingActive", "Succeeded", "the GPU is 9", DEADLINE)
             await until_condition(
                 capped,
                 "ScalingActive",
@@ -251,7 +251,11 @@ async def test_verdicts_stand_on_what_the_gpu_and_the_cpu_say(
             )
             here.pages.gpu = 0.05
             await until_condition(
-                full, "ScalingActive", "Succeeded", "its time goes into host code", DEADLINE
+                full,
+                "ScalingActive",
+                "Succeeded",
+                "the step spends its time in host code",
+                DEADLINE,
             )
             assert requests.errors == more.errors == []
         assert await full.pod.count() == 1
