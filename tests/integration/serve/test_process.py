@@ -71,7 +71,7 @@ def test_one_folder_one_server_and_downloads_are_reused(tmp_path: Path) -> None:
         with begun(SAMPLE, *FREE_PORTS, *options, log=tmp_path / "other.log") as other:
             code, said = ended(other, tmp_path / "other.log")
             assert code == 3
-            assert "used by another `tritonpipe serve`" in said
+            assert "in use by another `tritonpipe serve`" in said
         port = first.endpoint.http.rpartition(":")[2]
         with begun(
             SAMPLE, f"--port={port}", *FREE_PORTS[1:], *sample_sources(), log=tmp_path / "port.log"
@@ -79,7 +79,7 @@ def test_one_folder_one_server_and_downloads_are_reused(tmp_path: Path) -> None:
             code, said = ended(other, tmp_path / "port.log")
             assert code == 3
             assert f"--port: 127.0.0.1:{port} cannot be used" in said
-            assert "laying out" not in said
+            assert "preparing the files" not in said
         assert first.stop() == 0
     assert "fetched" in (tmp_path / "first.log").read_text()
     with served(SAMPLE, *options, log=tmp_path / "second.log") as second:
