@@ -78,7 +78,7 @@ def test_one_folder_one_server_and_downloads_are_reused(tmp_path: Path) -> None:
         ) as other:
             code, said = ended(other, tmp_path / "port.log")
             assert code == 3
-            assert f"--port: 127.0.0.1:{port} cannot be used" in said
+            assert f"--port: cannot use 127.0.0.1:{port}" in said
             assert "preparing the files" not in said
         assert first.stop() == 0
     assert "fetched" in (tmp_path / "first.log").read_text()
