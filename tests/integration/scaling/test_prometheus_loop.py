@@ -172,7 +172,9 @@ async def dark_for(place: World) -> int:
     The source is the history. 0 if it does not say.
     """
     history = ((await place.status()).get("scaling") or {}).get("history") or [{"reason": ""}]
-    found = re.search(r"PrometheusError for (\d+) s: increased to \d+ \(RecentMax\)", history[0]["reason"])
+    found = re.search(
+        r"PrometheusError for (\d+) s: increased to \d+ \(RecentMax\)", history[0]["reason"]
+    )
     return int(found[1]) if found else 0
 
 
