@@ -15,8 +15,9 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import MODEL, POSTPROCESS, TOKENIZER
 from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
-from .model_step import FIXED_RESOURCES, input_of
+from .model_step import FIXED_RESOURCES
 from .source_checks import code_of, python_fetches
+from .step_inputs import input_of
 from .tokenizer_settings import prefixed
 from .tokenizer_step import Tokens, python_parameters
 

@@ -14,20 +14,19 @@ from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.server import ServerSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .container_resources import sizes
 from .graph import Graph
 from .options import Options
+from .quantities import bytes_of, millis
 from .server_settings import (
     FLAG_RELEASES,
     OWNED_ARGUMENTS,
     TRACE_ARGUMENTS,
-    bytes_of,
     default_image,
     flag_of,
-    millis,
     refused_variable,
     same_flag,
     server_version,
-    sizes,
 )
 
 # With server.autoComplete every change of a count would reload the model.

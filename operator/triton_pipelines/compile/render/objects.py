@@ -11,7 +11,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.server import DisruptionBudget
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.server_settings import sequence_idle_seconds
+from triton_pipelines.compile.graph.drain import sequence_idle_seconds
 
 from .passthrough import plain
 

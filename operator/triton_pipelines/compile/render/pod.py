@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.server import ServerSpec
-from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.defaults import ENVIRONMENT_PARAMETER
-from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation
-from triton_pipelines.compile.graph.options import Options
-from triton_pipelines.compile.graph.server_settings import (
+from triton_pipelines.compile.graph.container_resources import cpu_range, sizes
+from triton_pipelines.compile.graph.drain import (
     connection_age_milliseconds,
-    cpu_range,
     drain_seconds,
     exit_timeout_seconds,
-    feature_arguments,
-    server_arguments,
-    sizes,
 )
+from triton_pipelines.compile.graph.graph import Graph
+from triton_pipelines.compile.graph.options import Options
+from triton_pipelines.compile.graph.server_settings import feature_arguments, server_arguments
 
 from .passthrough import plain
+from .pod_scheduling import affinity, tolerations, topology_spread
 from .pod_template import merged
+from .pod_volumes import (
+    claim_volumes,
+    engine_mounts,
+    engines_folder,
+    keeps_engines,
+    mounted_source,
+    pod_volumes,
+    relevant_source_map,
+    volume_name,
+)
 
 UID = 1000  # of the stock Triton image's unprivileged user
 GRACE_MARGIN_SECONDS = 10
@@ -32,11 +37,6 @@ GRACE_MARGIN_SECONDS = 10
 # changes.
 STARTUP_SECONDS = 7200
 STARTUP_PERIOD_SECONDS = 2
-# The model's backends and ours write next to nothing there.
-TMP_LIMIT = "4Gi"
-KNOWN_BACKENDS = frozenset({"onnxruntime", "tensorrt", "pytorch", "python"})
-GPU_RESOURCE = "nvidia.com/gpu"
-GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
 def template(
@@ -65,9 +65,9 @@ def template(
         "securityContext": security,
         "initContainers": [_loader(pipeline, graph, options, revision)],
         "containers": [_triton(pipeline, graph, options, revision, server_image)],
-        "volumes": _volumes(pipeline, graph, options, revision),
-        "tolerations": _tolerations(server),
-        "topologySpreadConstraints": _spread(pipeline),
+        "volumes": pod_volumes(pipeline, graph, options, revision),
+        "tolerations": tolerations(server),
+        "topologySpreadConstraints": topology_spread(pipeline),
     }
     optional = {
         "nodeSelector": dict(server.node_selector),
@@ -97,11 +97,6 @@ def _hardened() -> dict[str, Any]:
     }
 
 
-def _volume(kind: str, item: Fetch) -> str:
-    """Name of the volume that a source's credentials, CA or content come from: a DNS label."""
-    return f"{kind}-{item.key.replace('.', '-')}"
-
-
 def _loader(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str
 ) -> dict[str, Any]:
@@ -113,14 +108,14 @@ def _loader(
     ]
     if pipeline.spec.server.model_cache is not None:
         mounts.append({"name": names.VOLUME_CACHE, "mountPath": names.PATH_CACHE})
-    claims, mounted = _claims(pipeline, graph, options), set[str]()
+    claims, mounted = claim_volumes(pipeline, graph, options), set[str]()
     for item in graph.fetches:
         source = item.source
-        scheme, name = _mounted(options, source)
+        scheme, name = mounted_source(options, source)
         if source.secret_ref:
             mounts.append(
                 {
-                    "name": _volume("credentials", item),
+                    "name": volume_name("credentials", item),
                     "mountPath": f"{names.PATH_CREDENTIALS}/{item.key}",
                     "readOnly": True,
                 }
@@ -128,7 +123,7 @@ def _loader(
         if source.ca_ref:
             mounts.append(
                 {
-                    "name": _volume("ca", item),
+                    "name": volume_name("ca", item),
                     "mountPath": f"{names.PATH_CA}/{item.key}",
                     "readOnly": True,
                 }
@@ -136,7 +131,7 @@ def _loader(
         if scheme == "configmap":
             mounts.append(
                 {
-                    "name": _volume("configmap", item),
+                    "name": volume_name("configmap", item),
                     "mountPath": f"{names.PATH_CONFIGMAPS}/{item.key}",
                     "readOnly": True,
                 }
@@ -150,9 +145,9 @@ def _loader(
     cache = []
     if pipeline.spec.server.model_cache is not None:
         cache.append(f"--cache={names.PATH_CACHE}")
-        if _keeps_engines(graph):
+        if keeps_engines(graph):
             # Made by the loader, so that it is its user's: the kubelet would make it root's.
-            cache.append(f"--folder={names.PATH_CACHE}/{_engines_folder(pipeline)}")
+            cache.append(f"--folder={names.PATH_CACHE}/{engines_folder(pipeline)}")
     container: dict[str, Any] = {
         "name": names.CONTAINER_LOADER,
         "image": options.loader_image,
@@ -166,63 +161,6 @@ def _loader(
         "terminationMessagePolicy": "File",
     }
     return container
-
-
-def _claims(pipeline: InferencePipeline, graph: Graph, options: Options) -> dict[str, str]:
-    """Claim → name of its volume.
-
-    A pod names a claim once (two volumes of one claim keep some kubelets waiting), the model cache
-    first.
-    """
-    cache = pipeline.spec.server.model_cache
-    claims = {} if cache is None else {cache.claim_name: names.VOLUME_CACHE}
-    for item in graph.fetches:
-        scheme, name = _mounted(options, item.source)
-        if scheme == "pvc":
-            claims.setdefault(name, f"claim-{len(claims) + (cache is None)}")
-    return claims
-
-
-def _keeps_engines(graph: Graph) -> bool:
-    """Whether a step writes TensorRT engines."""
-    return any(
-        key == "trt_engine_cache_enable" and value == "1"
-        for step in graph.models
-        for key, value in step.accelerator or ()
-    )
-
-
-def _engines_folder(pipeline: InferencePipeline) -> str:
-    """Below a shared volume: pipelines of a namespace may have models of the same name."""
-    return f"{names.FOLDER_ENGINES}/{pipeline.name}"
-
-
-def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
-    """The entries that touch one of these URIs.
-
-    A mirror added for others rolls no pod of this pipeline.
-    """
-    return sorted({entry for uri in uris if (entry := _winner(entries, uri))})
-
-
-def _winner(entries: Sequence[str], uri: str) -> str | None:
-    """The entry that the loader applies to a URI: the longest prefix, of equal ones the last."""
-    fitting = [
-        entry.strip() for entry in entries if uri.startswith(entry.strip().partition("=")[0])
-    ]
-    return max(reversed(fitting), key=lambda entry: len(entry.partition("=")[0]), default=None)
-
-
-def _mounted(options: Options, source: SourceSpec) -> tuple[str, str]:
-    """Return the scheme and first name of the location from which a source is fetched.
-
-    A source map may redirect a source to a claim.
-    """
-    prefix, _, target = (_winner(options.source_map, source.uri) or "").partition("=")
-    scheme, _, rest = source.uri.partition("://")
-    if target and not (scheme in ("hf", "s3") and target.startswith(("http://", "https://"))):
-        scheme, _, rest = (target + source.uri[len(prefix) :]).partition("://")
-    return scheme, rest.split("/", 1)[0]
 
 
 def _triton(
@@ -295,7 +233,7 @@ def _triton(
             {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
             {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
-            *_engine_mounts(pipeline, graph),
+            *engine_mounts(pipeline, graph),
         ],
         # The server stays live while the ensemble is down, and ready while a process is dead; only
         # the ensemble itself says the truth.
@@ -325,129 +263,3 @@ def _triton(
         "securityContext": _hardened(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-
-
-def _engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
-    """Where TensorRT keeps engines.
-
-    On the shared volume, else in a folder of the pod that outlives its containers.
-    """
-    if not _keeps_engines(graph):
-        return []
-    if pipeline.spec.server.model_cache is None:
-        return [{"name": names.VOLUME_ENGINES, "mountPath": names.PATH_ENGINES}]
-    return [
-        {
-            "name": names.VOLUME_CACHE,
-            "mountPath": names.PATH_ENGINES,
-            "subPath": _engines_folder(pipeline),
-        }
-    ]
-
-
-def _tmp(graph: Graph) -> dict[str, Any]:
-    """Return the volume for temporary files.
-
-    Its size is limited if only Triton, its backends and our own files write there, so that a leak
-    stops the pod and not its node. It is unlimited if a packed environment is unpacked there or an
-    engine stores compiled kernels, whose size is unknown. The model repository has no limit: models
-    may be of any size, and the loader checks the free space before it fetches.
-    """
-    open_ended = any(
-        step.implementation is Implementation.CODE
-        or ENVIRONMENT_PARAMETER in step.parameters
-        or step.backend not in KNOWN_BACKENDS
-        for step in graph.models
-    )
-    return {} if open_ended else {"sizeLimit": TMP_LIMIT}
-
-
-def _volumes(
-    pipeline: InferencePipeline, graph: Graph, options: Options, revision: str
-) -> list[dict[str, Any]]:
-    volumes: list[dict[str, Any]] = [
-        {"name": names.VOLUME_DATA, "emptyDir": {}},
-        {"name": names.VOLUME_TMP, "emptyDir": _tmp(graph)},
-        {
-            "name": names.VOLUME_SHM,
-            "emptyDir": {"medium": "Memory", "sizeLimit": sizes(pipeline, graph).shared_memory},
-        },
-        {
-            "name": names.VOLUME_REVISION,
-            "configMap": {"name": names.revision_name(pipeline.name, revision)},
-        },
-        {
-            "name": names.VOLUME_LIVE,
-            "configMap": {"name": names.live_name(pipeline.name), "optional": True},
-        },
-    ]
-    if _keeps_engines(graph) and pipeline.spec.server.model_cache is None:
-        volumes.append({"name": names.VOLUME_ENGINES, "emptyDir": {}})
-    for item in graph.fetches:
-        source = item.source
-        scheme, name = _mounted(options, source)
-        if source.secret_ref:
-            volumes.append(
-                {
-                    "name": _volume("credentials", item),
-                    "secret": {"secretName": source.secret_ref.name},
-                }
-            )
-        if source.ca_ref:
-            entry = {"key": source.ca_ref.key, "path": "ca.crt"}
-            volumes.append(
-                {
-                    "name": _volume("ca", item),
-                    "configMap": {"name": source.ca_ref.name, "items": [entry]},
-                }
-            )
-        if scheme == "configmap":
-            volumes.append({"name": _volume("configmap", item), "configMap": {"name": name}})
-    for claim, volume in _claims(pipeline, graph, options).items():
-        # What the loader only reads is read-only as a whole; the cache is written to.
-        read_only = {} if volume == names.VOLUME_CACHE else {"readOnly": True}
-        volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}})
-    return volumes
-
-
-def _tolerations(server: ServerSpec) -> list[dict[str, Any]]:
-    wanted = (
-        [
-            {"key": key, "operator": "Exists"}
-            for key in sorted({GPU_RESOURCE, server.gpu.resource_name})
-        ]
-        if server.gpu.count
-        else []
-    )
-    return [*wanted, *(plain(item) for item in server.tolerations)]
-
-
-def _spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
-    given = pipeline.spec.server.topology_spread_constraints
-    if given:
-        return [plain(item) for item in given]
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": names.selector(pipeline.name)},
-        }
-    ]
-
-
-def affinity(server: ServerSpec) -> Mapping[str, Any]:
-    """Return the user's affinity with the GPU products added to all required node terms."""
-    result: dict[str, Any] = plain(server.affinity or {})
-    if not server.gpu.products:
-        return result
-    expression = {"key": GPU_PRODUCT_LABEL, "operator": "In", "values": sorted(server.gpu.products)}
-    # "or": a key without a value is as good as none
-    node = result["nodeAffinity"] = result.get("nodeAffinity") or {}
-    required = node["requiredDuringSchedulingIgnoredDuringExecution"] = (
-        node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    )
-    required["nodeSelectorTerms"] = terms = required.get("nodeSelectorTerms") or [{}]
-    for term in terms:  # terms are alternatives, expressions within one all hold
-        term["matchExpressions"] = [*(term.get("matchExpressions") or []), expression]
-    return result

@@ -16,7 +16,7 @@ from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options
-from triton_pipelines.compile.graph.server_settings import millis
+from triton_pipelines.compile.graph.quantities import millis
 
 from .objects import owner, strategy
 from .pod import UID

@@ -1,0 +1,107 @@
+"""Warn about padding and shapes that cost compute or prevent batching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.optimization import MAX_TOKENS
+from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .defaults import DEFAULT_MAX_LENGTH
+from .findings import listed, warning
+from .graph import Graph, Implementation, Input
+
+
+def lint_padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    spec = pipeline.spec.tokenizer
+    # Custom code decides its lengths itself.
+    if graph.padding is None or graph.tokenizer is None or spec is None or spec.python is not None:
+        return
+    chosen = graph.padding.chosen
+    doubtful = chosen is Padding.LONGEST and not graph.padding.measured
+    readers = [
+        step
+        for step in graph.steps
+        if any(entry.source and entry.source.step == graph.tokenizer.name for entry in step.inputs)
+    ]
+    equal = [
+        step
+        for step in readers
+        if step.implementation is Implementation.BACKEND
+        and not any(entry.ragged for entry in step.inputs)
+    ]
+    if doubtful and equal:
+        yield warning(
+            "spec.tokenizer.padding",
+            f"with Longest almost every request has another length, but {equal[0].name} batches"
+            " only equal lengths; use Fixed or Auto to batch all of them, or Bucketed to batch"
+            " those of a bucket",
+            code=FindingCode.PADDING_PREVENTS_BATCHING,
+        )
+    if doubtful and any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
+        yield warning(
+            "spec.tokenizer.padding",
+            "Longest computes padding that Ragged avoids; omit padding",
+            code=FindingCode.PADDING_COSTS_COMPUTE,
+        )
+    longest = spec.max_length or DEFAULT_MAX_LENGTH
+    for step in readers:
+        low = (step.lengths.min if step.lengths else None) or 1
+        high = (step.lengths.max if step.lengths else None) or MAX_TOKENS
+        for index, bucket in enumerate(spec.buckets):
+            if not low <= bucket <= high:
+                yield warning(
+                    f"spec.tokenizer.buckets[{index}]",
+                    f"{bucket} is outside {step.path}.lengths ({low} to {high}), so such a batch"
+                    " fails",
+                    code=FindingCode.LENGTH_OUT_OF_RANGE,
+                )
+        if longest > high:
+            yield warning(
+                "spec.tokenizer.maxLength",
+                f"{longest} is more than {step.path}.lengths.max ({high}), so longer texts fail;"
+                f" set it to {high}",
+                code=FindingCode.LENGTH_OUT_OF_RANGE,
+            )
+        if chosen in (Padding.RAGGED, Padding.LONGEST) and low > 1:
+            yield warning(
+                f"{step.path}.lengths.min",
+                f"{chosen.value} does not pad short texts to {low} tokens; use Bucketed or Fixed",
+                code=FindingCode.LENGTH_OUT_OF_RANGE,
+            )
+
+
+def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Warn about variable-length tensors from custom code that a backend cannot batch.
+
+    The backend batches only requests of equal shape, and the code decides the length.
+    """
+    own = pipeline.spec.tokenizer is not None and pipeline.spec.tokenizer.python is not None
+    for step in graph.steps:
+        if step.implementation is not Implementation.BACKEND or step.max_batch_size == 0:
+            continue
+        by_origin: dict[str, list[Input]] = {}
+        for entry in step.inputs:
+            made = graph.resolve(entry.source) if entry.source else None
+            origin = graph.step(entry.source.step) if entry.source else None
+            # What our own tokenizer makes is padded, and the padding is checked separately.
+            if (
+                origin is not None
+                and (origin is not graph.tokenizer or own)
+                and made is not None
+                and made.variable
+                and not entry.ragged
+            ):
+                by_origin.setdefault(origin.name, []).append(entry)
+        for name, entries in by_origin.items():
+            has = "have" if len(entries) > 1 else "has"
+            yield warning(
+                entries[0].path,
+                f"{listed([str(entry.source) for entry in entries])} {has} another shape in every"
+                f" request, but {step.backend} batches only equal shapes, so few requests share a"
+                f" batch; make the shape fixed in {name}",
+                code=FindingCode.SHAPES_PREVENT_BATCHING,
+            )
