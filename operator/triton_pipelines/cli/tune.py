@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.api.tuning import TuningMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.operators import eventually
 from tests.support.serving import ROOT, sample_sources
-from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.cli.local_pipeline import LocalPipeline, serve_locally
 from triton_pipelines.tools.loadgen import LoadSpec, TextLengths
 from triton_pipelines.tools.tuner import (
