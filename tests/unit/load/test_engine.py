@@ -20,12 +20,12 @@ from triton_pipelines.tools.loadgen import (
     LoadProgress,
     LoadSpec,
     LoadTarget,
-    engine,
     is_late,
+    load_run,
     run_load,
     summarize,
 )
-from triton_pipelines.tools.loadgen.engine import LoadRun
+from triton_pipelines.tools.loadgen.load_run import LoadRun
 from triton_pipelines.tools.loadgen.triton_statistics import StatisticsReader
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
@@ -479,7 +479,7 @@ def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
 async def test_a_load_ends_where_its_times_would_fill_the_memory(
     load: LoadSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MAX_REQUESTS", 500)
+    monkeypatch.setattr(load_run, "MAX_REQUESTS", 500)
     server = Counter(lambda _: 0.001)
     with pytest.raises(LoadGeneratorError, match=r"more than 500 requests in one run.*--duration"):
         await LoadRun(load, [b"x"], [1], server.send, None, None).run()

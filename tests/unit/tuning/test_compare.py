@@ -33,7 +33,7 @@ from triton_pipelines.tools.tuner.output_comparison import (
     OutputComparison,
     requests_to_compare,
 )
-from triton_pipelines.tools.tuner.profiling import _timed_load
+from triton_pipelines.tools.tuner.profile_loads import timed_load
 from triton_pipelines.tools.tuner.run import TuningRun
 from triton_pipelines.triton.errors import DeadlineError, OverloadedError, UnreachableError
 
@@ -291,11 +291,11 @@ class Bursts(Slow):
 
 async def test_bursts_beyond_a_short_queue_still_time_the_steps() -> None:
     server = Bursts(1e6, carried=50.0)
-    found = await _timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
+    found = await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
     assert len(found.latencies) > 700
     server.description = "500 Internal MeasuredServer Error: no"
     with pytest.raises(TuneError, match="requests fail while the steps are timed: 500"):
-        await _timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
+        await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
 
 
 def test_a_shed_burst_is_told_as_such() -> None:

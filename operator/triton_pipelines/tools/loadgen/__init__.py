@@ -10,7 +10,8 @@ figures; :func:`summary_document` is their one JSON form. :class:`TextLengths` a
 """
 
 from triton_pipelines.tools.loadgen.arrivals import due_times
-from triton_pipelines.tools.loadgen.engine import precise_event_loop, run_blocking, run_load
+from triton_pipelines.tools.loadgen.engine import run_blocking, run_load
+from triton_pipelines.tools.loadgen.event_loop import precise_event_loop
 from triton_pipelines.tools.loadgen.grpc_client import INFER_METHOD
 from triton_pipelines.tools.loadgen.http_client import trusted_authorities
 from triton_pipelines.tools.loadgen.load_spec import (
