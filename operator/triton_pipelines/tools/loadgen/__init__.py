@@ -24,12 +24,11 @@ from triton_pipelines.tools.loadgen.load_spec import (
     LoadTarget,
 )
 from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER, encode_requests, http_body
+from triton_pipelines.tools.loadgen.request_failure import FailureKind, RequestFailure
 from triton_pipelines.tools.loadgen.summary import (
     LoadResult,
     LoadStability,
     LoadSummary,
-    is_late,
-    is_rejected,
     stability,
     summarize,
     summary_document,
@@ -61,6 +60,7 @@ __all__ = [
     "LENGTH_HEADER",
     "Array",
     "Arrivals",
+    "FailureKind",
     "InferenceProtocol",
     "InputValue",
     "LoadGeneratorError",
@@ -71,6 +71,7 @@ __all__ = [
     "LoadSummary",
     "LoadTarget",
     "OnSweepProgress",
+    "RequestFailure",
     "StepStatistics",
     "SweepEndedError",
     "SweepResult",
@@ -81,9 +82,7 @@ __all__ = [
     "encode_requests",
     "generate_texts",
     "http_body",
-    "is_late",
     "is_perf_analyzer",
-    "is_rejected",
     "precise_event_loop",
     "read_lines",
     "read_perf_analyzer",

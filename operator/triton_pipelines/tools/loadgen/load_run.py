@@ -15,13 +15,17 @@ import numpy as np
 
 from triton_pipelines.tools.loadgen.arrivals import due_times
 from triton_pipelines.tools.loadgen.load_spec import (
-    GIVEN_UP,
-    NOT_SENT,
     WINDOWS,
     LoadGeneratorError,
     LoadProgress,
     LoadSpec,
     OnProgress,
+)
+from triton_pipelines.tools.loadgen.request_failure import (
+    OnRequestEnd,
+    RequestFailure,
+    rejected,
+    timed_out,
 )
 from triton_pipelines.tools.loadgen.summary import LoadResult, stability
 from triton_pipelines.tools.loadgen.triton_statistics import (
@@ -73,7 +77,8 @@ class LoadRun:
         spec: The load.
         requests: The encoded requests, which are sent in turn.
         rows: Number of rows in each request.
-        send: Sends one request; calls back once, with "" for an answer, otherwise with the error.
+        send: Sends one request; calls back once, with ``None`` for an answer, otherwise with the
+            failure.
         reader: Reads Triton's statistics; ``None``: they are not read.
         progress: As in :func:`run_load`.
     """
@@ -83,7 +88,7 @@ class LoadRun:
         spec: LoadSpec,
         requests: list[bytes],
         rows: list[int],
-        send: Callable[[bytes, Callable[[str], None]], None],
+        send: Callable[[bytes, OnRequestEnd], None],
         reader: StatisticsReader | None,
         progress: OnProgress | None,
     ) -> None:
@@ -106,7 +111,7 @@ class LoadRun:
         # One entry per request, in the order of sending; the end of a request in flight is unknown.
         self._due, self._sent, self._end = array("d"), array("d"), array("d")
         self._number, self._error = array("q"), array("q")
-        self._errors: dict[str, int] = {}
+        self._errors: dict[RequestFailure, int] = {}
         self._ended_count = self._failed = 0
         self._samples: list[asyncio.Future[StatisticsSample]] = []
         self._behind = 0
@@ -174,7 +179,7 @@ class LoadRun:
             else:
                 self._record_end(
                     self._record_sent(self._next_request(), due, due),
-                    f"{NOT_SENT}: {pending} requests were waiting or under way",
+                    rejected(f"not sent: {pending} requests were waiting or under way"),
                 )
 
     def _backlog_seconds(self) -> float:
@@ -212,21 +217,21 @@ class LoadRun:
             self._end_early()
         return len(self._due) - 1
 
-    def _record_end(self, place: int, error: str) -> None:
+    def _record_end(self, place: int, failure: RequestFailure | None) -> None:
         if self._error[place] != _WAITING:
             return  # was already given up
         self._end[place] = self._now() - self._began
         self._in_flight -= 1
         self._ended_count += 1
-        if error:
+        if failure is not None:
             self._failed += 1
-            self._error[place] = self._errors.setdefault(error, len(self._errors))
+            self._error[place] = self._errors.setdefault(failure, len(self._errors))
         else:
             self._error[place] = _ANSWERED
         if self._stopping:
             self._request_ended.set()
         elif not self._spec.open_loop:
-            if error:
+            if failure is not None:
                 asyncio.get_running_loop().call_later(_PAUSE_AFTER_ERROR_S, self._send_next)
             else:
                 self._send_next()
@@ -246,8 +251,9 @@ class LoadRun:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._request_ended.wait(), left)
         if self._in_flight:
+            given_up = timed_out(f"given up {grace:g} s after the end of the load")
             for place in np.flatnonzero(np.array(self._error) == _WAITING).tolist():
-                self._record_end(place, f"{GIVEN_UP} {grace:g} s after the end of the load")
+                self._record_end(place, given_up)
 
     # --- measuring --------------------------------------------------------------------------------
     async def _measure_windows(

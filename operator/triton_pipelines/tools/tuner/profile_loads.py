@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, is_rejected
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
 
 from .errors import SettingRefusedError, TuneError
 from .measured_server import MeasuredServer
@@ -79,8 +79,9 @@ async def timed_load(
         ):
             # A burst may be more than a queue accepts: the requests that were answered suffice.
             few = len(result.latencies) < MIN_SAMPLES
-            if bad := next((text for text in result.errors if few or not is_rejected(text)), ""):
-                raise TuneError(f"requests fail while the steps are timed: {bad}")
+            bad = [error for error in result.errors if few or not error.is_rejected]
+            if bad:
+                raise TuneError(f"requests fail while the steps are timed: {bad[0]}")
             return result
         spec = replace(
             spec,
