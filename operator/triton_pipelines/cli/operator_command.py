@@ -12,7 +12,7 @@ from triton_pipelines.app.composition import build_reconcile, classify
 from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
 from triton_pipelines.app.log_setup import configure_logging
 from triton_pipelines.app.main import run_operator
-from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
+from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsError
 from triton_pipelines.cluster.login import LoginError, load_configuration
 
 from .errors import EXIT_USAGE, CommandError

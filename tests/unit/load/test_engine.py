@@ -20,12 +20,17 @@ from triton_pipelines.tools.loadgen import (
     LoadProgress,
     LoadSpec,
     LoadTarget,
-    engine,
-    is_late,
+    load_run,
     run_load,
     summarize,
 )
-from triton_pipelines.tools.loadgen.engine import LoadRun
+from triton_pipelines.tools.loadgen.load_run import LoadRun
+from triton_pipelines.tools.loadgen.request_failure import (
+    OnRequestEnd,
+    RequestFailure,
+    rejected,
+    timed_out,
+)
 from triton_pipelines.tools.loadgen.triton_statistics import StatisticsReader
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
@@ -65,11 +70,11 @@ class Counter:
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds, self.free, self.number = seconds, 0.0, 0
 
-    def send(self, _: bytes, done: Callable[[str], None]) -> None:
+    def send(self, _: bytes, done: OnRequestEnd) -> None:
         loop = asyncio.get_running_loop()
         self.free = max(self.free, loop.time()) + self.seconds(self.number)
         self.number += 1
-        loop.call_at(self.free, done, "")
+        loop.call_at(self.free, done, None)
 
 
 @pytest.mark.looptime(start=0)
@@ -152,7 +157,7 @@ async def test_errors_are_counted_by_what_the_server_said() -> None:
 async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> None:
     async with kserve(lambda number: (0.6 if number == 0 else 0.0, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(concurrency=1, timeout_s=0.1, **QUICK))
-        assert result.errors == ("no answer within 0.1 s",)
+        assert result.errors == (timed_out("no answer within 0.1 s"),)
         assert stand.connections == 2
     assert summarize(result).requests > 0
 
@@ -160,7 +165,7 @@ async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> 
 async def test_a_broken_connection_fails_one_request_alone() -> None:
     async with kserve(lambda number: (0.0, 0 if number == 5 else 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(concurrency=1, **QUICK))
-    assert result.errors == ("the connection broke: closed by the server",)
+    assert result.errors == (RequestFailure("the connection broke: closed by the server"),)
     assert np.count_nonzero(result.error >= 0) == 1
     assert len(result.end) > 20
 
@@ -176,7 +181,7 @@ async def test_more_than_is_bounded_fails_unsent() -> None:
     async with kserve(lambda _: (0.4, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
     assert stand.most_under_way <= 5
-    assert result.errors == ("not sent: 5 requests were waiting or under way",)
+    assert result.errors == (rejected("not sent: 5 requests were waiting or under way"),)
 
 
 async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
@@ -184,12 +189,12 @@ async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
     # same.
     sent = 0
 
-    def send(_: bytes, done: Callable[[str], None]) -> None:
+    def send(_: bytes, done: OnRequestEnd) -> None:
         nonlocal sent
         sent += 1
         if sent > 3_000_000:  # many seconds of a load of 0.3
             raise AssertionError("the load does not end")
-        done("")
+        done(None)
 
     result = await LoadRun(LoadSpec(rate=1e9, **QUICK), [b""], [1], send, None, None).run()
     assert result.end_s == pytest.approx(0.3)
@@ -204,13 +209,13 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
     loop, begun = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     stood = False
 
-    def send(_: bytes, done: Callable[[str], None]) -> None:
+    def send(_: bytes, done: OnRequestEnd) -> None:
         nonlocal stood
         if not stood and loop.time() - begun > 0.2:
             stood = True
             while loop.time() - begun < 0.35:
                 pass
-        done("")
+        done(None)
 
     result = await LoadRun(
         LoadSpec(rate=1000, arrivals=Arrivals.CONSTANT, **QUICK), [b""], [1], send, None, None
@@ -281,8 +286,7 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
     assert result.overloaded
     assert result.begin_s == 0.0
     assert result.end_s == pytest.approx(2.5, abs=0.1)
-    assert result.errors == ("given up 1.5 s after the end of the load",)
-    assert is_late(result.errors[0])
+    assert result.errors == (timed_out("given up 1.5 s after the end of the load"),)
     assert np.count_nonzero(result.error >= 0) == pytest.approx(50, abs=5)
     assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
     assert np.all(np.diff(result.end) >= 0)
@@ -310,13 +314,13 @@ async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float)
     ends = behind_s < 60
     assert result.overloaded == ends
     assert result.end_s == pytest.approx(0.51 if ends else 9.0, abs=0.05)
-    assert any(message.startswith("not sent") for message in result.errors) != ends
+    assert any(error.is_rejected for error in result.errors) != ends
 
 
 @pytest.mark.looptime(start=0)
 async def test_one_request_that_never_ends_is_no_overload() -> None:
     class OneHangs(Counter):
-        def send(self, payload: bytes, done: Callable[[str], None]) -> None:
+        def send(self, payload: bytes, done: OnRequestEnd) -> None:
             if self.number == 7:
                 self.number += 1
                 return
@@ -394,7 +398,7 @@ async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age
     async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
         spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)
         result = await run_load(target(stand.url), spec)
-    assert result.errors == ("no answer within 0.4 s",)
+    assert result.errors == (timed_out("no answer within 0.4 s"),)
     assert result.elapsed_s < 0.6
 
 
@@ -479,7 +483,7 @@ def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
 async def test_a_load_ends_where_its_times_would_fill_the_memory(
     load: LoadSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MAX_REQUESTS", 500)
+    monkeypatch.setattr(load_run, "MAX_REQUESTS", 500)
     server = Counter(lambda _: 0.001)
     with pytest.raises(LoadGeneratorError, match=r"more than 500 requests in one run.*--duration"):
         await LoadRun(load, [b"x"], [1], server.send, None, None).run()
