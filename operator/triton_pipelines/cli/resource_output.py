@@ -17,6 +17,7 @@ from triton_pipelines.tools.importer import ResourceDraft
 
 from .documents import CheckedResource, check_resource
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
+from .output import write_file
 
 # Smaller files are read before a progress bar could be seen.
 LARGE_BYTES = 16 << 20
@@ -89,12 +90,7 @@ def write_resource(
         typer.echo(text, nl=False)
         sys.stdout.flush()
     else:
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise CommandError(
-                f"--output: cannot write {output}: {error.strerror}", EXIT_USAGE
-            ) from error
+        write_file(output, text, "--output")
     for finding in checked.findings:
         typer.echo(f"{checked.label}: error: {finding}", err=True)
     for warning in checked.warnings:
