@@ -16,6 +16,7 @@ from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsErr
 from triton_pipelines.cluster.login import LoginError, load_configuration
 
 from .errors import EXIT_USAGE, CommandError
+from .options import LoaderImage
 
 
 def operator(
@@ -72,10 +73,7 @@ def operator(
             " default=IMAGE for all others. Repeatable.",
         ),
     ] = None,
-    loader_image: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
-    ] = None,
+    loader_image: LoaderImage = None,
     image_pull_policy: Annotated[
         str | None,
         typer.Option(
