@@ -16,13 +16,13 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .batching_checks import check_batching
 from .example_request import check_example
-from .file_checks import check_sources
 from .graph import Graph
 from .model_checks import check_models
 from .name_checks import check_names
 from .options import Options
 from .postprocess_checks import check_postprocess
 from .server_checks import check_server
+from .source_checks import check_sources
 from .tokenizer_checks import check_tokenizer
 from .wiring import check_wiring
 

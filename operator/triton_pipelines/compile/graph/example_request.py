@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.health import ExampleInput, InferenceHealth
 from triton_pipelines.api.sequence_batching import ControlKind
@@ -24,6 +24,7 @@ from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph, Implementation, Tensor
+from .lint_findings import warning
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ class ExampleRequest:
 
     ``inputs`` are arrays by name, with texts as objects (bytes). ``stream``: there may be any
     number of responses. ``sequence``: the request must be a separate sequence, whose id is a text
-    (``text_ids``) or a number. ``finite``: outputs of the project's own postprocess, in which
+    (``text_ids``) or a number. ``finite``: outputs of a built-in postprocess, in which
     infinity is never intended. ``made_up``: no part of it comes from the resource. ``repeat``: how
     often the rows of a made-up request are repeated, so that a step that answers only the first row
     is detected.
@@ -148,21 +149,19 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     """Warn if pods are not probed with an inference, or if an example text is unused."""
     health = pipeline.spec.health
     if why := probe_blocker(pipeline, graph):
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"
             " add an example request, or write inference: Disabled",
-            Severity.WARNING,
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
         tensor.data_type is not DataType.STRING for tensor in _required(graph)
     ):
-        yield Finding(
+        yield warning(
             "spec.health.text",
             "has no effect, because the pipeline reads more than text; add an example request in"
             " inputs",
-            Severity.WARNING,
             code=FindingCode.NO_EFFECT,
         )
 
@@ -191,7 +190,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
         _bytes(example, tensor.data_type, math.prod(example.shape)) for example, tensor in known
     )
     if total > EXAMPLE_BYTES_MAX:
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"the example request has {total} bytes; at most {EXAMPLE_BYTES_MAX} are allowed:"
             " use smaller shapes",
@@ -200,7 +199,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
     given = {example.name for example in examples}
     absent = [tensor.name for tensor in _required(graph) if tensor.name not in given]
     if given and absent:
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"{', '.join(absent)} is missing; an example request must contain every required input",
             code=FindingCode.REQUIRED,
@@ -265,7 +264,7 @@ def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> I
     }
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in rows.items())
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"the inputs have different numbers of rows ({listed});"
             " the first number of every shape must be the same",

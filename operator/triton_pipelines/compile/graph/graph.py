@@ -182,7 +182,7 @@ class Step:
     ``code`` a ``model.py`` written in the resource, ``files`` further text files of the version
     folder. ``flat``: the loader adapts its ONNX file so that requests of different length share a
     batch; the inputs that then arrive flat, each with the value that fills shorter rows.
-    ``tokenizer``: settings of the operator's own tokenizer.
+    ``tokenizer``: settings of the operator's tokenizer.
     """
 
     name: str
@@ -292,7 +292,7 @@ class Graph:
 
     ``steps`` are in the order in which data flows. With an ``entry`` (a step that calls the others
     itself) no steps are wired and no ensemble is created. ``auxiliary`` models are loaded in
-    addition. ``padding`` is ``None`` unless the operator's own tokenizer is used.
+    addition. ``padding`` is ``None`` unless the operator's tokenizer is used.
     """
 
     pipeline: str

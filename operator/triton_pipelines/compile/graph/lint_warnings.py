@@ -13,8 +13,8 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .container_resources import cpu_range
 from .example_request import lint_example
-from .findings import listed, warning
 from .graph import Graph, Implementation, Role
+from .lint_findings import listed, warning
 from .options import Options
 from .padding_lint import lint_padding, lint_shapes
 from .quantities import millis

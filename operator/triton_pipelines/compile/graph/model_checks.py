@@ -12,10 +12,10 @@ from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import ENVIRONMENT_PARAMETER, STRATEGY_PARAMETER
+from .fetches import names_file
 from .graph import Graph, Implementation, Step
 from .options import Options
 from .server_checks import FIXED_COUNTS
-from .source_checks import names_file
 
 
 def check_models(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:

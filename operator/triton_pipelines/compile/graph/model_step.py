@@ -27,10 +27,9 @@ from .defaults import (
     VERSION_FOLDER,
     VLLM_OUTPUTS,
 )
+from .fetches import inline_code, model_fetches
 from .graph import Fetch, Implementation, Input, Role, Step, StepInstances, Tensor
-from .model_fetches import model_fetches
 from .options import Options
-from .source_checks import code_of
 from .step_context import StepContext
 from .step_inputs import step_inputs
 from .tokenizer_settings import prefixed
@@ -101,7 +100,7 @@ def model_step(declared: DeclaredStep, context: StepContext) -> Step:
         fetches=fetches,
         file_name=file_name,
         default_file=default_file,
-        code=code_of(fields.python),
+        code=inline_code(fields.python),
         path=declared.path,
         files=_files(fields, model_name, context),
         version_policy=fields.version_policy,

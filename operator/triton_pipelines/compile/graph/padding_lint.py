@@ -11,11 +11,12 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import DEFAULT_MAX_LENGTH
-from .findings import listed, warning
 from .graph import Graph, Implementation, Input
+from .lint_findings import listed, warning
 
 
 def lint_padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Warn about padding that wastes compute, prevents batching or breaks a length limit."""
     spec = pipeline.spec.tokenizer
     # Custom code decides its lengths itself.
     if graph.padding is None or graph.tokenizer is None or spec is None or spec.python is not None:

@@ -14,9 +14,9 @@ from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import MODEL, POSTPROCESS, TOKENIZER
+from .fetches import inline_code, python_fetches
 from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
 from .model_step import FIXED_RESOURCES
-from .source_checks import code_of, python_fetches
 from .step_inputs import input_of
 from .tokenizer_settings import prefixed
 from .tokenizer_step import Tokens, python_parameters
@@ -80,7 +80,7 @@ def postprocess_step(
         fetches=python_fetches(POSTPROCESS, post.model_name, post.python, "spec.postprocess.python")
         if post.python
         else (),
-        code=code_of(post.python),
+        code=inline_code(post.python),
         config_patch=post.config_patch,
     )
 

@@ -2,9 +2,9 @@
 
 Flat inputs, the lengths of their rows, and outputs that are cut by them.
 
-The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in
-``config.pbtxt`` for it, and what of a declared step makes that impossible before any file is read.
-The fields are those that Triton's ONNX Runtime backend takes.
+The loader rewrites the model's graph (``loader/ragged``). This module returns the fields
+that ``config.pbtxt`` needs for it, and what in a declared step rules it out before any file is
+read. The fields are those that Triton's ONNX Runtime backend supports.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from .defaults import (
     TOKENIZER,
     USUAL_NAMES,
 )
+from .fetches import inline_code, python_fetches, tokenizer_fetches
 from .graph import (
     PIPELINE,
     Implementation,
@@ -34,7 +35,6 @@ from .graph import (
     StepInstances,
     Tensor,
 )
-from .source_checks import code_of, python_fetches, tokenizer_fetches
 from .tensorrt_profiles import Box, bucket_lengths
 from .tokenizer_settings import TokenizerSettings
 
@@ -335,7 +335,7 @@ def tokenizer_step(
         else settings.parameters(),
         fetches=(*tokenizer_fetches(spec), *fetches),
         file_name=None if own else "tokenizer.json",
-        code=code_of(tokenizer.python),
+        code=inline_code(tokenizer.python),
         config_patch=tokenizer.config_patch,
         tokenizer=None if own else settings,
     )

@@ -31,8 +31,8 @@ def warmup_samples(
     """Return the warmup inferences of a new instance.
 
     Unless the user configures them, there are warmups only if zeros are known to be valid inputs:
-    tokens from our own tokenizer into one of Triton's backends. The lengths and values that a
-    tokenizer with custom code produces are unknown.
+    tokens from the operator's tokenizer into one of Triton's backends. The lengths and values that
+    a tokenizer with custom code produces are unknown.
     """
 
     def is_token(entry: Input) -> bool:

@@ -71,6 +71,14 @@ def _items(value: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def owned_fields(
     given: Any, template: Mapping[str, Any], pipeline: InferencePipeline, options: Options
 ) -> Iterator[Finding]:
+    """Yield the fields of ``server.podTemplate`` that only the operator may set.
+
+    Args:
+        given: The pod template of the resource.
+        template: The pod template as the operator renders it.
+        pipeline: The resource.
+        options: The operator's options.
+    """
     for key in as_mapping(given):
         if key in ("apiVersion", "kind"):
             yield Finding(

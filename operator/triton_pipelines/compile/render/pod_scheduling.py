@@ -16,7 +16,8 @@ GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
 def tolerations(server: ServerSpec) -> list[dict[str, Any]]:
-    wanted = (
+    """Return the tolerations of GPU nodes, if the pod uses GPUs, and those of the resource."""
+    gpu_nodes = (
         [
             {"key": key, "operator": "Exists"}
             for key in sorted({GPU_RESOURCE, server.gpu.resource_name})
@@ -24,10 +25,11 @@ def tolerations(server: ServerSpec) -> list[dict[str, Any]]:
         if server.gpu.count
         else []
     )
-    return [*wanted, *(plain(item) for item in server.tolerations)]
+    return [*gpu_nodes, *(plain(item) for item in server.tolerations)]
 
 
 def topology_spread(pipeline: InferencePipeline) -> list[dict[str, Any]]:
+    """Return the spread constraints of the resource, by default a soft spread over nodes."""
     given = pipeline.spec.server.topology_spread_constraints
     if given:
         return [plain(item) for item in given]

@@ -118,6 +118,7 @@ def _tmp(graph: Graph) -> dict[str, Any]:
 def pod_volumes(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str
 ) -> list[dict[str, Any]]:
+    """Return the volumes of the pod: its own folders, ConfigMaps, Secrets and claims."""
     volumes: list[dict[str, Any]] = [
         {"name": names.VOLUME_DATA, "emptyDir": {}},
         {"name": names.VOLUME_TMP, "emptyDir": _tmp(graph)},

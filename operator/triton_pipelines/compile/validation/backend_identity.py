@@ -121,7 +121,7 @@ def _tensorflow_platform(name: str, config: Any, facts: ServerFacts) -> str:
 
 
 def _entries(name: str, facts: ServerFacts) -> frozenset[str]:
-    """What lies in the version folder that comes first as a text."""
+    """Return the entries of the version folder whose name sorts first as text."""
     files = facts.files.get(name, {})
     folders = sorted({path.split("/", 1)[0] for path in files if "/" in path})
     return frozenset(

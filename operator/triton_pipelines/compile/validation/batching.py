@@ -46,7 +46,7 @@ def check(config: Any, findings: ViolationCollector) -> None:
 def preferred(
     sizes: Sequence[int], path: str, max_batch_size: int, findings: ViolationCollector
 ) -> None:
-    """Preferred batch sizes lie in 1 … max_batch_size."""
+    """Check that preferred batch sizes are between 1 and max_batch_size."""
     for index, size in enumerate(sizes):
         if size < 1:
             findings.add(
