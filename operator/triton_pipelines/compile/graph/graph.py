@@ -292,7 +292,8 @@ class Graph:
 
     ``steps`` are in the order in which data flows. With an ``entry`` (a step that calls the others
     itself) no steps are wired and no ensemble is created. ``auxiliary`` models are loaded in
-    addition. ``padding`` is ``None`` unless the operator's tokenizer is used.
+    addition. ``padding`` is ``None`` unless the operator's tokenizer is used. ``optional_inputs``
+    are the names of the inputs that a request may omit.
     """
 
     pipeline: str
@@ -308,6 +309,12 @@ class Graph:
     response_cache: bool = False
     auto_complete: bool = False
     tracing: Tracing | None = None
+    optional_inputs: frozenset[str] = frozenset()
+
+    @property
+    def required_inputs(self) -> tuple[Tensor, ...]:
+        """Return the public inputs that a request must contain."""
+        return tuple(tensor for tensor in self.inputs if tensor.name not in self.optional_inputs)
 
     @property
     def models(self) -> tuple[Step, ...]:
