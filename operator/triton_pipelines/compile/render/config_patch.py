@@ -24,6 +24,13 @@ OWNED = {
     "ensemble_scheduling": "spec.ensemble",
     "default_model_filename": "source.fileName",
 }
+# Field of a ModelConfig that the product does not support → why.
+REFUSED = {
+    "model_repository_agents": (
+        "agents fetch or decrypt files inside Triton, but sources are fetched, verified and"
+        " decrypted before it starts; use source"
+    ),
+}
 # Parts of the messages below these fields that others may set.
 _TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
 _TENSOR_OWNED = ("name", "data_type", "dims")
@@ -167,6 +174,11 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
             code=FindingCode.RESERVED,
         )
         for name, field in OWNED.items()
+        if getattr(before, name) != getattr(after, name)
+    ]
+    findings += [
+        Finding(f"{path}.{name}", f"is not supported: {why}", code=FindingCode.RESERVED)
+        for name, why in REFUSED.items()
         if getattr(before, name) != getattr(after, name)
     ]
     for name, field in _TENSOR_PARTS.items():

@@ -98,10 +98,11 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
     ),
 }
 
-FATAL: Final = frozenset({RuleId.INITIAL_STATE})
-"""Rules of Triton's own where the server does not refuse but ends itself (2.51.0.
+FATAL: Final = frozenset({RuleId.INITIAL_STATE, RuleId.METRIC_TAG})
+"""Rules of Triton's own where the server does not refuse but ends itself (measured, 2.51.0).
 
-The scheduler is destroyed before its threads were made).
+With a wrong initial state, the scheduler is destroyed before its threads were made. A wrong label
+of a metric is an exception that nothing catches.
 """
 
 DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}
