@@ -14,12 +14,12 @@ from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import MODEL, POSTPROCESS, TOKENIZER
-from .fetches import inline_code, python_fetches
+from .fetches import inline_code, python_fetches, python_parameters
 from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
 from .model_step import FIXED_RESOURCES
 from .step_inputs import input_of
 from .tokenizer_settings import prefixed
-from .tokenizer_step import Tokens, python_parameters
+from .tokenizer_step import Tokens
 
 
 def postprocess_read(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
@@ -77,9 +77,9 @@ def postprocess_step(
         batching=_batching(post, model.max_batch_size > 0),
         path="spec.postprocess",
         parameters=parameters,
-        fetches=python_fetches(POSTPROCESS, post.model_name, post.python, "spec.postprocess.python")
-        if post.python
-        else (),
+        fetches=python_fetches(
+            POSTPROCESS, post.model_name, post.python, "spec.postprocess.python"
+        ),
         code=inline_code(post.python),
         config_patch=post.config_patch,
     )
@@ -106,7 +106,7 @@ def _own(post: Postprocess, read: Mapping[str, Reference | None]) -> Parts:
     return (
         inputs,
         outputs,
-        python_parameters(post.python is not None and post.python.environment is not None),
+        python_parameters(post.python),
     )
 
 
