@@ -58,12 +58,12 @@ class Windows(ApiModel):
 
     @property
     def fast(self) -> int:
-        """The fast window, in seconds."""
+        """Return the fast window, in seconds."""
         return 12 if self.fast_seconds is None else self.fast_seconds
 
     @property
     def slow(self) -> int:
-        """The slow window, in seconds."""
+        """Return the slow window, in seconds."""
         return 60 if self.slow_seconds is None else self.slow_seconds
 
 

@@ -29,7 +29,7 @@ ENGINES = ("vllm", "tensorrtllm")
 
 
 def lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """What works but is probably not meant: warnings with what to write instead. Never blocks."""
+    """Return warnings about settings that are probably unintended; they never block a revision."""
     return list(_lint(pipeline, graph, options))
 
 

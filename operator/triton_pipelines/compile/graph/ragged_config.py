@@ -52,37 +52,41 @@ class BatchInput:
     """
 
     source: str
+    """Input whose row lengths are written."""
     target: str
+    """Input of the adapted model that receives them."""
     kind: str = BATCH_INPUT_KIND
+    """Triton's kind of the batch input."""
     data_type: DataType = DataType.INT32
+    """Element type of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """A ``batch_output`` entry.
-
-    ``target`` is cut into requests by the shapes that ``source`` had in them.
-    """
+    """A ``batch_output`` entry, which divides an output among the requests of a batch."""
 
     source: str
+    """Input whose shapes divide the output."""
     target: str
+    """Output that is divided."""
     kind: str = BATCH_OUTPUT_KIND
+    """Triton's kind of the batch output."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedConfig:
-    """What an adapted model's config says beyond a plain one.
-
-    ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared.
-    """
+    """Fields that the config of an adapted model has in addition to a plain one."""
 
     flat: tuple[str, ...]
+    """Inputs with ``allow_ragged_batch`` and dims [-1]; all others stay as declared."""
     batch_inputs: tuple[BatchInput, ...]
+    """Row lengths that the model receives."""
     batch_outputs: tuple[BatchOutput, ...]
+    """Outputs that are divided among requests."""
 
 
 def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The inputs that become flat.
+    """Return the inputs that become flat.
 
     One token per position, any length, token ids first (their lengths shape token-level outputs).
     """
@@ -96,7 +100,7 @@ def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The outputs that have a value, or a vector, per token."""
+    """Return the outputs that have a value, or a vector, per token."""
     return tuple(tensor for tensor in outputs if tensor.dims[:1] == (-1,))
 
 

@@ -71,7 +71,7 @@ def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
 def adaptation_blocker(
     fields: StepFields, spec: PipelineSpec, kinds: Mapping[str, TokenTensor | None]
 ) -> str:
-    """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says.
+    """Return why an ONNX step cannot be adapted, as far as the resource shows; "" if it can.
 
     Empty: the loader may try.
 
@@ -133,7 +133,7 @@ def _odd_tensor(fields: StepFields, kinds: Mapping[str, TokenTensor | None]) -> 
 
 
 def pads(inputs: Sequence[Input], kinds: Mapping[str, TokenTensor | None]) -> dict[str, int]:
-    """The inputs that become flat, with what fills the shorter rows."""
+    """Return the inputs that become flat, each with the value that fills shorter rows."""
     return {
         entry.tensor.name: PAD_VALUE[kind]
         for entry in inputs

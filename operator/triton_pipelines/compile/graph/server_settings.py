@@ -138,7 +138,7 @@ def server_arguments(
 
 
 def flag_of(argument: str) -> str:
-    """The name of an argument's flag."""
+    """Return the name of an argument's flag."""
     return re.split(r"[=\s]", argument, maxsplit=1)[0]
 
 
@@ -209,7 +209,7 @@ def _patched(step: Step) -> set[str]:
 
 
 def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | None:
-    """Why the Triton container may not have this environment variable; ``None``: it may."""
+    """Return why the Triton container may not have this environment variable, else ``None``."""
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
         return (

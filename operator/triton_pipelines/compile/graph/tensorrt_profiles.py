@@ -18,14 +18,14 @@ from triton_pipelines.api.optimization import TokenLengths
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One profile that instances load.
-
-    Its index, and the tokens of a row and rows of a batch that it takes, ends included.
-    """
+    """One profile that instances load."""
 
     index: int
+    """Index of the profile."""
     tokens: tuple[int, int]
+    """Fewest and most tokens of a row."""
     rows: tuple[int, int]
+    """Fewest and most rows of a batch."""
 
     def __str__(self) -> str:
         return (

@@ -117,7 +117,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
 
 
 def _has(graph: Graph, wanted: Reference) -> str:
-    """Which tensors the named step, or the pipeline, does have."""
+    """Return the tensors that the named step, or the pipeline, has, as text."""
     step = graph.step(wanted.step)
     tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
     names = [tensor.name for tensor in tensors]
@@ -129,7 +129,7 @@ def _has(graph: Graph, wanted: Reference) -> str:
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
-    """Shape with the batch axis."""
+    """Return the shape with the batch axis."""
     return (-1, *dims) if batched else dims
 
 
@@ -175,7 +175,7 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
 
 
 def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
-    """What was probably meant where one side has one dim more.
+    """Return a suggestion if one side has one dim more.
 
     The axis of rows was written where it is added, or left out where it is not.
     """

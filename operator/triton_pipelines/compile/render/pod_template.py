@@ -19,7 +19,7 @@ APPENDED = frozenset({"tolerations"})
 def merged(
     template: Mapping[str, Any], pipeline: InferencePipeline, options: Options
 ) -> dict[str, Any]:
-    """The template with ``server.podTemplate`` merged over it.
+    """Return the template with ``server.podTemplate`` merged over it.
 
     Raises :class:`RefusedError` with everything in it that is the operator's, or of which the API
     server would not make a pod.
@@ -44,7 +44,7 @@ def merged(
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """``patch`` merged over ``base``; neither is changed.
+    """Return ``patch`` merged over ``base``; neither is changed.
 
     Mappings are merged, and a ``null`` removes its key. Lists in :data:`podshape.KEYS` are merged
     item by item, by that key; new items go behind. Tolerations are appended, where they are not
@@ -71,7 +71,7 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def _place(items: list[Any], wanted: Any, key: str) -> int | None:
-    """Index of the item with the same key."""
+    """Return the index of the item with the same key; ``None`` if there is none."""
     if not isinstance(wanted, Mapping) or key not in wanted:
         return None
     return next(

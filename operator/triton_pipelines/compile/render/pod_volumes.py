@@ -19,12 +19,12 @@ KNOWN_BACKENDS = frozenset({"onnxruntime", "tensorrt", "pytorch", "python"})
 
 
 def volume_name(kind: str, item: Fetch) -> str:
-    """Name of the volume that a source's credentials, CA or content come from: a DNS label."""
+    """Return the name, a DNS label, of the volume with a source's credentials, CA or content."""
     return f"{kind}-{item.key.replace('.', '-')}"
 
 
 def claim_volumes(pipeline: InferencePipeline, graph: Graph, options: Options) -> dict[str, str]:
-    """Claim → name of its volume.
+    """Return the name of the volume of each claim.
 
     A pod names a claim once (two volumes of one claim keep some kubelets waiting), the model cache
     first.
@@ -39,7 +39,7 @@ def claim_volumes(pipeline: InferencePipeline, graph: Graph, options: Options) -
 
 
 def keeps_engines(graph: Graph) -> bool:
-    """Whether a step writes TensorRT engines."""
+    """Return whether a step writes TensorRT engines."""
     return any(
         key == "trt_engine_cache_enable" and value == "1"
         for step in graph.models
@@ -48,12 +48,12 @@ def keeps_engines(graph: Graph) -> bool:
 
 
 def engines_folder(pipeline: InferencePipeline) -> str:
-    """Below a shared volume: pipelines of a namespace may have models of the same name."""
+    """Return the folder below a shared volume, because other pipelines may have the same models."""
     return f"{names.FOLDER_ENGINES}/{pipeline.name}"
 
 
 def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
-    """The entries that touch one of these URIs.
+    """Return the entries that apply to one of these URIs.
 
     A mirror added for others rolls no pod of this pipeline.
     """
@@ -61,7 +61,7 @@ def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str
 
 
 def _winner(entries: Sequence[str], uri: str) -> str | None:
-    """The entry that the loader applies to a URI: the longest prefix, of equal ones the last."""
+    """Return the entry that the loader applies: the longest prefix, the last of equal ones."""
     fitting = [
         entry.strip() for entry in entries if uri.startswith(entry.strip().partition("=")[0])
     ]
@@ -81,7 +81,7 @@ def mounted_source(options: Options, source: SourceSpec) -> tuple[str, str]:
 
 
 def engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
-    """Where TensorRT keeps engines.
+    """Return the mounts of the folder in which TensorRT stores engines.
 
     On the shared volume, else in a folder of the pod that outlives its containers.
     """

@@ -33,19 +33,22 @@ CONFIG_MAP_LIMIT = (
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One revision, rendered.
-
-    ``name`` is a hash over everything that a change of would have to roll pods, and nothing else:
-    the default images are not in it, so a new operator release rolls only what its templates
-    changed; live counts are not in it, so scaling never rolls. ``template`` is the pod template,
-    ``data`` the content of the revision's ConfigMap (``template`` among it).
-    """
+    """One rendered revision."""
 
     name: str
+    """Hash of everything whose change must roll pods.
+
+    Default images are not part of it, so a new operator release rolls only pods whose template
+    changed. Live counts are not part of it, so scaling never rolls pods.
+    """
     server_image: str
+    """Image of Triton."""
     template: dict[str, Any]
+    """The pod template."""
     files: dict[str, str]
+    """Files of the model repository by path."""
     data: dict[str, str]
+    """Content of the revision's ConfigMap, which includes the template."""
 
 
 def render(
@@ -88,7 +91,7 @@ def render(
 
 
 def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """What Triton would refuse of a checked graph, with the fields of the resource.
+    """Return what Triton would refuse of a checked graph, with the fields of the resource.
 
     Empty: it may be rendered.
     """
@@ -106,7 +109,7 @@ def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[
 
 
 def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
-    """What is known of the server before it runs."""
+    """Return what is known about the server before it runs."""
     gpu = pipeline.spec.server.gpu
     release = server_version(pipeline.spec.server.version, image)
     # How many GPUs a claim gives is the template's business.
@@ -116,12 +119,12 @@ def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
 
 
 def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
-    """The revision's ConfigMap."""
+    """Return the ConfigMap of the revision."""
     return revision_config_map(pipeline, revision.name, revision.data)
 
 
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
-    """The template less what the operator alone decides.
+    """Return the template without the parts that only the operator decides.
 
     A new release, or another default pull policy, must not roll pods.
     """

@@ -45,19 +45,16 @@ _DEFAULT_PLATFORM: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a model is for Triton.
-
-    Attributes:
-        backend: backend name, "" where none is given and none can be inferred.
-        platform: platform name, often "".
-    """
+    """Backend and platform of a model."""
 
     backend: str
+    """Name of the backend; "" if none is given and none can be inferred."""
     platform: str
+    """Name of the platform, often ""."""
 
     @property
     def tensorrt(self) -> bool:
-        """Whether the fields that only TensorRT models may have are allowed."""
+        """Return whether the fields that only TensorRT models may have are allowed."""
         return self.platform == TENSORRT_PLATFORM
 
 
@@ -71,7 +68,7 @@ def platforms(backend: str, facts: ServerFacts) -> tuple[str, ...]:
 
 
 def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
-    """The backend and platform of a model after Triton's completion.
+    """Return the backend and platform of a model after Triton's completion.
 
     Args:
         name: the model's folder.

@@ -17,23 +17,20 @@ from .violations import RuleId, ViolationCollector, keyed, listed, shape
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One place where a tensor is defined, written or read.
-
-    Attributes:
-        who: the place in words, such as "output 'logits' of model 'bert'".
-        data_type: its element type.
-        dims: without the batch dimension.
-        batched: whether a batch dimension comes before.
-    """
+    """One place where a tensor is defined, written or read."""
 
     who: str
+    """The place as text, such as "output 'logits' of model 'bert'"."""
     data_type: int
+    """Element type of the tensor."""
     dims: tuple[int, ...]
+    """Shape without the batch dimension."""
     batched: bool
+    """Whether a batch dimension comes first."""
 
     @property
     def full(self) -> tuple[int, ...]:
-        """Dims with the batch dimension."""
+        """Return the dims with the batch dimension."""
         return (VARIABLE, *self.dims) if self.batched else self.dims
 
     def __str__(self) -> str:
@@ -43,7 +40,7 @@ class _Use:
 def check(
     configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
 ) -> None:
-    """All rules of this module, over every ensemble of a repository."""
+    """Check all rules of this module for every ensemble of a repository."""
     order, circles = _order(configs)
     decoupled: dict[str, bool] = {
         name: config.model_transaction_policy.decoupled for name, config in configs.items()
@@ -255,7 +252,7 @@ class _Ensemble:
                     )
 
     def _join(self) -> bool:
-        """Which decoupled model each tensor comes from; a step must not join two.
+        """Find the decoupled model of each tensor; a step must not join two.
 
         Returns whether any tensor comes from one.
         """

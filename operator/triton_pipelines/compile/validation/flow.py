@@ -12,7 +12,7 @@ from .violations import RuleId, ViolationCollector, keyed, listed
 
 
 def check(config: Any, identity: Identity, findings: ViolationCollector) -> None:
-    """All rules of this module; models that are no ensembles pass."""
+    """Check all rules of this module; they apply only to ensembles."""
     if not config.HasField("ensemble_scheduling"):
         if identity.platform == ENSEMBLE:
             findings.add(
@@ -100,7 +100,7 @@ class _Flow:
                 self.readers.setdefault(tensor, []).append(keyed(f"{path}.input_map", key))
 
     def _ready(self) -> set[str]:
-        """The tensors that come about.
+        """Return the tensors that can be computed.
 
         Those of the client, and what steps write whose inputs all do.
         """

@@ -24,7 +24,7 @@ _PLAIN_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 def check(
     config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
-    """All rules over the groups of one model. An ensemble has none, which ``flow`` judges."""
+    """Check the instance groups of one model; ``flow`` checks that an ensemble has none."""
     if config.HasField("ensemble_scheduling"):
         return
     for index, group in enumerate(config.instance_group):

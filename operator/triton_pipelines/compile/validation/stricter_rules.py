@@ -30,16 +30,15 @@ Triton makes ``batch_size`` requests at once and runs them ``count`` times.
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One rule of this project's own.
-
-    Attributes:
-        reason: what happens when the model is loaded all the same.
-        deadly: the server itself may end, or run out of memory, when asked to load it; a test does
-            not ask.
-    """
+    """One rule of this project that Triton does not have."""
 
     reason: str
+    """What happens if the model is loaded anyway."""
     deadly: bool = False
+    """Whether the server may exit, or run out of memory, on loading the model.
+
+    Tests therefore do not load it.
+    """
 
 
 LIMITS: Final[Mapping[RuleId, Limit]] = {
