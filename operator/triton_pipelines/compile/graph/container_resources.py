@@ -56,9 +56,9 @@ def _processes(step: Step, count: int, gpus: int) -> int:
 
 
 def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
-    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``.
+    """Return Triton's own demand plus ``resourcesPerInstance`` times the instances.
 
-    What the user wrote wins.
+    Requests count initial instances, limits count max. Values in the resource replace these.
 
     A computed request never exceeds a limit that the user wrote: the API server refuses such a pod.
     """

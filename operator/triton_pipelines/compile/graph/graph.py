@@ -212,7 +212,7 @@ class Step:
     file_name: str | None = None
     """Main file in a version folder."""
     default_file: str | None = None
-    """Name of the main file if the source does not give one."""
+    """Usual name of the main file; ``None`` if the backend has none."""
     code: str | None = None
     """A ``model.py`` written in the resource."""
     files: Mapping[str, str] = field(default_factory=dict)

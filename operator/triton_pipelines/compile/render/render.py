@@ -93,16 +93,16 @@ def render(
 def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
     """Return what Triton would refuse of a checked graph, with the fields of the resource.
 
-    Empty: it may be rendered.
+    If the result is empty, the graph may be rendered.
     """
     image = pipeline.spec.server.image or default_image(graph, options)
     findings: list[Finding] = []
-    for made in (
+    for step in (
         lambda: configs(graph, facts(pipeline, image)),
         lambda: template(pipeline, graph, options, "", image),
     ):
         try:
-            made()
+            step()
         except RefusedError as refused:
             findings += refused.findings
     return findings
@@ -112,7 +112,7 @@ def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
     """Return what is known about the server before it runs."""
     gpu = pipeline.spec.server.gpu
     release = server_version(pipeline.spec.server.version, image)
-    # How many GPUs a claim gives is the template's business.
+    # The number of GPUs of a claim is unknown here; its template defines it.
     return ServerFacts(
         release=release or OLDEST, gpus=gpu.count if gpu.claim_template is None else None
     )

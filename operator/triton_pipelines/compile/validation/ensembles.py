@@ -149,7 +149,7 @@ class _Ensemble:
         if step.model_version == VARIABLE:
             return
         versions = served(step.model_name, model, self.facts)
-        # Where nothing is served, the model itself is at fault and said to be.
+        # If no version is served, the finding belongs to the model and is reported there.
         if (versions is None and step.model_version > 0) or (versions is not None and not versions):
             return
         if versions is None or step.model_version not in versions:
@@ -194,7 +194,7 @@ class _Ensemble:
                 use = self._use(step, "output", tensor, model)
                 target = step.output_map[tensor.name]
                 if self.written.setdefault(target, use) is not use or target in self.inputs:
-                    continue  # written twice, which ``flow`` says
+                    continue  # written twice, which ``flow`` reports
                 self._compare(keyed(f"{path}.output_map", tensor.name), target, use)
 
     def _unknown_tensors(self, step: Any, path: str, side: str, tensors: Iterable[Any]) -> None:

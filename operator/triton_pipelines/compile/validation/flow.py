@@ -1,4 +1,4 @@
-"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step.
+"""Check one ensemble by itself: its fields, and how tensors flow from step to step.
 
 The models of its steps do not matter here.
 """
@@ -102,7 +102,7 @@ class _Flow:
     def _ready(self) -> set[str]:
         """Return the tensors that can be computed.
 
-        Those of the client, and what steps write whose inputs all do.
+        These are the client's tensors, and the outputs of steps whose inputs can all be computed.
         """
         ready, waiting = set(self.inputs), list(self.steps)
         while True:

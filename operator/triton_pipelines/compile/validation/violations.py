@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class RuleId(StrEnum):
-    """Ids of rules, grouped as the modules that judge them.
+    """Ids of rules, grouped by the modules that check them.
 
     Those of ``stricter_rules.LIMITS`` are this project's own, the others Triton's.
     """
