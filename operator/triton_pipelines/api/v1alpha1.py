@@ -237,7 +237,7 @@ class InferencePipeline(ApiModel):
 
     @property
     def namespace(self) -> str:
-        """Namespace of the resource."""
+        """Return the namespace of the resource."""
         return self.metadata.namespace
 
     @property

@@ -201,7 +201,7 @@ def check_resource(label: str, document: dict[str, Any], options: Options) -> Ch
     findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
         return CheckedResource(label, pipeline, None, tuple(findings))
-    warnings = (*lint(pipeline, graph, options), *code_warnings(graph))
+    warnings = (*lint(pipeline, graph), *code_warnings(graph))
     return CheckedResource(label, pipeline, graph, (), warnings)
 
 

@@ -1,4 +1,4 @@
-"""Build and check the test inference of ``spec.health``. Pure.
+"""Build and check the test inference of ``spec.health``.
 
 A pipeline that reads only text needs no example. Any other is probed only with an example from the
 resource, because a healthy pod might reject a made-up request. Pipelines with sequences are not

@@ -1,10 +1,9 @@
-"""The parts of a config that an adapted ONNX model needs.
+"""Build the config entries of an ONNX model that is adapted to ragged batches.
 
-Flat inputs, the lengths of their rows, and outputs that are cut by them.
-
-The loader rewrites the model's graph (``loader/ragged``). This module returns the fields
-that ``config.pbtxt`` needs for it, and what in a declared step rules it out before any file is
-read. The fields are those that Triton's ONNX Runtime backend supports.
+The entries are flat inputs, the lengths of their rows, and outputs that are divided by them. The
+loader rewrites the model's graph (``loader/ragged``). This module returns the fields that
+``config.pbtxt`` needs for it, and what in a declared step rules it out before any file is read. The
+fields are those that Triton's ONNX Runtime backend supports.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def ragged_obstacles(
 ) -> Iterator[str]:
     """Yield why a declared ONNX step cannot batch requests of different length.
 
-    What only the file shows is checked by the loader.
+    The loader checks what only the file shows.
     """
     if max_batch_size < 1:
         yield "maxBatchSize is 0: batches need at least 1"

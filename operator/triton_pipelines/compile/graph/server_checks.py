@@ -153,7 +153,7 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
 
 
 def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Ranges of counts where no count changes."""
+    """Yield ranges of counts in a pipeline whose counts cannot change."""
     spec = pipeline.spec
     if not graph.auto_complete:
         return

@@ -14,7 +14,7 @@ from .graph import PIPELINE, Graph, Input, PublicTensor, Reference, Role, Step, 
 
 
 def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Findings about references between steps, the pipeline's inputs and its outputs."""
+    """Yield findings about references between steps, the pipeline's inputs and its outputs."""
     if graph.entry is not None:
         yield from _entry(graph)
         return
@@ -65,7 +65,7 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
-    """Steps that wait for each other."""
+    """Return the steps that wait for each other."""
     position = {step.name: index for index, step in enumerate(graph.steps)}
     for step in graph.steps:
         for entry in step.inputs:

@@ -60,7 +60,7 @@ def parse(text: str) -> Any:
 
 
 def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
-    """Model name → text of its ``config.pbtxt``, the ensemble last.
+    """Return the text of each model's ``config.pbtxt`` by name, the ensemble last.
 
     Raises :class:`RefusedError` with the fields of the resource where Triton would not load what
     they ask for.

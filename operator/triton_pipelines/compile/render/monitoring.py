@@ -24,7 +24,7 @@ _DISCOVERED: Final = "__meta_kubernetes_pod_label_" + "".join(
 
 
 def pod_monitor(pipeline: InferencePipeline, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Lets Prometheus scrape the pipeline's pods, and gives their series the label ``pipeline``.
+    """Return the PodMonitor of the pods, which adds the label ``pipeline`` to their series.
 
     ``labels``: what that Prometheus selects by.
     """

@@ -145,7 +145,7 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
 def _placement(
     spec: Mapping[str, Any], pipeline: InferencePipeline, path: str
 ) -> Iterator[Finding]:
-    """Lists and parts that would take the place of what the GPU needs."""
+    """Yield lists and parts that would replace those which the GPU needs."""
     gpu = pipeline.spec.server.gpu
     affinity = spec.get("affinity")
     if (

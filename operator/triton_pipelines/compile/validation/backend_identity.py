@@ -91,7 +91,7 @@ def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
 
 
 def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
-    """Backend and platform of a model that names no backend.
+    """Return backend and platform of a model that names no backend.
 
     By its platform, its file's name, or the files of its folder.
     """
@@ -108,7 +108,7 @@ def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
 
 
 def _tensorflow_platform(name: str, config: Any, facts: ServerFacts) -> str:
-    """TensorFlow's platform, which only the file tells."""
+    """Return TensorFlow's platform, which only the file name shows."""
     present = (
         {config.default_model_filename} if config.default_model_filename else _entries(name, facts)
     )

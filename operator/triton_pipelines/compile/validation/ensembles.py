@@ -1,6 +1,6 @@
-"""Rules over ensembles and the models of their steps together.
+"""Check ensembles together with the models of their steps.
 
-Names, types, shapes, batch sizes, versions, decoupled models, circles.
+The rules cover names, types, shapes, batch sizes, versions, decoupled models and cycles.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Ensemble:
         self.inputs = {tensor.name for tensor in self.config.input}
 
     def check(self) -> bool:
-        """Judge it; whether it is decoupled."""
+        """Check the ensemble, and return whether it is decoupled."""
         batched = self.config.max_batch_size > 0
         for side, tensors in (("input", self.config.input), ("output", self.config.output)):
             for tensor in tensors:
@@ -198,7 +198,7 @@ class _Ensemble:
                 self._compare(keyed(f"{path}.output_map", tensor.name), target, use)
 
     def _unknown_tensors(self, step: Any, path: str, side: str, tensors: Iterable[Any]) -> None:
-        """Refuse mapped tensors that the model does not have; ``side`` is input or output."""
+        """Report mapped tensors that the model does not have; ``side`` is input or output."""
         names = {tensor.name for tensor in tensors}
         for key in sorted(set(getattr(step, f"{side}_map")) - names):
             self.findings.add(

@@ -94,7 +94,7 @@ def _profile(profile: str, path: str, identity: Identity, findings: ViolationCol
 def check_resources(
     configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
 ) -> None:
-    """With rate limiting a resource is global in all models or in none."""
+    """Check that with rate limiting a resource is global in all models or in none."""
     if not facts.rate_limiting:
         return
     seen: dict[str, tuple[bool, str]] = {}

@@ -313,7 +313,7 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
 
 
 def _enums(message: Any, path: str, findings: ViolationCollector) -> None:
-    """Numbers of enum fields that have no name."""
+    """Report numbers of enum fields that have no name."""
     for field, value in message.ListFields():
         at = f"{path}.{field.name}" if path else field.name
         map_field = field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -45,9 +45,9 @@ class ServerFacts:
     """
 
     def versions(self, model: str) -> frozenset[int] | None:
-        """Version folders of a model; None when its files are unknown.
+        """Return the version folders of a model; None if its files are unknown.
 
-        A name with a leading zero is none, as in Triton.
+        As in Triton, a name with a leading zero is not a version.
         """
         files = self.files.get(model)
         if files is None:

@@ -159,7 +159,7 @@ def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -
 
 
 def _runs(dims: Sequence[int]) -> list[int]:
-    """Products of the sizes before, between and after the variable ones."""
+    """Return the products of the sizes before, between and after the variable ones."""
     runs = [1]
     for dim in dims:
         if dim == VARIABLE:

@@ -120,7 +120,7 @@ class ViolationCollector:
         self.found: list[Violation] = []
 
     def add(self, field: str, rule: RuleId, message: str) -> None:
-        """Note one violation."""
+        """Add one violation."""
         self.found.append(Violation(self.model, field, rule, message))
 
 

@@ -130,7 +130,7 @@ def _valid_sizes(name: str, given: Any, path: str, findings: ViolationCollector)
 def _fits_model(
     name: str, given: Any, tensor: Any, path: str, valid: bool, findings: ViolationCollector
 ) -> None:
-    """Note an element type or shape other than the model declares."""
+    """Report an element type or shape that differs from the model's."""
     if given.data_type != tensor.data_type:
         findings.add(
             f"{path}.data_type",
