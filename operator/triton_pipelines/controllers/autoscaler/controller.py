@@ -42,7 +42,7 @@ from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.compile.graph.graph import Step
 from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu
 from triton_pipelines.controllers.autoscaler.actuator import (
-    CountChange,
+    CountChangeResult,
     Pace,
     PodGoneError,
     PodRejectedError,
@@ -550,7 +550,7 @@ class Autoscaler:
         return targets
 
     def _revert(
-        self, state: PipelineScalingState, step: str, previous: int, change: CountChange
+        self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
     ) -> None:
         """Return to the previous count, which new pods start with, after no pod grew."""
         state.memory = pipeline_state.with_reverted_growth(

@@ -93,7 +93,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Limit:
+class LimitLine:
     """A horizontal line, such as an SLO."""
 
     name: str
@@ -112,7 +112,7 @@ class Chart:
     latency: str = "p99 latency"
     note: str = ""
     """Below the title: workload, machine, what was simulated."""
-    limits: Sequence[Limit] = ()
+    limits: Sequence[LimitLine] = ()
     whiskers: str = "whiskers: lowest and highest of the runs"
     """Legend of the whiskers, shown where a point has them."""
     hollow: str = ""
