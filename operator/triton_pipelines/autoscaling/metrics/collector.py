@@ -380,13 +380,14 @@ class PrometheusCollector:
     def _all_failed(
         self, wanted: Mapping[PipelineKey, ExpectedPods], why: str
     ) -> dict[PipelineKey, PipelineSample | MetricsFailure]:
-        looks = (
-            f"Look: 1. does it run, and answer {self.connection.url}/api/v1/query? 2. may "
-            "the operator's pod reach it (NetworkPolicy)? "
-            f"3. does the connection say what it should, in {CONNECTIONS}?"
+        checks = (
+            "Check: 1. is it running, and does it answer "
+            f"{self.connection.url}/api/v1/query? 2. can the operator's pod reach it "
+            f"(NetworkPolicy)? 3. is the connection configured correctly, in {CONNECTIONS}?"
         )
         return dict.fromkeys(
-            wanted, MetricsFailure(MetricsProblem.ERROR, f"{self._at}: {why}. {looks}", self.source)
+            wanted,
+            MetricsFailure(MetricsProblem.ERROR, f"{self._at}: {why}. {checks}", self.source),
         )
 
     @property

@@ -333,9 +333,9 @@ def _parsed(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise PrometheusError("its answer is no JSON; is url that of a Prometheus?") from None
+        raise PrometheusError("its answer is not JSON; is url that of a Prometheus?") from None
     if not isinstance(document, dict):
-        raise PrometheusError("its answer is JSON of another kind; is url that of a Prometheus?")
+        raise PrometheusError("its answer is not a JSON object; is url that of a Prometheus?")
     return document
 
 

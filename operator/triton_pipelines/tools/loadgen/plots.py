@@ -30,7 +30,7 @@ COLOURS: Final = (
     "#8c564b",
     "#7f7f7f",
 )
-"""Eight colors that color-blind readers can distinguish, then gray.
+"""Eight colors that readers with impaired color vision can distinguish, then gray.
 
 Source: Okabe and Ito, with brown instead of yellow.
 """
@@ -273,7 +273,7 @@ def _label(
     *,
     left: bool,
 ) -> None:
-    """Write a label next to a point: above it, or below if another label is in the way.
+    """Write a label next to a point: above it, or below if another label is there.
 
     Args:
         axes: The axes, with their limits set.
