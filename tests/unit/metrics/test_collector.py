@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tests.support.loopback import listening
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
-from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector, unknown_connection
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
 from triton_pipelines.autoscaling.metrics.prometheus_client import QueryResult
 from triton_pipelines.autoscaling.metrics.queries import FIGURE
 from triton_pipelines.autoscaling.metrics.samples import (

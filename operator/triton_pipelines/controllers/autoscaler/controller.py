@@ -21,7 +21,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.collector import unknown_connection
+from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
 from triton_pipelines.autoscaling.metrics.samples import (
     ExpectedPods,
     MetricsFailure,
