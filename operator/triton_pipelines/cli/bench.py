@@ -15,10 +15,11 @@ from triton_pipelines.tools.loadgen import (
     Arrivals,
     InferenceProtocol,
     LoadSpec,
+    SweepResult,
 )
 from triton_pipelines.tools.loadgen.plots import svg
 
-from .bench_loads import build_requests
+from .bench_loads import BenchRequests, build_requests
 from .bench_report import BASELINE, BenchReport, as_csv, as_json, chart, tables
 from .bench_run import (
     DEFAULT_CONCURRENCY,
@@ -31,7 +32,7 @@ from .bench_run import (
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
 from .output import check_plottable, print_wide, write_file
-from .served_model import model_metadata, served_model
+from .served_model import ServedModel, model_metadata, served_model
 
 EXTRA_WINDOWS = 6
 """Additional windows while a run is not stable."""
@@ -206,27 +207,44 @@ def bench(
         )
         loads = list(planned_loads(requests, base, specs, baseline=baseline, batched=model.batched))
         measured, ended = measure_loads(loads, served, protocol, runs)
-    report = BenchReport(
-        model=unquote(served.model),
-        address=served.grpc if protocol is InferenceProtocol.GRPC else served.server,
-        protocol=protocol,
-        source=requests.source,
-        rows=requests.rows,
-        seconds=duration,
-        warmup_seconds=warmup,
-        points=[item for name, _, item in measured if not name],
-        # For requests of one row, one request at a time is the baseline itself.
-        baseline={
-            name or BASELINE: item
-            for name, spec, item in measured
-            if name or (baseline and requests.rows == 1 and spec.concurrency == 1)
-        },
-        names=model.steps or (unquote(served.model),),
+    report = _report(
+        base, requests, served, protocol, measured, steps=model.steps, baseline=baseline
     )
     _print(report, output, plot)
     if ended is not None:
         raise CommandError(str(ended), EXIT_FAILED) from ended
     check_answered([item for _, _, item in measured])
+
+
+def _report(
+    base: LoadSpec,
+    requests: BenchRequests,
+    served: ServedModel,
+    protocol: InferenceProtocol,
+    measured: list[tuple[str, LoadSpec, SweepResult]],
+    *,
+    steps: tuple[str, ...],
+    baseline: bool,
+) -> BenchReport:
+    """Return the report of the measured loads. Loads with a name are baselines."""
+    name = unquote(served.model)
+    return BenchReport(
+        model=name,
+        address=served.grpc if protocol is InferenceProtocol.GRPC else served.server,
+        protocol=protocol,
+        source=requests.source,
+        rows=requests.rows,
+        seconds=base.duration_s,
+        warmup_seconds=base.warmup_s,
+        points=[item for label, _, item in measured if not label],
+        # For requests of one row, one request at a time is the baseline itself.
+        baseline={
+            label or BASELINE: item
+            for label, spec, item in measured
+            if label or (baseline and requests.rows == 1 and spec.concurrency == 1)
+        },
+        names=steps or (name,),
+    )
 
 
 def _print(report: BenchReport, output: BenchOutput, plot: Path | None) -> None:

@@ -183,7 +183,7 @@ def tune(
         seconds=seconds,
     )
     notices: list[str] = []
-    try:
+    with _exit_codes(server, notices):
         if str(file) != STANDARD_INPUT:
             # Checked before anything is fetched and started.
             pipeline = parse_pipeline(file)
@@ -210,6 +210,14 @@ def tune(
                     settings,
                     notices.append,
                 )
+    write_report(report, output, plot, report_file)
+
+
+@contextlib.contextmanager
+def _exit_codes(server: str | None, notices: Sequence[str]) -> Iterator[None]:
+    """Translate errors of a run, and signals that stop it, into exits of the command."""
+    try:
+        yield
     except TuneError as error:
         raise CommandError(
             str(error), EXIT_FINDINGS if isinstance(error, NotTunableError) else EXIT_FAILED
@@ -218,7 +226,6 @@ def tune(
         again = isinstance(stopped.__context__, StoppedBySignal)
         typer.echo(f"stopped; {_state_after_stop(server, notices, again=again)}", err=True)
         raise typer.Exit(128 + stopped.number) from None
-    write_report(report, output, plot, report_file)
 
 
 def _tune_server(

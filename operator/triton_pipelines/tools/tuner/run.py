@@ -23,7 +23,7 @@ from .report import TuningReport
 from .report_builder import build_report
 from .report_findings import TuningFindings
 from .tuning_run import TuningRun
-from .verification import Verification
+from .verification import GainVerification
 from .workload import workload
 
 
@@ -80,7 +80,7 @@ async def _measured_report(
     ended = ""
     try:
         await run.prepare()
-        await Verification(run).verify()
+        await GainVerification(run).verify()
     except TuneError as error:
         if not run.can_report:
             raise

@@ -23,7 +23,7 @@ class _Candidate:
     """Requests/s at which it did."""
 
 
-class Verification:
+class GainVerification:
     """Measures candidates against the current setting until a gain is verified."""
 
     def __init__(self, run: TuningRun) -> None:
