@@ -324,7 +324,7 @@ FAULTS = {
     "duplicates": (
         Fault(rewrite=doubled),
         MetricsProblem.PARTIAL,
-        "the same series is there twice",
+        "the same series appears twice",
     ),
 }
 
