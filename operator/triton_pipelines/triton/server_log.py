@@ -33,7 +33,8 @@ def is_port_taken(log: str) -> bool:
 def failure_reason(log: str) -> str:
     """Return the server's own error lines, for messages; else the end of its log.
 
-    Some reasons are only in the log. An exception that ended the server goes first. Error lines are those of Triton's log format (2.51.0), those
+    Some reasons are only in the log. An exception that ended the server goes first. Error lines
+    are those of Triton's log format (2.51.0), those
     of protobuf on a config that it cannot parse, and those of getopt on an unknown flag.
     """
     uncaught = _UNCAUGHT.search(log)

@@ -1,4 +1,4 @@
-"""Build the graph of a resource with every default resolved; checks.py validates it."""
+"""Build the graph of a resource with every default resolved; ``checks.py`` validates it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline, PipelineSpec
 
 from .declared_steps import DeclaredStep, auxiliary_steps, declared_steps
-from .defaults import DEFAULT_MAX_LENGTH, TOKENIZER
+from .defaults import TOKENIZER
 from .ensemble import text_dims, text_inputs, with_ensemble, with_entry_point
 from .graph import Graph, MeasuredPadding, PaddingChoice, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
+from .padding_choice import TokenReader, choose_padding
 from .postprocess_step import postprocess_read, postprocess_step
 from .ragged_eligibility import Refusals, pads
 from .step_context import StepContext
 from .token_readers import input_source, token_readers, tokens_read
-from .tokenizer_step import TokenReader, Tokens, choose_padding, token_dims, tokenizer_step
+from .tokenizer_step import Tokens, row_length, token_tensors, tokenizer_step
 
 
 def build(
@@ -64,21 +65,36 @@ def build(
         steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, dims))
     steps += _model_steps(declared, context, readers, padding)
     steps += _postprocess_steps(spec, steps, tokens, tokenizer_batch)
-    auxiliary = tuple(model_step(item, context) for item in auxiliary_steps(spec))
+    auxiliary = [model_step(item, context) for item in auxiliary_steps(spec)]
+    graph = _graph(pipeline, steps, auxiliary, padding)
+    if graph.entry is not None:
+        return with_entry_point(graph)
+    return with_ensemble(graph, spec, tokenizer_batch)
+
+
+def _graph(
+    pipeline: InferencePipeline,
+    steps: Sequence[Step],
+    auxiliary: Sequence[Step],
+    padding: PaddingChoice | None,
+) -> Graph:
+    """Return the graph of the steps, which are not connected to the pipeline's tensors yet."""
+    spec = pipeline.spec
     if spec.ensemble.response_cache is Switch.ENABLED and spec.ensemble.entry_point is not None:
         steps = [
             replace(step, response_cache=step.name == spec.ensemble.entry_point) for step in steps
         ]
     if spec.server.auto_complete is Switch.ENABLED:
-        steps, auxiliary = [_fixed(step) for step in steps], tuple(map(_fixed, auxiliary))
-    graph = Graph(
+        steps = [_fixed(step) for step in steps]
+        auxiliary = [_fixed(step) for step in auxiliary]
+    return Graph(
         pipeline=pipeline.name,
         model_name=pipeline.public_name,
         max_batch_size=_ensemble_batch(spec, steps),
         inputs=(),
         outputs=(),
         steps=tuple(steps),
-        auxiliary=auxiliary,
+        auxiliary=tuple(auxiliary),
         padding=padding,
         entry=spec.ensemble.entry_point,
         max_inflight_requests=spec.ensemble.max_inflight_requests or 0,
@@ -86,23 +102,15 @@ def build(
         auto_complete=spec.server.auto_complete is Switch.ENABLED,
         tracing=spec.observability.tracing,
     )
-    if graph.entry is not None:
-        return with_entry_point(graph)
-    return with_ensemble(graph, spec, tokenizer_batch)
 
 
 def _token_tensors(
     spec: PipelineSpec, tokens: Tokens, padding: PaddingChoice | None, batch: int | None
-) -> list[Tensor]:
+) -> tuple[Tensor, ...]:
     """Return the tokenizer's outputs as tensors; rows have one length with padding ``Fixed``."""
-    batched = batch is not None and batch > 0
-    length = -1
-    if spec.tokenizer and padding and padding.chosen is Padding.FIXED:
-        length = spec.tokenizer.max_length or DEFAULT_MAX_LENGTH
-    return [
-        Tensor(name, token.data_type, token_dims(token, length, batched))
-        for name, token in tokens.items()
-    ]
+    fixed = padding is not None and padding.chosen is Padding.FIXED
+    length = row_length(spec.tokenizer) if fixed else -1
+    return token_tensors(tokens, length, batched=batch is not None and batch > 0)
 
 
 def _model_steps(
@@ -116,7 +124,7 @@ def _model_steps(
     steps = []
     for item in declared:
         step, reader = model_step(item, context), readers.get(item.name)
-        if adapts and reader is not None and reader.adapted:
+        if adapts and reader is not None and reader.is_adaptable:
             step = _adapted(step, context.tokens)
         steps.append(step)
     return steps
@@ -182,5 +190,5 @@ def _adapted(step: Step, tokens: Tokens) -> Step:
 
 def _lengths(spec: PipelineSpec, padding: PaddingChoice | None) -> tuple[int, ...]:
     """Return the lengths, in tokens, that a padded row may have; warmup runs each of them."""
-    longest = (spec.tokenizer.max_length if spec.tokenizer else None) or DEFAULT_MAX_LENGTH
-    return padding.buckets if padding is not None and padding.buckets else (longest,)
+    buckets = padding.buckets if padding is not None else ()
+    return buckets or (row_length(spec.tokenizer),)

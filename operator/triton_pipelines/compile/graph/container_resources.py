@@ -25,16 +25,18 @@ SHARED_MEMORY_PER_INSTANCE = 64 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Return the resources of the Triton container, in canonical spelling.
-
-    ``shared_memory`` counts towards the memory limit.
-    """
+    """Resources of the Triton container, as canonical Kubernetes quantities."""
 
     cpu_request: str
+    """Requested CPU."""
     cpu_limit: str
+    """CPU limit."""
     memory_request: str
+    """Requested memory."""
     memory_limit: str
+    """Memory limit, which includes the shared memory."""
     shared_memory: str
+    """Size of /dev/shm."""
 
 
 def _processes(step: Step, count: int, gpus: int) -> int:
@@ -54,9 +56,9 @@ def _processes(step: Step, count: int, gpus: int) -> int:
 
 
 def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
-    """Own need plus initial (requests) or max (limits) times ``resourcesPerInstance``.
+    """Return Triton's own demand plus ``resourcesPerInstance`` times the instances.
 
-    What the user wrote wins.
+    Requests count initial instances, limits count max. Values in the resource replace these.
 
     A computed request never exceeds a limit that the user wrote: the API server refuses such a pod.
     """
@@ -119,7 +121,7 @@ def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | No
 
 
 def _given_cache(argument: str) -> int:
-    """Bytes of a response cache that the user's own argument sets up; 0 where it does not say."""
+    """Return the bytes of a response cache that a user's argument configures; 0 if unknown."""
     match = re.search(r"size=([0-9]+)", argument) or re.fullmatch(
         r"--response-cache-byte-size[= ]([0-9]+)", argument
     )

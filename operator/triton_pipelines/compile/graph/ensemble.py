@@ -63,7 +63,7 @@ def with_entry_point(graph: Graph) -> Graph:
 
 
 def with_ensemble(graph: Graph, spec: PipelineSpec, tokenizer_batch: int | None) -> Graph:
-    """The ensemble around the steps: the order of the data, public inputs and outputs."""
+    """Return the graph with steps in data-flow order and with public inputs and outputs."""
     steps = tuple(in_order(graph.steps))
     declared = tuple(Tensor(one.name, one.data_type, one.dims) for one in spec.ensemble.inputs)
     inputs = declared or tuple(_collected(text_inputs(spec, tokenizer_batch), steps))

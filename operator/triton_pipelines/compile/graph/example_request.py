@@ -1,4 +1,4 @@
-"""Build and check the test inference of ``spec.health``. Pure.
+"""Build and check the test inference of ``spec.health``.
 
 A pipeline that reads only text needs no example. Any other is probed only with an example from the
 resource, because a healthy pod might reject a made-up request. Pipelines with sequences are not
@@ -57,32 +57,34 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class ExampleRequest:
-    """A request that a healthy pod can answer.
-
-    ``inputs`` are arrays by name, with texts as objects (bytes). ``stream``: there may be any
-    number of responses. ``sequence``: the request must be a separate sequence, whose id is a text
-    (``text_ids``) or a number. ``finite``: outputs of a built-in postprocess, in which
-    infinity is never intended. ``made_up``: no part of it comes from the resource. ``repeat``: how
-    often the rows of a made-up request are repeated, so that a step that answers only the first row
-    is detected.
-    """
+    """A request that a healthy pod can answer."""
 
     inputs: Mapping[str, Array]
+    """Arrays by name, with texts as objects (bytes)."""
     stream: bool = False
+    """Whether there may be any number of responses."""
     sequence: bool = False
+    """Whether the request must be a separate sequence."""
     text_ids: bool = False
+    """Whether the id of a sequence is a text and not a number."""
     finite: frozenset[str] = frozenset()
+    """Outputs of a built-in postprocess, in which infinity is never intended."""
     made_up: bool = False
+    """Whether no part of it comes from the resource."""
     repeat: int = 1
+    """How often the rows of a made-up request are repeated.
+
+    A step that answers only the first row is thereby detected.
+    """
 
 
 def wire_type(data_type: DataType) -> str:
-    """The type as clients send it."""
+    """Return the element type under the name that clients send."""
     return "BYTES" if data_type is DataType.STRING else data_type.value
 
 
 def public_shape(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
-    """Shape of a public tensor as clients see it: with the batch axis where there is one."""
+    """Return the shape of a public tensor as clients see it, with the batch axis if it has one."""
     return (-1, *tensor.dims) if graph.max_batch_size > 0 else tensor.dims
 
 
@@ -209,7 +211,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
 
 
 def _fits(shape: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether an example of ``shape`` fits an input whose shape is ``full``."""
+    """Return whether an example of ``shape`` fits an input whose shape is ``full``."""
     return len(full) == len(shape) and all(
         size in (-1, given) for size, given in zip(full, shape, strict=True)
     )
@@ -256,7 +258,7 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
 
 
 def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> Iterator[Finding]:
-    """Every input of a request must have the same number of rows."""
+    """Check that all inputs of a request have the same number of rows."""
     rows = {
         example.name: example.shape[0]
         for example, tensor in known
@@ -275,7 +277,7 @@ def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> I
 
 
 def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
-    """One element of an example from its text.
+    """Return one element of an example, parsed from its text.
 
     Raises:
         ValueError: it is none of that type; the message says what is wanted and goes on after the
@@ -321,6 +323,6 @@ def _array(example: ExampleInput, data_type: DataType) -> Array:
 
 
 def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
-    """The text in the input's shape, one element on each axis of any length."""
+    """Return the text in the input's shape, with one element on each open axis."""
     shape = [max(size, 1) for size in public_shape(tensor, graph)]
     return np.full(shape, text.encode(), dtype=np.object_)

@@ -12,7 +12,14 @@ from triton_pipelines.api.steps import Platform
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .declared_steps import DeclaredStep
-from .defaults import ENVIRONMENT_FILE, MODEL, STRATEGY_FILE, TOKENIZER, VERSION_FOLDER
+from .defaults import (
+    ENVIRONMENT_FILE,
+    ENVIRONMENT_PARAMETER,
+    MODEL,
+    STRATEGY_FILE,
+    TOKENIZER,
+    VERSION_FOLDER,
+)
 from .graph import Fetch, Implementation
 
 CODE_FILE = "model.py"
@@ -133,8 +140,12 @@ def _side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch
     return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")
 
 
-def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> tuple[Fetch, ...]:
+def python_fetches(
+    step: str, model_name: str, python: CodeParts | None, path: str
+) -> tuple[Fetch, ...]:
     """Return the sources of custom code: the code, its side files, its packed environment."""
+    if python is None:
+        return ()
     folder = f"{model_name}/{VERSION_FOLDER}"
     result: list[Fetch] = []
     if python.code is not None:
@@ -151,6 +162,16 @@ def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> 
         target = f"{model_name}/{ENVIRONMENT_FILE}"
         result.append(Fetch(step, "env", source, field, FetchKind.FILE, target))
     return tuple(result)
+
+
+def python_parameters(python: CodeParts | None) -> dict[str, str]:
+    """Return the parameters of a step with custom code: the path of its packed environment.
+
+    Triton replaces the variable in it (python_backend README).
+    """
+    if python is None or python.environment is None:
+        return {}
+    return {ENVIRONMENT_PARAMETER: f"$$TRITON_MODEL_DIRECTORY/{ENVIRONMENT_FILE}"}
 
 
 def _code_fetches(step: str, model_name: str, code: Code, path: str) -> Iterator[Fetch]:

@@ -15,7 +15,6 @@ from .container_resources import cpu_range
 from .example_request import lint_example
 from .graph import PIPELINE, Graph, Implementation, Role
 from .lint_findings import listed, warning
-from .options import Options
 from .padding_lint import lint_padding, lint_shapes
 from .quantities import millis
 from .scheduler_lint import lint_schedulers
@@ -24,30 +23,28 @@ from .torchscript_lint import lint_torchscript
 
 # A single instance on this many cores is probably unintended.
 MANY_CORES = 4
-# Backends whose engine takes its GPUs by itself, whatever the instance kind says.
+# Backends whose engine allocates GPUs itself, independent of the instance kind.
 ENGINES = ("vllm", "tensorrtllm")
 
 
-def lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """What works but is probably not meant: warnings with what to write instead. Never blocks."""
-    return list(_lint(pipeline, graph, options))
-
-
-def _lint(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
-    yield from _batching(pipeline, graph)
-    yield from _sources(graph)
-    yield from _names(graph)
-    yield from _optional_inputs(graph)
-    yield from _labels(pipeline.spec.postprocess.labels)
-    yield from lint_padding(pipeline, graph)
-    yield from lint_shapes(pipeline, graph)
-    yield from lint_torchscript(graph)
-    yield from _instances(pipeline, graph)
-    yield from _plans(pipeline, graph)
-    yield from _sequences(pipeline, graph)
-    yield from _pods(pipeline, graph)
-    yield from lint_schedulers(graph)
-    yield from lint_example(pipeline, graph)
+def lint(pipeline: InferencePipeline, graph: Graph) -> list[Finding]:
+    """Return warnings about settings that are probably unintended; they never block a revision."""
+    return [
+        *_batching(pipeline, graph),
+        *_sources(graph),
+        *_names(graph),
+        *_optional_inputs(graph),
+        *_labels(pipeline.spec.postprocess.labels),
+        *lint_padding(pipeline, graph),
+        *lint_shapes(pipeline, graph),
+        *lint_torchscript(graph),
+        *_instances(pipeline, graph),
+        *_plans(pipeline, graph),
+        *_sequences(pipeline, graph),
+        *_pods(pipeline, graph),
+        *lint_schedulers(graph),
+        *lint_example(pipeline, graph),
+    ]
 
 
 def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

@@ -27,13 +27,13 @@ from .defaults import (
     VERSION_FOLDER,
     VLLM_OUTPUTS,
 )
-from .fetches import inline_code, model_fetches
+from .fetches import inline_code, model_fetches, python_parameters
 from .graph import Fetch, Implementation, Input, Role, Step, StepInstances, Tensor
 from .options import Options
 from .step_context import StepContext
 from .step_inputs import step_inputs
 from .tokenizer_settings import prefixed
-from .tokenizer_step import Tokens, python_parameters
+from .tokenizer_step import Tokens
 from .warmup import warmup_samples
 
 # Values with which the runner may pad a shorter request in a batch with a longer one. The mask
@@ -201,8 +201,7 @@ def _parameters(
                 "pad_inputs": json.dumps(_pad_values(inputs, context.tokens)),
             }
         )
-    if fields.python is not None and fields.python.environment is not None:
-        parameters |= python_parameters(True)
+    parameters |= python_parameters(fields.python)
     if fields.batch_strategy is not None and fields.batch_strategy.path is not None:
         parameters[STRATEGY_PARAMETER] = (
             f"{context.options.models_path}/{model_name}/{fields.batch_strategy.path}"

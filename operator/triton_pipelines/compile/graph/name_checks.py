@@ -15,7 +15,7 @@ NO_ELEMENTS = "must be at least 1, or -1 for any length, not 0"
 
 
 def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Names of models, which are folders of one repository, and of tensors."""
+    """Yield invalid names of models, which are folders of one repository, and shapes of tensors."""
     seen: dict[str, str] = (
         {} if graph.entry is not None else {graph.model_name: "spec.ensemble.modelName"}
     )

@@ -19,21 +19,21 @@ _SUFFIX = {
 
 
 def millis(quantity: str) -> int:
-    """A CPU quantity in thousandths of a core."""
+    """Return a CPU quantity in thousandths of a core."""
     if quantity.endswith("m"):
         return _ceiling(Decimal(quantity[:-1]))
     return _ceiling(_number(quantity) * 1000)
 
 
 def bytes_of(quantity: str) -> int:
-    """A memory quantity in bytes."""
+    """Return a memory quantity in bytes."""
     if quantity.endswith("m"):
         return _ceiling(Decimal(quantity[:-1]) / 1000)
     return _ceiling(_number(quantity))
 
 
 def _ceiling(value: Decimal) -> int:
-    """Rounded up, as Kubernetes does with more precision than it keeps."""
+    """Round up, as Kubernetes does with digits that it cannot store."""
     return int(value.to_integral_value(rounding="ROUND_CEILING"))
 
 
@@ -45,12 +45,12 @@ def _number(quantity: str) -> Decimal:
 
 
 def cpu(thousandths: int) -> str:
-    """The canonical spelling of a CPU quantity, as the API server stores it."""
+    """Return the canonical spelling of a CPU quantity, as the API server stores it."""
     return _decimal(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
 
 
 def memory(count: int) -> str:
-    """The canonical spelling of a memory quantity in bytes."""
+    """Return the canonical spelling of a memory quantity in bytes."""
     for power, suffix in enumerate(("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")):
         unit = 1024 ** (6 - power)
         if count and count % unit == 0:

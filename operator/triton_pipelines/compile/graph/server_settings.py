@@ -47,16 +47,16 @@ LATENCY_ARGUMENTS = (
     f"{METRICS_ARGUMENT}=summary_latencies=true",
     f"{METRICS_ARGUMENT}=summary_quantiles=0.5:0.05,0.99:0.001",
 )
-# Flag → the release that brought it (release notes and branches of triton-inference-server/server);
-# an unknown flag ends Triton. All that the operator itself writes are older than the oldest release
-# that it takes.
+# Flag → the release that introduced it (release notes and branches of
+# triton-inference-server/server). An unknown flag stops Triton. All flags that the operator sets
+# are older than the oldest release that it supports.
 FLAG_RELEASES = {
     "--grpc-max-response-pool-size": (25, 3),
     "--grpc-infer-thread-count": (25, 4),
     "--http-max-input-size": (25, 6),
     "--allow-client-shm": (26, 4),
 }
-# AIP_MODE=PREDICTION makes Triton open the Vertex AI front end in place of HTTP and gRPC, without
+# AIP_MODE=PREDICTION makes Triton open the Vertex AI front end instead of HTTP and gRPC, without
 # an argument.
 OWNED_ENVIRONMENT = frozenset(
     {
@@ -119,14 +119,14 @@ def server_arguments(
         f"--model-repository={repository}",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in load),
-        # Configs are complete: what a backend would fill in makes the next count change a full
-        # reload.
+        # Configs are complete. If a backend completed them, the next count change would reload
+        # the model.
         *([] if auto_complete else ["--disable-auto-complete-config"]),
         "--exit-on-error=false",
         f"--exit-timeout-secs={exit_timeout_seconds}",
     ]
     if connection_age_milliseconds is not None:
-        # gRPC clients stick to one connection; its end makes them look for another pod.
+        # gRPC clients keep one connection; when it ends they connect to another pod.
         arguments.append(f"--grpc-max-connection-age={connection_age_milliseconds}")
     if control_key is not None:
         restriction = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={control_key}"
@@ -138,7 +138,7 @@ def server_arguments(
 
 
 def flag_of(argument: str) -> str:
-    """The name of an argument's flag."""
+    """Return the name of an argument's flag."""
     return re.split(r"[=\s]", argument, maxsplit=1)[0]
 
 
@@ -156,17 +156,16 @@ def same_flag(flag: str, known: Iterable[str]) -> str | None:
 
 
 def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
-    """Arguments that fields of the resource ask for: the response cache, latencies, traces."""
+    """Return the arguments of the response cache, of reported latencies and of tracing."""
     arguments: list[str] = []
     if pipeline.spec.slo.p99_milliseconds is not None and latency_argument(pipeline) is None:
-        # Fixed at start, so that the first promise is a new revision; another figure for it is
-        # none.
+        # Fixed at start, so adding an SLO creates a new revision; changing its value does not.
         arguments += LATENCY_ARGUMENTS
     if size := cache_bytes(graph) if cache_argument(pipeline) is None else 0:
         arguments.append(f"--cache-config=local,size={size}")
     if (tracing := graph.tracing) is not None:
-        # OTLP over HTTP, fixed at start. The pipeline's name is the service: traces of several
-        # arrive at one collector.
+        # OTLP over HTTP, fixed at start. The service is named after the pipeline, because one
+        # collector receives the traces of several pipelines.
         arguments += [
             "--trace-config=mode=opentelemetry",
             f"--trace-config=opentelemetry,url={tracing.otlp_endpoint}",
@@ -179,7 +178,7 @@ def feature_arguments(pipeline: InferencePipeline, graph: Graph) -> list[str]:
 
 
 def latency_argument(pipeline: InferencePipeline) -> str | None:
-    """Return the user's own setting of reported latencies, which replaces ours."""
+    """Return the user's argument for reported latencies, which replaces the operator's."""
     for item in pipeline.spec.server.args:
         flag, _, value = item.partition("=")
         if same_flag(flag, (METRICS_ARGUMENT,)) and value.startswith(LATENCY_SETTINGS):
@@ -188,7 +187,7 @@ def latency_argument(pipeline: InferencePipeline) -> str | None:
 
 
 def cache_argument(pipeline: InferencePipeline) -> str | None:
-    """Return the user's own setting of the response cache, which replaces ours."""
+    """Return the user's argument for the response cache, which replaces the operator's."""
     return next(
         (item for item in pipeline.spec.server.args if same_flag(flag_of(item), CACHE_ARGUMENTS)),
         None,
@@ -196,7 +195,7 @@ def cache_argument(pipeline: InferencePipeline) -> str | None:
 
 
 def cache_bytes(graph: Graph) -> int:
-    """Room for the response cache, 0 where nothing uses it. A patched config may use it, too."""
+    """Return the bytes of the response cache; 0 if no config, patched ones included, uses it."""
     used = graph.response_cache or any(
         step.response_cache or "response_cache" in _patched(step) for step in graph.models
     )
@@ -204,12 +203,12 @@ def cache_bytes(graph: Graph) -> int:
 
 
 def _patched(step: Step) -> set[str]:
-    """Fields that ``configPatch`` writes, as the proto spells them."""
+    """Return the fields that ``configPatch`` sets, in the spelling of the proto file."""
     return {re.sub(r"(?<!^)([A-Z])", r"_\1", key).lower() for key in step.config_patch or {}}
 
 
 def refused_variable(name: str, value: str | None, server: ServerSpec) -> str | None:
-    """Why the Triton container may not have this environment variable; ``None``: it may."""
+    """Return why the Triton container may not have this environment variable, else ``None``."""
     hidden = server.gpu.count == 0 and value in ("", "void", "none", "-1")
     if name in RESERVED_GPU_ENVIRONMENT and not hidden:
         return (

@@ -99,7 +99,7 @@ def _invalid(path: str, message: str) -> Finding:
 
 
 def _climbs(rest: str) -> bool:
-    """Whether the path of a URI contains ``..``, written out or escaped."""
+    """Return whether the path of a URI contains ``..``, plain or escaped."""
     return ".." in unquote(rest.partition("?")[0]).replace("\\", "/").split("/")
 
 

@@ -1,4 +1,4 @@
-"""What the defaults of a step depend on."""
+"""The context of a step: values of the pipeline on which its defaults depend."""
 
 from __future__ import annotations
 

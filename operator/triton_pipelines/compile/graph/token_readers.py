@@ -15,10 +15,11 @@ from .defaults import TOKENIZER
 from .graph import PIPELINE, Implementation, Reference
 from .model_step import implementation_of, max_batch_size
 from .options import Options
+from .padding_choice import TokenReader
 from .postprocess_step import postprocess_read
 from .ragged_eligibility import PAD_VALUE, Refusals, adaptation_blocker, on_cpu, refusal_key
 from .tensorrt_profiles import boxes
-from .tokenizer_step import Token, TokenReader, Tokens, token_outputs, token_read
+from .tokenizer_step import Token, Tokens, token_outputs, token_read
 
 
 def input_source(tensor: InputTensor, spec: PipelineSpec) -> Reference | None:

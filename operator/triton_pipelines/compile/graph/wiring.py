@@ -14,7 +14,7 @@ from .graph import PIPELINE, Graph, Input, PublicTensor, Reference, Role, Step, 
 
 
 def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Findings about references between steps, the pipeline's inputs and its outputs."""
+    """Yield findings about references between steps, the pipeline's inputs and its outputs."""
     if graph.entry is not None:
         yield from _entry(graph)
         return
@@ -65,7 +65,7 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
-    """Steps that wait for each other."""
+    """Return the steps that wait for each other."""
     position = {step.name: index for index, step in enumerate(graph.steps)}
     for step in graph.steps:
         for entry in step.inputs:
@@ -132,7 +132,7 @@ def _make_both_alike(step: Step) -> str:
 
 
 def _has(graph: Graph, wanted: Reference) -> str:
-    """Which tensors the named step, or the pipeline, does have."""
+    """Return the tensors that the named step, or the pipeline, has, as text."""
     step = graph.step(wanted.step)
     tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
     names = [tensor.name for tensor in tensors]
@@ -144,7 +144,7 @@ def _has(graph: Graph, wanted: Reference) -> str:
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
-    """Shape with the batch axis."""
+    """Return the shape with the batch axis."""
     return (-1, *dims) if batched else dims
 
 
@@ -190,7 +190,7 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
 
 
 def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
-    """What was probably meant where one side has one dim more.
+    """Return a suggestion if one side has one dim more.
 
     The axis of rows was written where it is added, or left out where it is not.
     """

@@ -121,7 +121,7 @@ def _adapt(step: Step, longest: int | None) -> PlanAdapt:
 
 
 def _empty_dirs(graph: Graph, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Version folders that nothing is laid into.
+    """Return the version folders that stay empty.
 
     The ensemble's, and those of backends without a file. Triton needs one to see a version.
     """

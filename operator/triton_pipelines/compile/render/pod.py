@@ -1,10 +1,11 @@
-"""The pod: an init container that lays out the repository, and Triton that reads it."""
+"""Render the pod: an init container that fills the model repository, and Triton."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from triton_pipelines.api import names
+from triton_pipelines.api.server import ServerSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.container_resources import cpu_range, sizes
 from triton_pipelines.compile.graph.drain import (
@@ -32,9 +33,8 @@ from .pod_volumes import (
 
 UID = 1000  # of the stock Triton image's unprivileged user
 GRACE_MARGIN_SECONDS = 10
-# Triton listens only when its models are loaded. How long that may take is no setting: a rollout's
-# deadline is judged by the operator, and a value of it in the probe would roll every pod when it
-# changes.
+# Triton listens only after its models are loaded. The time limit is not configurable: the operator
+# checks a rollout's deadline itself, and a change of a deadline in the probe would roll all pods.
 STARTUP_SECONDS = 7200
 STARTUP_PERIOD_SECONDS = 2
 
@@ -42,27 +42,20 @@ STARTUP_PERIOD_SECONDS = 2
 def template(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, server_image: str
 ) -> dict[str, Any]:
-    """The pod template of a revision.
+    """Return the pod template of a revision.
 
-    Raises :class:`RefusedError` for what ``server.podTemplate`` may not say.
+    Raises:
+        RefusedError: ``server.podTemplate`` changes a field that only the operator may set, or the
+            result is not a valid pod.
     """
     server = pipeline.spec.server
-    security: dict[str, Any] = {
-        "runAsNonRoot": True,
-        "runAsUser": UID,
-        "runAsGroup": UID,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    if server.model_cache is not None:
-        # A fresh volume is root's; its files change hands once, not at every start.
-        security |= {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": drain_seconds(pipeline)
         + exit_timeout_seconds(pipeline)
         + GRACE_MARGIN_SECONDS,
-        "securityContext": security,
+        "securityContext": _pod_security(server),
         "initContainers": [_loader(pipeline, graph, options, revision)],
         "containers": [_triton(pipeline, graph, options, revision, server_image)],
         "volumes": pod_volumes(pipeline, graph, options, revision),
@@ -89,7 +82,20 @@ def template(
     return whole if server.pod_template is None else merged(whole, pipeline, options)
 
 
-def _hardened() -> dict[str, Any]:
+def _pod_security(server: ServerSpec) -> dict[str, Any]:
+    security: dict[str, Any] = {
+        "runAsNonRoot": True,
+        "runAsUser": UID,
+        "runAsGroup": UID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if server.model_cache is not None:
+        # A new volume belongs to root; the owner of its files changes once, not at every start.
+        security |= {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return security
+
+
+def _container_security() -> dict[str, Any]:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -100,11 +106,35 @@ def _hardened() -> dict[str, Any]:
 def _loader(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str
 ) -> dict[str, Any]:
+    mapped = relevant_source_map(options.source_map, [item.source.uri for item in graph.fetches])
+    cache = []
+    if pipeline.spec.server.model_cache is not None:
+        cache.append(f"--cache={names.PATH_CACHE}")
+        if keeps_engines(graph):
+            # The loader creates the folder and owns it; the kubelet would create it as root.
+            cache.append(f"--folder={names.PATH_CACHE}/{engines_folder(pipeline)}")
+    return {
+        "name": names.CONTAINER_LOADER,
+        "image": options.loader_image,
+        "imagePullPolicy": options.image_pull_policy,
+        "command": ["tritonpipe"],
+        "args": ["load", *cache, *(f"--source-map={entry}" for entry in mapped)],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HF_HOME", "value": "/tmp/hf"}],  # noqa: S108
+        "volumeMounts": _loader_mounts(pipeline, graph, options),
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": _container_security(),
+        "terminationMessagePolicy": "File",
+    }
+
+
+def _loader_mounts(
+    pipeline: InferencePipeline, graph: Graph, options: Options
+) -> list[dict[str, Any]]:
     mounts = [
         {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT},
         {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108 - an emptyDir of the pod
-        {"name": names.VOLUME_REVISION, "mountPath": names.PATH_REVISION, "readOnly": True},
-        {"name": names.VOLUME_LIVE, "mountPath": names.PATH_LIVE, "readOnly": True},
+        _read_only(names.VOLUME_REVISION, names.PATH_REVISION),
+        _read_only(names.VOLUME_LIVE, names.PATH_LIVE),
     ]
     if pipeline.spec.server.model_cache is not None:
         mounts.append({"name": names.VOLUME_CACHE, "mountPath": names.PATH_CACHE})
@@ -113,88 +143,27 @@ def _loader(
         source = item.source
         scheme, name = mounted_source(options, source)
         if source.secret_ref:
-            mounts.append(
-                {
-                    "name": volume_name("credentials", item),
-                    "mountPath": f"{names.PATH_CREDENTIALS}/{item.key}",
-                    "readOnly": True,
-                }
-            )
+            folder = f"{names.PATH_CREDENTIALS}/{item.key}"
+            mounts.append(_read_only(volume_name("credentials", item), folder))
         if source.ca_ref:
-            mounts.append(
-                {
-                    "name": volume_name("ca", item),
-                    "mountPath": f"{names.PATH_CA}/{item.key}",
-                    "readOnly": True,
-                }
-            )
+            mounts.append(_read_only(volume_name("ca", item), f"{names.PATH_CA}/{item.key}"))
         if scheme == "configmap":
-            mounts.append(
-                {
-                    "name": volume_name("configmap", item),
-                    "mountPath": f"{names.PATH_CONFIGMAPS}/{item.key}",
-                    "readOnly": True,
-                }
-            )
+            folder = f"{names.PATH_CONFIGMAPS}/{item.key}"
+            mounts.append(_read_only(volume_name("configmap", item), folder))
         if scheme == "pvc" and name not in mounted:
             mounted.add(name)
-            mounts.append(
-                {"name": claims[name], "mountPath": f"{names.PATH_CLAIMS}/{name}", "readOnly": True}
-            )
-    mapped = relevant_source_map(options.source_map, [item.source.uri for item in graph.fetches])
-    cache = []
-    if pipeline.spec.server.model_cache is not None:
-        cache.append(f"--cache={names.PATH_CACHE}")
-        if keeps_engines(graph):
-            # Made by the loader, so that it is its user's: the kubelet would make it root's.
-            cache.append(f"--folder={names.PATH_CACHE}/{engines_folder(pipeline)}")
-    container: dict[str, Any] = {
-        "name": names.CONTAINER_LOADER,
-        "image": options.loader_image,
-        "imagePullPolicy": options.image_pull_policy,
-        "command": ["tritonpipe"],
-        "args": ["load", *cache, *(f"--source-map={entry}" for entry in mapped)],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HF_HOME", "value": "/tmp/hf"}],  # noqa: S108
-        "volumeMounts": mounts,
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
-        "securityContext": _hardened(),
-        "terminationMessagePolicy": "File",
-    }
-    return container
+            mounts.append(_read_only(claims[name], f"{names.PATH_CLAIMS}/{name}"))
+    return mounts
+
+
+def _read_only(volume: str, path: str) -> dict[str, Any]:
+    return {"name": volume, "mountPath": path, "readOnly": True}
 
 
 def _triton(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str, image: str
 ) -> dict[str, Any]:
     server = pipeline.spec.server
-    size = sizes(pipeline, graph)
-    limits: dict[str, str] = {"cpu": size.cpu_limit, "memory": size.memory_limit}
-    requests: dict[str, str] = {"cpu": size.cpu_request, "memory": size.memory_request}
-    claimed = server.gpu.claim_template is not None
-    if server.gpu.count and not claimed:
-        limits[server.gpu.resource_name] = str(server.gpu.count)
-        requests[server.gpu.resource_name] = str(server.gpu.count)
-    environment: list[dict[str, Any]] = [
-        {"name": names.ENV_SITE, "value": names.PATH_SITE},
-        # One thread per instance: tokenizer libraries would else count the node's cores, not the
-        # container's share.
-        {"name": "TOKENIZERS_PARALLELISM", "value": "false"},
-        {"name": "RAYON_NUM_THREADS", "value": "1"},
-        {
-            "name": names.ENV_CONTROL_KEY,
-            "valueFrom": {
-                "secretKeyRef": {
-                    "name": names.revision_name(pipeline.name, revision),
-                    "key": names.KEY_CONTROL,
-                }
-            },
-        },
-    ]
-    if not any(variable.name == "HOME" for variable in server.env):
-        environment.append({"name": "HOME", "value": "/tmp"})  # noqa: S108
-    environment += [
-        plain(variable.model_dump(by_alias=True, exclude_none=True)) for variable in server.env
-    ]
     return {
         "name": names.CONTAINER_SERVER,
         "image": image,
@@ -212,34 +181,83 @@ def _triton(
             features=feature_arguments(pipeline, graph),
             extra=server.args,
         ),
-        "env": environment,
+        "env": _triton_environment(pipeline, revision),
         "ports": [
             {"name": "http", "containerPort": names.PORT_HTTP, "protocol": "TCP"},
             {"name": "grpc", "containerPort": names.PORT_GRPC, "protocol": "TCP"},
             {"name": "metrics", "containerPort": names.PORT_METRICS, "protocol": "TCP"},
         ],
-        "resources": {"requests": requests, "limits": limits}
-        | ({"claims": [{"name": names.CLAIM_GPU}]} if claimed else {}),
-        # Kubernetes' own default, written out where we rely on it: another CPU limit is no reason
-        # for another start.
+        "resources": _triton_resources(pipeline, graph),
+        # Kubernetes' default, written out because resizing relies on it: a new CPU limit must not
+        # restart the container.
         **(
             {"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}
             if cpu_range(pipeline, graph)
             else {}
         ),
         "volumeMounts": [
-            # Read-only is what keeps count changes in place: no bytecode cache makes the version
-            # folder look newer.
+            # Read-only, so that no bytecode cache makes the version folder look newer: Triton would
+            # then reload the model when its count changes.
             {"name": names.VOLUME_DATA, "mountPath": names.PATH_ROOT, "readOnly": True},
             {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
             *engine_mounts(pipeline, graph),
         ],
-        # The server stays live while the ensemble is down, and ready while a process is dead; only
-        # the ensemble itself says the truth.
+        **_triton_probes(graph),
+        # Triton resets new connections from the moment of SIGTERM, so it must not be sent before
+        # all clients know that the pod is gone.
+        "lifecycle": {"preStop": {"sleep": {"seconds": drain_seconds(pipeline)}}},
+        "securityContext": _container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _triton_resources(pipeline: InferencePipeline, graph: Graph) -> dict[str, Any]:
+    server = pipeline.spec.server
+    size = sizes(pipeline, graph)
+    limits: dict[str, str] = {"cpu": size.cpu_limit, "memory": size.memory_limit}
+    requests: dict[str, str] = {"cpu": size.cpu_request, "memory": size.memory_request}
+    claimed = server.gpu.claim_template is not None
+    if server.gpu.count and not claimed:
+        limits[server.gpu.resource_name] = str(server.gpu.count)
+        requests[server.gpu.resource_name] = str(server.gpu.count)
+    return {"requests": requests, "limits": limits} | (
+        {"claims": [{"name": names.CLAIM_GPU}]} if claimed else {}
+    )
+
+
+def _triton_environment(pipeline: InferencePipeline, revision: str) -> list[dict[str, Any]]:
+    server = pipeline.spec.server
+    environment: list[dict[str, Any]] = [
+        {"name": names.ENV_SITE, "value": names.PATH_SITE},
+        # One thread per instance: tokenizer libraries would otherwise count the node's cores, not
+        # the container's share.
+        {"name": "TOKENIZERS_PARALLELISM", "value": "false"},
+        {"name": "RAYON_NUM_THREADS", "value": "1"},
+        {
+            "name": names.ENV_CONTROL_KEY,
+            "valueFrom": {
+                "secretKeyRef": {
+                    "name": names.revision_name(pipeline.name, revision),
+                    "key": names.KEY_CONTROL,
+                }
+            },
+        },
+    ]
+    if not any(variable.name == "HOME" for variable in server.env):
+        environment.append({"name": "HOME", "value": "/tmp"})  # noqa: S108
+    return environment + [
+        plain(variable.model_dump(by_alias=True, exclude_none=True)) for variable in server.env
+    ]
+
+
+def _triton_probes(graph: Graph) -> dict[str, Any]:
+    return {
+        # The server stays live while the ensemble is down, and ready while a process is dead;
+        # only the ensemble's own readiness is reliable.
         "readinessProbe": {
-            # As it stands: names need no quoting in a path, and Triton does not decode one
-            # (measured, 24.10: %2B for + is not found).
+            # Unquoted: names need no quoting in a path, and Triton does not decode it (measured,
+            # 24.10: %2B for + is not found).
             "httpGet": {"path": f"/v2/models/{graph.model_name}/ready", "port": "http"},
             "periodSeconds": 2,
             "timeoutSeconds": 5,
@@ -257,9 +275,4 @@ def _triton(
             "timeoutSeconds": 10,
             "failureThreshold": 6,
         },
-        # Triton resets new connections from the moment of SIGTERM; until every client knows that
-        # the pod is gone, it must not come.
-        "lifecycle": {"preStop": {"sleep": {"seconds": drain_seconds(pipeline)}}},
-        "securityContext": _hardened(),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }

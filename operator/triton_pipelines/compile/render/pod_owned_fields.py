@@ -57,12 +57,12 @@ _OWN_MOUNTS = (*_OWN_TREES, "/tmp", "/")  # noqa: S108
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """The value where it is a mapping; other shapes are found when the result is checked."""
+    """Return the value if it is a mapping, else an empty one; a later check reports the type."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _items(value: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Path and item of every mapping in a list."""
+    """Yield path and item of every mapping in a list."""
     for index, item in enumerate(value if isinstance(value, list) else []):
         if isinstance(item, Mapping):
             yield f"{field}{item_path(field.rpartition('.')[2], index, item)}", item
@@ -145,7 +145,7 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
 def _placement(
     spec: Mapping[str, Any], pipeline: InferencePipeline, path: str
 ) -> Iterator[Finding]:
-    """Lists and parts that would take the place of what the GPU needs."""
+    """Yield lists and parts that would replace those which the GPU needs."""
     gpu = pipeline.spec.server.gpu
     affinity = spec.get("affinity")
     if (
@@ -313,7 +313,7 @@ def _resources(
 
 
 def _volumes(spec: Mapping[str, Any], ours: set[str], path: str) -> Iterator[Finding]:
-    """Of the operator's volumes only the size of a folder on the node's disk may be changed."""
+    """Check that of the operator's volumes only the size of a folder on disk is changed."""
     for where, item in _items(spec.get("volumes"), "volumes"):
         name = item.get("name")
         if name not in ours:

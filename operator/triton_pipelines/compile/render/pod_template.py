@@ -19,10 +19,11 @@ APPENDED = frozenset({"tolerations"})
 def merged(
     template: Mapping[str, Any], pipeline: InferencePipeline, options: Options
 ) -> dict[str, Any]:
-    """The template with ``server.podTemplate`` merged over it.
+    """Return the template with ``server.podTemplate`` merged over it.
 
-    Raises :class:`RefusedError` with everything in it that is the operator's, or of which the API
-    server would not make a pod.
+    Raises:
+        RefusedError: It sets fields that only the operator may set, or the API server would reject
+            the result.
     """
     given = plain(pipeline.spec.server.pod_template)
     result: dict[str, Any] = merge(template, given)
@@ -44,11 +45,11 @@ def merged(
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """``patch`` merged over ``base``; neither is changed.
+    """Return ``patch`` merged over ``base``; neither is changed.
 
-    Mappings are merged, and a ``null`` removes its key. Lists in :data:`podshape.KEYS` are merged
-    item by item, by that key; new items go behind. Tolerations are appended, where they are not
-    there yet. Every other list, and every other value, takes the place of what was there.
+    Mappings are merged, and ``null`` removes a key. Lists in :data:`KEYS` are merged item by item,
+    by their key, and new items are appended. New tolerations are appended. All other lists and
+    values are replaced.
     """
     if isinstance(patch, Mapping):
         result = dict(base) if isinstance(base, Mapping) else {}
@@ -61,24 +62,25 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     if not isinstance(patch, list):
         return patch
     items = list(base) if isinstance(base, list) and (field in KEYS or field in APPENDED) else []
-    for wanted in patch:
-        place = _place(items, wanted, KEYS[field]) if field in KEYS else None
-        if place is not None:
-            items[place] = merge(items[place], wanted)
-        elif field not in APPENDED or (wanted := merge(None, wanted)) not in items:
-            items.append(merge(None, wanted))
+    for entry in patch:
+        index = _index_of(items, entry, KEYS[field]) if field in KEYS else None
+        added = merge(None, entry)
+        if index is not None:
+            items[index] = merge(items[index], entry)
+        elif field not in APPENDED or added not in items:
+            items.append(added)
     return items
 
 
-def _place(items: list[Any], wanted: Any, key: str) -> int | None:
-    """Index of the item with the same key."""
-    if not isinstance(wanted, Mapping) or key not in wanted:
+def _index_of(items: list[Any], entry: Any, key: str) -> int | None:
+    """Return the index of the item with the same key; ``None`` if there is none."""
+    if not isinstance(entry, Mapping) or key not in entry:
         return None
     return next(
         (
             index
             for index, item in enumerate(items)
-            if isinstance(item, Mapping) and item.get(key) == wanted[key]
+            if isinstance(item, Mapping) and item.get(key) == entry[key]
         ),
         None,
     )

@@ -13,21 +13,21 @@ from triton_pipelines.compile.graph.defaults import ENVIRONMENT_PARAMETER
 from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation
 from triton_pipelines.compile.graph.options import Options
 
-# The model's backends and ours write next to nothing there.
+# Triton's backends and the operator's files write very little there.
 TMP_LIMIT = "4Gi"
 KNOWN_BACKENDS = frozenset({"onnxruntime", "tensorrt", "pytorch", "python"})
 
 
 def volume_name(kind: str, item: Fetch) -> str:
-    """Name of the volume that a source's credentials, CA or content come from: a DNS label."""
+    """Return the name, a DNS label, of the volume with a source's credentials, CA or content."""
     return f"{kind}-{item.key.replace('.', '-')}"
 
 
 def claim_volumes(pipeline: InferencePipeline, graph: Graph, options: Options) -> dict[str, str]:
-    """Claim → name of its volume.
+    """Return the name of the volume of each claim.
 
-    A pod names a claim once (two volumes of one claim keep some kubelets waiting), the model cache
-    first.
+    Each claim has one volume, because two volumes of one claim keep some kubelets waiting. The
+    model cache comes first.
     """
     cache = pipeline.spec.server.model_cache
     claims = {} if cache is None else {cache.claim_name: names.VOLUME_CACHE}
@@ -39,7 +39,7 @@ def claim_volumes(pipeline: InferencePipeline, graph: Graph, options: Options) -
 
 
 def keeps_engines(graph: Graph) -> bool:
-    """Whether a step writes TensorRT engines."""
+    """Return whether a step writes TensorRT engines."""
     return any(
         key == "trt_engine_cache_enable" and value == "1"
         for step in graph.models
@@ -48,20 +48,23 @@ def keeps_engines(graph: Graph) -> bool:
 
 
 def engines_folder(pipeline: InferencePipeline) -> str:
-    """Below a shared volume: pipelines of a namespace may have models of the same name."""
+    """Return the pipeline's folder on a shared volume.
+
+    Pipelines of one namespace may have models of the same name.
+    """
     return f"{names.FOLDER_ENGINES}/{pipeline.name}"
 
 
 def relevant_source_map(entries: Sequence[str], uris: Sequence[str]) -> list[str]:
-    """The entries that touch one of these URIs.
+    """Return the entries that apply to one of these URIs.
 
-    A mirror added for others rolls no pod of this pipeline.
+    A mirror that is added for other sources must not roll the pods of this pipeline.
     """
     return sorted({entry for uri in uris if (entry := _winner(entries, uri))})
 
 
 def _winner(entries: Sequence[str], uri: str) -> str | None:
-    """The entry that the loader applies to a URI: the longest prefix, of equal ones the last."""
+    """Return the entry that the loader applies: the longest prefix, the last of equal ones."""
     fitting = [
         entry.strip() for entry in entries if uri.startswith(entry.strip().partition("=")[0])
     ]
@@ -81,9 +84,9 @@ def mounted_source(options: Options, source: SourceSpec) -> tuple[str, str]:
 
 
 def engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, Any]]:
-    """Where TensorRT keeps engines.
+    """Return the mounts of the folder in which TensorRT stores engines.
 
-    On the shared volume, else in a folder of the pod that outlives its containers.
+    It is on the shared volume, else in a folder of the pod that outlives its containers.
     """
     if not keeps_engines(graph):
         return []
@@ -101,10 +104,10 @@ def engine_mounts(pipeline: InferencePipeline, graph: Graph) -> list[dict[str, A
 def _tmp(graph: Graph) -> dict[str, Any]:
     """Return the volume for temporary files.
 
-    Its size is limited if only Triton, its backends and our own files write there, so that a leak
-    stops the pod and not its node. It is unlimited if a packed environment is unpacked there or an
-    engine stores compiled kernels, whose size is unknown. The model repository has no limit: models
-    may be of any size, and the loader checks the free space before it fetches.
+    Its size is limited if only Triton, its backends and the operator's files write there, so that
+    a leak stops the pod and not its node. It is unlimited if a packed environment is unpacked there
+    or an engine stores compiled kernels, whose size is unknown. The model repository has no limit:
+    models may be of any size, and the loader checks the free space before it fetches.
     """
     open_ended = any(
         step.implementation is Implementation.CODE
@@ -158,7 +161,7 @@ def pod_volumes(
         if scheme == "configmap":
             volumes.append({"name": volume_name("configmap", item), "configMap": {"name": name}})
     for claim, volume in claim_volumes(pipeline, graph, options).items():
-        # What the loader only reads is read-only as a whole; the cache is written to.
+        # The loader only reads these claims; it writes to the cache.
         read_only = {} if volume == names.VOLUME_CACHE else {"readOnly": True}
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claim, **read_only}})
     return volumes

@@ -11,7 +11,7 @@ from .violations import RuleId, ViolationCollector, keyed
 
 
 def check(config: Any, findings: ViolationCollector) -> None:
-    """All rules of this module."""
+    """Check all rules of this module."""
     if not config.HasField("dynamic_batching"):
         return
     batching, path = config.dynamic_batching, "dynamic_batching"
