@@ -12,6 +12,7 @@ from tests.support import builders
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
 from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
 from triton_pipelines.controllers.pipeline.state import (
     FLAT_FIELDS,
@@ -27,6 +28,7 @@ from triton_pipelines.controllers.pipeline.state import (
     StalledRolloutState,
     TuningRunState,
 )
+from triton_pipelines.controllers.pipeline.status_events import transitions
 
 SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
 # Written by the release before this format: a rollout under watch, and a tuning run that waits for
@@ -70,6 +72,8 @@ FLAT: dict[str, Any] = RECORDED | {
     "resized": "2026-01-01T12:03:00+00:00",
     "healed": "2026-01-01T12:04:00Z",
 }
+
+FAILED = {name: FLAT[name] for name in ("failed_revision", "restored")}
 
 
 def test_every_field_of_the_flat_document_arrives() -> None:
@@ -156,3 +160,28 @@ def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
         assert upgraded.state == plain.state
         assert upgraded.deployment["spec"] == plain.deployment["spec"]
         assert upgraded.status == plain.status
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("SLOBroken", "SLOViolated"),
+        ("NotRagged", "RaggedUnsupported"),
+        ("BatchingDefeated", "BatchingIneffective"),
+        *((reason, reason) for reason in Reason),
+    ],
+)
+def test_a_rollback_of_any_former_reason_is_remembered(former: str, present: str) -> None:
+    flat = PipelineState.parse(json.dumps(FLAT | {"failed_reason": former})).rollout
+    nested = PipelineState.parse(json.dumps({"rollout": {**FAILED, "failed_reason": former}}))
+    for rollout in (flat, nested.rollout):
+        assert (rollout.failed_reason, rollout.target("fedcba9876")) == (present, "ecde444fbb")
+
+
+def test_a_former_reason_in_the_status_causes_no_event() -> None:
+    before, after = (
+        {"conditions": [{"type": "Ready", "status": "False", "reason": reason, "message": "slow"}]}
+        for reason in ("SLOBroken", "SLOViolated")
+    )
+    assert transitions(before, after) == []
+    assert [event.reason for event in transitions({}, after)] == ["SLOViolated"]

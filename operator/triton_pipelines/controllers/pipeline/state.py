@@ -87,9 +87,11 @@ class RolloutState(PolicyState):
     def parse(cls, document: Any) -> Self:
         """Read a document; a failure with an unknown reason is forgotten."""
         state = super(RolloutState, cls).parse(document)
-        if state.failed_reason not in {*Reason, ""}:
+        try:
+            reason = state.failed_reason and Reason(state.failed_reason).value
+        except ValueError:
             return dataclasses.replace(state, failed_revision="", failed_reason="")
-        return state
+        return dataclasses.replace(state, failed_reason=reason)
 
     def target(self, desired: str) -> str:
         """Return the revision to run: ``desired``, or the restored one if ``desired`` failed."""

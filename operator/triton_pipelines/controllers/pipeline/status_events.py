@@ -142,6 +142,11 @@ def _doubt(item: Mapping[str, Any]) -> str:
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    return next(
-        (item for item in status.get("conditions") or () if item.get("type") == kind.value), {}
-    )
+    """Return a condition, with a reason of a former name under its present one."""
+    for item in status.get("conditions") or ():
+        if item.get("type") == kind.value:
+            try:
+                return {**item, "reason": Reason(item["reason"]).value}
+            except (KeyError, ValueError):
+                return dict(item)
+    return {}
