@@ -442,7 +442,7 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        resize_rejections, "REST", dt.timedelta(seconds=10)
+        resize_rejections, "BACKOFF", dt.timedelta(seconds=10)
     )  # long enough to see that nobody asks meanwhile
     monkeypatch.setattr(
         pipeline_state, "SETTLING_SECONDS", 3.0

@@ -419,7 +419,7 @@ def test_all_findings_of_an_invalid_spec_in_one_message() -> None:
     assert world.status["observedGeneration"] == 2
     assert world.status["ensemble"]["modelName"] == "sentiment"
     assert decided.requeue_after is None
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 def test_missing_config_map_source_is_waited_for() -> None:

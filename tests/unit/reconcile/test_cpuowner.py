@@ -93,7 +93,7 @@ def test_who_resizes_again_is_named_and_left_alone() -> None:
     assert (found["status"], found["reason"]) == ("True", "CPUOwnerConflict")
     for word in (VPA, made.pods[0].name, "3750m", "updateMode Off"):
         assert word in found["message"]
-    assert made.state.cpu_resize.left_to == VPA
+    assert made.state.cpu_resize.kept_by == VPA
     assert made.condition("Ready")["status"] == "True"
 
 
@@ -116,7 +116,7 @@ def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> N
     assert " and ".join(sorted(managers)[:4]) + " resize the pods" in limited(made)["message"]
     writes(made, "3750m", manager=managers[0])
     passes(made, 2)
-    assert (made.state.cpu_resize.left_to, limited(made)) == ("", {})
+    assert (made.state.cpu_resize.kept_by, limited(made)) == ("", {})
 
 
 def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
@@ -157,7 +157,7 @@ def test_it_is_taken_back_when_nobody_has_it_any_more() -> None:
     writes(made, "3750m")
     passes(made, 2)
     assert not limited(made)
-    assert made.state.cpu_resize.left_to == ""
+    assert made.state.cpu_resize.kept_by == ""
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone() -> 
     for pod in made.pods:
         pod.away = True
     made.settle()
-    assert (limited(made), made.state.cpu_resize.left_to) == ({}, "")
+    assert (limited(made), made.state.cpu_resize.kept_by) == ({}, "")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_deleted_child_of_the_running_revision_comes_back(kind: str, how: str)
     assert (world.deployed, [pod.name for pod in world.pods]) == (revision, pods)
     assert world.condition("Ready")["reason"] == reason(how)
     assert world.told()["Available"] == "True Serving"
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -36,7 +36,11 @@ from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
-from triton_pipelines.controllers.pipeline.padding_choices import KEPT, Choice, after
+from triton_pipelines.controllers.pipeline.padding_choices import (
+    KEPT_PADDINGS,
+    VerifiedPadding,
+    updated,
+)
 
 LATER = "2030-01-01T00:00:00Z"
 
@@ -71,7 +75,7 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
         item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
     ]
     left = world.think()
-    assert left.quiet
+    assert left.is_empty
 
 
 def test_the_same_revision_as_the_padding_written_out() -> None:
@@ -428,7 +432,7 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
     for _ in range(5):
         world.pass_time(120).control().run_pods().step()
     assert world.deployed == deployed
-    assert len(choices(world)) <= KEPT
+    assert len(choices(world)) <= KEPT_PADDINGS
 
 
 @given(
@@ -438,24 +442,26 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
     )
 )
 def test_a_choice_is_read_as_it_was_written_or_not_at_all(document: dict[str, Any]) -> None:
-    read = Choice.parse(document)
+    read = VerifiedPadding.parse(document)
     if read is not None:
-        assert Choice.parse(read.to_document()) == read
+        assert VerifiedPadding.parse(read.to_document()) == read
 
 
 @given(st.integers(0, 20), st.integers(0, 19))
 def test_the_newest_are_remembered_and_the_one_in_force(count: int, current: int) -> None:
     known = {
-        f"{number:016x}": Choice.parse({"mode": "Fixed", "at": f"2026-01-01T00:{number:02}:00Z"})
+        f"{number:016x}": VerifiedPadding.parse(
+            {"mode": "Fixed", "at": f"2026-01-01T00:{number:02}:00Z"}
+        )
         for number in range(count)
     }
-    left = after(
+    left = updated(
         {key: choice for key, choice in known.items() if choice is not None},
         {},
         f"{current:016x}",
         "",
     )
-    assert len(left) == min(count, KEPT)
+    assert len(left) == min(count, KEPT_PADDINGS)
     assert (f"{current:016x}" in left) is (current < count)
-    newest = sorted(known, reverse=True)[: KEPT - 1]
+    newest = sorted(known, reverse=True)[: KEPT_PADDINGS - 1]
     assert set(newest) <= set(left)

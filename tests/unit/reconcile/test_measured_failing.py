@@ -45,7 +45,7 @@ def taken_back(world: Tuning) -> list[str]:
     return [
         event.note
         for done in world.log
-        for event in done.notes
+        for event in done.action_events
         if event.reason == "PaddingReverted"
     ]
 

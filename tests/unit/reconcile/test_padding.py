@@ -16,7 +16,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.status import PaddingStatus
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.graph import PaddingChoice
-from triton_pipelines.controllers.pipeline.ragged_fallback import told
+from triton_pipelines.controllers.pipeline.ragged_fallback import padding_status
 
 
 def refused() -> World:
@@ -39,7 +39,7 @@ def test_the_next_best_padding_is_served_and_the_reason_stands_in_the_status() -
     world.verdicts[first] = STIFF
     world.settle()
     assert world.deployed != first
-    assert world.told()["Ready"] == "True Succeeded"
+    assert world.padding_status()["Ready"] == "True Succeeded"
     assert world.status["padding"]["chosen"] == "Fixed"
     assert "axis 1 of input_ids is 128" in world.status["padding"]["reason"]
     assert list(recorded(world).values()) == ["axis 1 of input_ids is 128"]
@@ -69,7 +69,7 @@ def test_a_record_that_was_edited_into_nonsense_is_found_again() -> None:
     for text in ("[]", "{", '{"x": 3}'):
         live["data"][names.KEY_PADDING] = text
         world.settle()
-        assert world.told()["Ready"] == "True Succeeded"
+        assert world.padding_status()["Ready"] == "True Succeeded"
 
 
 def test_ragged_as_written_is_a_finding_and_the_old_revision_goes_on() -> None:
@@ -97,9 +97,11 @@ JUDGED = {
 def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> None:
     choice = builders.graph().padding
     assert choice is not None
-    assert told(choice, {}, True)["reason"] == f"{choice.reason}; by rule, not measured yet"
     assert (
-        told(choice, JUDGED, True)["reason"]
+        padding_status(choice, {}, True)["reason"] == f"{choice.reason}; by rule, not measured yet"
+    )
+    assert (
+        padding_status(choice, JUDGED, True)["reason"]
         == f"{choice.reason}; tuning run '2026-02-01' measured: {JUDGED['padding']}"
     )
     for other, current in (
@@ -107,14 +109,16 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
         (JUDGED | {"state": "Running"}, True),
         (JUDGED | {"padding": ""}, True),
     ):
-        assert told(choice, other, current)["reason"].endswith("by rule, not measured yet")
+        assert padding_status(choice, other, current)["reason"].endswith(
+            "by rule, not measured yet"
+        )
     named = builders.graph(tokenizer={"padding": "Longest"}).padding
     assert named is not None
-    assert told(named, {}, True) == {
+    assert padding_status(named, {}, True) == {
         "chosen": "Longest",
         "reason": "asked for by tokenizer.padding",
     }
-    assert "measured: Ragged is cheapest" in told(named, JUDGED, True)["reason"]
+    assert "measured: Ragged is cheapest" in padding_status(named, JUDGED, True)["reason"]
 
 
 @given(
@@ -128,7 +132,7 @@ def test_what_is_said_of_padding_has_room_in_the_status(
     reason: str, request: str, padding: str, other: str, measured: bool
 ) -> None:
     run = {"state": "Succeeded", "request": request, "padding": padding}
-    said = told(
+    said = padding_status(
         PaddingChoice(Padding.FIXED, reason, automatic=True, measured=measured), run, True, other
     )
     PaddingStatus.model_validate(said)

@@ -54,7 +54,7 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
     assert [event.note for event in decided.events if event.reason == "SpecWarning"] == [
         f"{WARNED['path']}: {WARNED['message']}"
     ]
-    assert seen(world, (NOTE,), (other,)).quiet, "it stands, and nothing is written again"
+    assert seen(world, (NOTE,), (other,)).is_empty, "it stands, and nothing is written again"
     assert seen(world, (), ()).status is not None
     assert warnings(world) == []
 
@@ -67,7 +67,7 @@ def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
     )
     seen(world, (first,), (first,))
     for findings in [((other,), (first,)), ((first,), (other,))]:
-        assert seen(world, *findings).quiet
+        assert seen(world, *findings).is_empty
     seen(world, (other,), (other,))
     assert [item["message"] for item in warnings(world)] == [
         "AnswersNotCompared: 4.9 GiB are not run here"

@@ -16,7 +16,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
-from triton_pipelines.controllers.pipeline.resize_rejections import REST
+from triton_pipelines.controllers.pipeline.resize_rejections import BACKOFF
 
 SPEC: dict[str, Any] = {
     "scaling": {"cpuResize": "InPlace"},
@@ -74,7 +74,7 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
         told = await reconciler.reconcile(key)
         assert told.requeue_after
         assert client.asked == 1
-    elapsed = REST.total_seconds() + 1.0
+    elapsed = BACKOFF.total_seconds() + 1.0
     assert (await reconciler.reconcile(key)).requeue_after == 0.0
     assert client.asked == 2
     assert (await reconciler.reconcile(key)).requeue_after

@@ -29,7 +29,7 @@ from triton_pipelines.controllers.pipeline.compiled_pipeline import (
     resolve,
 )
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
-from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
+from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPadding, data
 from triton_pipelines.controllers.pipeline.plan import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import (
@@ -53,8 +53,8 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 CHOICES = {
     "none": None,
-    "good": Choice(Padding.BUCKETED, (32, 128), "it is better"),
-    "barred": Choice(Padding.BUCKETED, (64,), "it was", barred="slow"),
+    "good": VerifiedPadding(Padding.BUCKETED, (32, 128), "it is better"),
+    "barred": VerifiedPadding(Padding.BUCKETED, (64,), "it was", barred="slow"),
 }
 MEASURED = st.sampled_from(list(CHOICES))
 

@@ -12,7 +12,7 @@ from tests.support import builders
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 from triton_pipelines.controllers.pipeline.state import (
     FLAT_FIELDS,
     STATES,
@@ -131,7 +131,7 @@ def downgrade(world: World) -> None:
 
 def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone() -> None:
     world = Tuning(builders.document(slo=SLO)).settle()
-    world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
+    world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
     before = world.state
     assert before.slo_guard.since
@@ -140,8 +140,13 @@ def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone(
     assert world.state == before
     decided = world.step()
     assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name(world.name)]
-    assert (decided.delete, decided.clear, decided.beside, decided.notes) == ((), (), (), ())
-    assert world.step().quiet
+    assert (decided.delete, decided.clear, decided.tuning_objects, decided.action_events) == (
+        (),
+        (),
+        (),
+        (),
+    )
+    assert world.step().is_empty
 
 
 def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:

@@ -19,7 +19,11 @@ from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, aske
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH, Figure, Latencies
+from triton_pipelines.controllers.pipeline.policies.slo_guard import (
+    WATCH_PERIOD,
+    Latencies,
+    RevisionLatency,
+)
 from triton_pipelines.controllers.pipeline.policies.tuning_run import (
     PENDING_SECONDS,
     SILENT_SECONDS,
@@ -62,7 +66,7 @@ def test_a_run_from_the_request_to_the_result() -> None:
     assert world.run["state"] == "Running"
     assert world.run["message"].endswith("-x, which serves nobody, is being measured")
     (job,) = world.ours("Job")
-    assert world.step().quiet
+    assert world.step().is_empty
     world.job_ends(json.dumps(RESULT))
     assert world.left == []
     said = world.status["tuning"]
@@ -92,7 +96,7 @@ def test_the_same_request_is_answered_once_and_another_one_again() -> None:
     world = asked().canary_ready().job_ends(json.dumps(RESULT))
     world.run_pods_raw = []
     for _ in range(3):
-        assert world.pass_time(600).step().quiet
+        assert world.pass_time(600).step().is_empty
     world.change(tuning={"request": "2026-01-02"})
     world.step()
     assert world.run["state"] == "Pending"
@@ -235,11 +239,11 @@ def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judg
 
 def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     world = asked(None)
-    world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
+    world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
     since = moment(world.state.slo_guard.since)
     assert since is not None
-    until = since + WATCH
+    until = since + WATCH_PERIOD
     assert world.run["message"] == (
         f"waits until the watch over revision {world.deployed}, whose latency a measurement "
         f"beside it could disturb, is over at {rfc3339(until)}"
@@ -265,7 +269,7 @@ def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() ->
     assert world.run["state"] == "Pending"
     assert world.run["message"].startswith("WaitingForGPU: pod sentiment-")
     assert "1 Insufficient nvidia.com/gpu" in world.run["message"]
-    assert world.think().quiet
+    assert world.think().is_empty
     world.pass_time(PENDING_SECONDS + 1).step()
     assert world.run["state"] == "Failed"
     assert "was not ready within 900 s" in world.run["message"]
@@ -294,7 +298,7 @@ def test_a_measurement_that_fails(message: str, code: int, words: str) -> None:
     assert words in world.run["message"]
     assert world.left == []
     assert world.condition("Ready")["status"] == "True", "tuning is nothing that serving depends on"
-    assert [event.reason for event in world.log[-1].notes] == ["TuningFailed"]
+    assert [event.reason for event in world.log[-1].action_events] == ["TuningFailed"]
 
 
 def test_a_job_that_does_not_end() -> None:
@@ -364,7 +368,7 @@ def test_a_new_request_in_the_middle_is_a_new_run() -> None:
     )
     assert world.ours("Job") == []
     # The first one's pod is there for a while, and nobody minds it.
-    assert world.think().quiet
+    assert world.think().is_empty
     assert world.run["state"] == "Pending"
 
 

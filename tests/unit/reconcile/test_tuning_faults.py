@@ -41,7 +41,7 @@ def noted(world: Tuning) -> list[tuple[str, str]]:
     return [
         (event.reason, event.note)
         for decided in world.log
-        for event in decided.notes
+        for event in decided.action_events
         if event.reason.startswith("Tuning")
     ]
 
@@ -282,7 +282,7 @@ def test_a_canary_that_a_quota_refuses_says_so_while_it_waits_and_gives_up() -> 
     assert world.run["state"] == "Pending"
     assert f"the API server takes none: {QUOTA}" in world.run["message"]
     assert world.condition("Ready")["status"] == "True"
-    assert world.step().quiet
+    assert world.step().is_empty
     world.pass_time(PENDING_SECONDS + 1).step()
     failed(world, QUOTA)
 
@@ -486,7 +486,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     failed(world, "the spec has become invalid during the run; mend it, then ask again")
     assert not Run.parse(world.state.tuning_run.document).active
     assert noted(world)[-1][0] == "TuningFailed"
-    assert world.step().quiet
+    assert world.step().is_empty
     world.change(model={"maxBatchSize": 64}).settle()
     assert world.run["state"] == "Failed"
 
@@ -535,7 +535,7 @@ def test_a_pipeline_that_goes_or_is_paused_is_left_alone(held: str) -> None:
     else:
         metadata["deletionTimestamp"] = rfc3339(world.now)
     world.run_pods_raw = []
-    assert world.step().quiet
+    assert world.step().is_empty
     assert all(
         world.children[key]["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]
         for key in world.left

@@ -15,9 +15,9 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.field_managers import Turns
+from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.policies.replicas import SCALED
+from triton_pipelines.controllers.pipeline.policies.replicas import UNNAMED_SCALER
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.pipeline.state import PipelineState
 
@@ -287,7 +287,7 @@ def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
         done += passes(made, 4)
         assert len(made.serving) == (2 if spec else 3 + number % 2)
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
-    who = " and ".join(sorted(manager or SCALED for manager in managers))
+    who = " and ".join(sorted(manager or UNNAMED_SCALER for manager in managers))
     assert limited(made)["message"].startswith(
         f"{who} write spec.replicas of this pipeline in turn, "
     )
@@ -299,7 +299,7 @@ def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
     assert len(conflicts(done)) <= 2
     assert made.condition("Ready")["status"] == "True"
     rest = passes(made, 4)
-    assert all(decided.quiet for decided in rest[1:])
+    assert all(decided.is_empty for decided in rest[1:])
     assert rest[-1].requeue_after is not None
     made.pass_time(rest[-1].requeue_after)
     step(made)
@@ -316,11 +316,11 @@ def test_a_number_that_changes_hands_is_no_conflict() -> None:
         assert len(made.serving) == number
     assert conflicts(done) == []
     assert limited(made) == {}
-    assert made.state.replicas.turns["often"] == 2
+    assert made.state.replicas.alternating["often"] == 2
     made.pass_time(660)
     declared(made, 4, "")
     passes(made)
-    assert (limited(made), made.state.replicas.turns["often"]) == ({}, 1), (
+    assert (limited(made), made.state.replicas.alternating["often"]) == ({}, 1), (
         "of long ago it is no turn"
     )
 
@@ -343,19 +343,19 @@ def test_who_say_the_same_take_no_turns() -> None:
     ):
         declared(made, 2, *others)
         step(made)
-        assert made.state.replicas.turns == {"last": "argocd"}, number
+        assert made.state.replicas.alternating == {"last": "argocd"}, number
 
 
 def test_the_default_that_nobody_wrote_is_nobodys() -> None:
     made = world()
     declared(made, 1, "")
     passes(made)
-    assert made.state.replicas.turns == {}
+    assert made.state.replicas.alternating == {}
     declared(made, 3, "argocd")
     passes(made)
     declared(made, 1, "")
     passes(made)
-    assert made.state.replicas.turns["last"] == SCALED, "an autoscaler at its least"
+    assert made.state.replicas.alternating["last"] == UNNAMED_SCALER, "an autoscaler at its least"
 
 
 @pytest.mark.parametrize(
@@ -377,5 +377,5 @@ def test_a_record_of_turns_that_somebody_broke_is_forgotten(broken: Any) -> None
     )
     declared(made, 3, "argocd")
     passes(made)
-    assert Turns.parse(made.state.replicas.turns).told == ""
-    assert made.state.replicas.turns["last"] == "argocd"
+    assert AlternatingManagers.parse(made.state.replicas.alternating).alternating == ""
+    assert made.state.replicas.alternating["last"] == "argocd"

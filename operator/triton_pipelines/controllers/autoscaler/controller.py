@@ -62,7 +62,12 @@ from triton_pipelines.controllers.handover import Handover, ScalingView
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import Pod, alive, json_object, serves
+from triton_pipelines.controllers.pipeline.snapshot import (
+    Pod,
+    is_alive,
+    is_pipeline_pod,
+    json_object,
+)
 from triton_pipelines.controllers.scaling_limits import limits_of
 
 _log = structlog.get_logger(__name__)
@@ -198,7 +203,9 @@ class Autoscaler:
             self._clear(key, state)
             return
         state.all_pods = tuple(
-            Pod.of(item) for item in self.store.children(PODS, key) if alive(item) and serves(item)
+            Pod.of(item)
+            for item in self.store.children(PODS, key)
+            if is_alive(item) and is_pipeline_pod(item)
         )
         state.pods = tuple(
             pod

@@ -66,7 +66,7 @@ class Resize:
     """Limit and request that the pod's spec has now."""
 
     @property
-    def lowers(self) -> bool:
+    def is_reduction(self) -> bool:
         """Whether CPU is only given back."""
         return self.limit <= self.before[0] and self.request <= self.before[1]
 
@@ -94,23 +94,23 @@ class Plan:
     """Events of the change of status."""
     requeue_after: float | None = None
     """Seconds until the next iteration; ``None``: the next resync."""
-    notes: tuple[Event, ...] = ()
+    action_events: tuple[Event, ...] = ()
     """Events of what the iteration did."""
     resize: Resize | None = None
     """At most one pod at a time."""
-    beside: tuple[Object, ...] = ()
+    tuning_objects: tuple[Object, ...] = ()
     """Objects of a tuning run, which harm nothing if they are rejected."""
     clear: tuple[Deletion, ...] = ()
     """Objects of an ended tuning run: their room is needed even if other writes are rejected."""
-    first: int = 0
+    apply_before_clear: int = 0
     """How many objects of ``apply`` come before ``clear``: the last records the run's result."""
 
     @property
-    def quiet(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is to be written."""
         return (
             not self.apply
-            and not self.beside
+            and not self.tuning_objects
             and not self.clear
             and not self.delete
             and self.status is None

@@ -47,15 +47,15 @@ class Context:
     may_roll: bool = True
     """Whether a rollout that no change of the spec requested may start now: a new operator
     release rolls a few pipelines at a time."""
-    remembering: Resolve | None = field(default=None, repr=False)
+    cached_resolve: Resolve | None = field(default=None, repr=False)
     """Returns the same as :func:`~.compiled_pipeline.resolve`, from a cache."""
 
     def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
         """Return the compiled pipeline, or everything that is wrong with the spec."""
         return (
             resolve(snapshot, self.options)
-            if self.remembering is None
-            else self.remembering(snapshot)
+            if self.cached_resolve is None
+            else self.cached_resolve(snapshot)
         )
 
 

@@ -75,20 +75,20 @@ def live_data(
         names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
         names.KEY_MEMORY: state.to_json(),
     }
-    remembered = (
+    scaling_state = (
         snapshot.intent.memory
         if snapshot.intent is not None
         else snapshot.live_data().get(names.KEY_SCALING)
     )
-    if remembered:
-        data[names.KEY_SCALING] = remembered
+    if scaling_state:
+        data[names.KEY_SCALING] = scaling_state
     if resolved:
-        plain = {
+        documents = {
             revision: {
                 key: item.model_dump(by_alias=True, exclude_none=True)
                 for key, item in sources.items()
             }
             for revision, sources in resolved.items()
         }
-        data[names.KEY_RESOLVED] = json.dumps(plain, sort_keys=True)
+        data[names.KEY_RESOLVED] = json.dumps(documents, sort_keys=True)
     return data

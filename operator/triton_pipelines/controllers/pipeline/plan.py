@@ -21,7 +21,7 @@ from .chain import Context, Draft, Policy, run
 from .changes import changes
 from .compiled_pipeline import CompiledPipeline
 from .output_mismatch import count_new_mismatches
-from .pod_problems import of_pod
+from .pod_problems import problem_of
 from .policies import (
     children,
     control_secrets,
@@ -110,7 +110,7 @@ def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt
     spec = ReconciledSpec(spec.compiled, spec.blocked, mismatches)
     gpu = spec.pipeline.spec.server.gpu.resource_name
     found = (
-        of_pod(pod, snapshot.probes.get(pod.uid), gpu, snapshot.nodes) for pod in snapshot.pods
+        problem_of(pod, snapshot.probes.get(pod.uid), gpu, snapshot.nodes) for pod in snapshot.pods
     )
     problems = [problem for problem in found if problem is not None]
     draft = Draft(context, state, problems, {ReconciledSpec: spec})

@@ -54,13 +54,13 @@ from .apply_failure import Refused, events_after_failure, status_after_failure
 from .chain import Context
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
-from .deployment_progress import rolls
+from .deployment_progress import is_rolling_out
 from .effective_spec import Resolver
 from .owner_references import FormerChild, NameTaken, check_owner
 from .plan import is_unmanaged, plan
 from .policies.last_good_spec import last_good_after
-from .resize_rejections import of_pods, refused
-from .snapshot import Object, Pod, Probe, Snapshot, alive, serves
+from .resize_rejections import rejection_of, rejections_of
+from .snapshot import Object, Pod, Probe, Snapshot, is_alive, is_pipeline_pod
 from .status_events import Event, transitions
 
 CHILD_RESOURCES: tuple[Resource, ...] = (
@@ -126,9 +126,9 @@ class Reconciler:
     _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
-    _leaving: dict[Key, set[str]] = field(default_factory=dict)
+    _deleted_pods: dict[Key, set[str]] = field(default_factory=dict)
     """Uids of pods that were deleted here."""
-    _refused: dict[Key, str] = field(default_factory=dict)
+    _rejected_status: dict[Key, str] = field(default_factory=dict)
     """Messages of rejected status writes, as reported."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
     """Why an object of a tuning run was rejected."""
@@ -162,7 +162,7 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._refused, self._accepted):
+            for known in (self._probes, self._rejected_status, self._accepted):
                 known.pop(key, None)
             self.handover.resize_rejections.pop(key, None)
             self.handover.effective_specs.pop(key, None)
@@ -172,12 +172,16 @@ class Reconciler:
             return Result()
         sources = self.resolver.read(raw).sources
         snapshot = await self._observe(key, raw, sources)
-        wanted = self.resolver.resolve(snapshot)
-        asked = self.resolver.effective_spec(snapshot, wanted)
+        compiled = self.resolver.resolve(snapshot)
+        effective = self.resolver.effective_spec(snapshot, compiled)
         if (effective := self.resolver.effective(raw)) is not None:
             self.handover.effective_specs[key] = effective
-        probe_after = await self._ask(key, asked[1], asked[0]) if asked is not None else None
-        self.handover.resize_rejections[key] = of_pods(
+        probe_after = (
+            await self._probe_due_pods(key, effective[1], effective[0])
+            if effective is not None
+            else None
+        )
+        self.handover.resize_rejections[key] = rejections_of(
             self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
         )
         snapshot = replace(
@@ -191,7 +195,7 @@ class Reconciler:
             snapshot,
             Context(self.options, self.derive, self._may_roll(key), self.resolver.resolve),
             self.clock(),
-            wanted,
+            compiled,
         )
         self._accepted[key] = (
             raw["metadata"].get("uid", ""),
@@ -204,22 +208,22 @@ class Reconciler:
         except NamespaceTerminating:
             raise
         except REFUSALS as error:
-            told = await self._report_apply_failure(key, snapshot, decided, error)
+            result = await self._report_apply_failure(key, snapshot, decided, error)
             if isinstance(error, Forbidden):
                 raise
-            return told
+            return result
         finally:
             self._starting.discard(key)
         if decided.status is not None:
             await self._write_status(snapshot, decided.status, decided.events)
-        untold = (
-            await self._create_beside(key, snapshot, decided)
+        has_unreported = (
+            await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        polls = SOURCE_POLL_SECONDS if sources else None
+        poll_after = SOURCE_POLL_SECONDS if sources else None
         return Result(
             requeue_after=soonest(
-                decided.requeue_after, probe_after, polls, 0.0 if untold else None
+                decided.requeue_after, probe_after, poll_after, 0.0 if has_unreported else None
             )
         )
 
@@ -232,18 +236,18 @@ class Reconciler:
             for item in self.store.children(resource, key)
         }
         known = list(self.store.children(PODS, key))
-        pods = tuple(Pod.of(item) for item in known if alive(item) and serves(item))
-        apart = tuple(Pod.of(item) for item in known if not serves(item))
-        if leaving := self._leaving.pop(key, set()) & {pod.uid for pod in pods}:
-            self._leaving[key] = leaving
-            pods = tuple(replace(pod, deleting=True) if pod.uid in leaving else pod for pod in pods)
+        pods = tuple(Pod.of(item) for item in known if is_alive(item) and is_pipeline_pod(item))
+        tuning_pods = tuple(Pod.of(item) for item in known if not is_pipeline_pod(item))
+        if deleted := self._deleted_pods.pop(key, set()) & {pod.uid for pod in pods}:
+            self._deleted_pods[key] = deleted
+            pods = tuple(replace(pod, deleting=True) if pod.uid in deleted else pod for pod in pods)
         digests, missing = await read_sources(self.client, key[0], sources)
         unplaced = any(
-            pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *apart)
+            pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *tuning_pods)
         )
-        nodes = await self._nodes() if unplaced else None
+        nodes = await self._list_nodes() if unplaced else None
         published = self.handover
-        told = (published.intent(key), published.view(key), published.latencies.get(key))
+        scaling = (published.intent(key), published.view(key), published.latencies.get(key))
         uid, last = raw["metadata"].get("uid", ""), self._accepted.get(key, ("", ""))
         return Snapshot(
             raw,
@@ -253,14 +257,14 @@ class Reconciler:
             digests,
             missing,
             nodes,
-            *told,
-            tuning_pods=apart,
+            *scaling,
+            tuning_pods=tuning_pods,
             tuning_rejection=self._tuning_rejection.pop(key, ""),
             monitoring=published.monitoring.get(key),
-            remembered=last[1] if last[0] == uid else "",
+            last_good_in_memory=last[1] if last[0] == uid else "",
         )
 
-    async def _nodes(self) -> tuple[Object, ...] | None:
+    async def _list_nodes(self) -> tuple[Object, ...] | None:
         try:
             return tuple((await self.client.list(NODES)).items)
         except Forbidden:
@@ -269,7 +273,9 @@ class Reconciler:
 
     # --- probe pods -------------------------------------------------------------------------
 
-    async def _ask(self, key: Key, wanted: CompiledPipeline, snapshot: Snapshot) -> float | None:
+    async def _probe_due_pods(
+        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
+    ) -> float | None:
         """Probe the pods that are due, concurrently.
 
         Only pods that run the effective spec are probed: other revisions may have other model names
@@ -279,16 +285,16 @@ class Reconciler:
             The seconds until the next pod is due.
         """
         now = self.clock()
-        pipeline, state = wanted.pipeline, snapshot.state().revision
+        pipeline, state = compiled.pipeline, snapshot.state().revision
         # The second is a revision of the same spec that waits to be replaced by one with this
         # operator's templates.
         revisions = {
-            wanted.revision.name,
+            compiled.revision.name,
             state.desired if state.generation == snapshot.generation else "",
         }
         health = pipeline.spec.health
-        asked = health.inference is InferenceHealth.AUTO and not probe_blocker(
-            pipeline, wanted.graph
+        effective = health.inference is InferenceHealth.AUTO and not probe_blocker(
+            pipeline, compiled.graph
         )
         known = self._probes.setdefault(key, {})
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
@@ -298,15 +304,17 @@ class Reconciler:
 
         def due_in(pod: Pod) -> float:
             last = known.get(pod.uid)
-            unasked = last is not None and asked and last.inference_error is None and not last.error
-            if last is None or (pod.ready and (unasked or not last.ensemble_ready)):
+            is_unverified = (
+                last is not None and effective and last.inference_error is None and not last.error
+            )
+            if last is None or (pod.ready and (is_unverified or not last.ensemble_ready)):
                 return 0.0
             # A first wrong answer may be an accident; a rollout is decided by the second.
             settled = (
                 pod.ready
                 and not last.error
                 and not last.inference_error
-                and last.wrong_in_a_row != 1
+                and last.consecutive_wrong != 1
             )
             period = (
                 float(health.period_seconds)
@@ -317,21 +325,23 @@ class Reconciler:
 
         due = [pod for pod in pods.values() if due_in(pod) <= 0]
         if due:
-            example = example_of(pipeline, wanted.graph) if any(pod.ready for pod in due) else None
+            example = (
+                example_of(pipeline, compiled.graph) if any(pod.ready for pod in due) else None
+            )
             targets = [
                 ProbeTarget(
                     pod,
-                    wanted.graph,
+                    compiled.graph,
                     self.derive(pipeline.metadata.uid, pod.revision),
                     example if pod.ready else None,
                 )
                 for pod in due
             ]
-            answers = await asyncio.gather(*(self.prober(target, now) for target in targets))
+            results = await asyncio.gather(*(self.prober(target, now) for target in targets))
             known.update(
                 {
-                    pod.uid: answer.after(known.get(pod.uid))
-                    for pod, answer in zip(due, answers, strict=True)
+                    pod.uid: result.merged_with(known.get(pod.uid))
+                    for pod, result in zip(due, results, strict=True)
                 }
             )
         return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
@@ -340,7 +350,7 @@ class Reconciler:
         rolling = {
             owner_key(DEPLOYMENTS, item)
             for item in self.store.all(DEPLOYMENTS)
-            if rolls(item) and serves(item)
+            if is_rolling_out(item) and is_pipeline_pod(item)
         } | self._starting
         return len(rolling - {key, None}) < self.max_concurrent_rollouts
 
@@ -373,16 +383,16 @@ class Reconciler:
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid = snapshot.pipeline["metadata"].get("uid", "")
-        for item in decided.apply[: decided.first]:
+        for item in decided.apply[: decided.apply_before_clear]:
             await self._apply(item, uid)
         await self._clear(key, decided)
-        for item in decided.apply[decided.first :]:
+        for item in decided.apply[decided.apply_before_clear :]:
             await self._apply(item, uid)
         for deletion in decided.delete:
             await self._delete(key, deletion)
         if decided.resize is not None:
             await self._resize(key, snapshot, decided.resize)
-        for event in decided.notes:
+        for event in decided.action_events:
             await self._post(snapshot.pipeline, event)
 
     async def _clear(self, key: Key, decided: Plan) -> None:
@@ -390,13 +400,13 @@ class Reconciler:
             if self.store.get(RESOURCE_OF_KIND[deletion.kind], key[0], deletion.name) is not None:
                 await self._delete(key, deletion)
 
-    async def _create_beside(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
+    async def _create_tuning_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a tuning run needs, and return whether that was rejected.
 
         A rejection ends the run and does not affect the pipeline.
         """
         try:
-            for item in decided.beside:
+            for item in decided.tuning_objects:
                 await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except NamespaceTerminating:
             raise
@@ -421,8 +431,10 @@ class Reconciler:
             if isinstance(error, NotFound) and error.of_an_object:
                 return  # The pod has just been deleted, which the watch reports.
             before = known.get(resize.uid)
-            known[resize.uid] = now = refused(error, resize.pod, resize.limit, before, self.clock())
-            if before is None or (before.kind, before.limit) != (now.kind, now.limit):
+            known[resize.uid] = now = rejection_of(
+                error, resize.pod, resize.limit, before, self.clock()
+            )
+            if before is None or (before.cause, before.limit) != (now.cause, now.limit):
                 await self._post(
                     snapshot.pipeline,
                     Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text),
@@ -441,13 +453,13 @@ class Reconciler:
         else:
             known = self.store.get(resource, namespace, name)
             if known is None:
-                known = await self._foreign(resource, namespace, name)
+                known = await self._uncached(resource, namespace, name)
             check_owner(known, item, uid)
             since = self.store.mark()
             self.store.put(resource, await apply_over(self.client, item, known), since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
 
-    async def _foreign(self, resource: Resource, namespace: str, name: str) -> Object | None:
+    async def _uncached(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """Return an object that the caches do not know.
 
         ``None`` if there is none. Otherwise its label was removed by hand, or it belongs to another
@@ -467,7 +479,7 @@ class Reconciler:
         await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
         if resource == PODS:
             # Deletion takes time; until the watch reports it, the object must not be deleted again.
-            self._leaving.setdefault(key, set()).add(deletion.uid)
+            self._deleted_pods.setdefault(key, set()).add(deletion.uid)
             return
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
 
@@ -494,7 +506,7 @@ class Reconciler:
             await self._put_status(snapshot.pipeline, status)
         except Invalid as error:
             raise StatusRejected(await self._report_status_rejection(snapshot, error)) from error
-        self._refused.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
+        self._rejected_status.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
         for event in events:
             await self._post(snapshot.pipeline, event)
 
@@ -508,7 +520,7 @@ class Reconciler:
         }
         since = self.store.mark()
         try:
-            answer = await self.client.apply_status({**body, "status": dict(status)})
+            applied = await self.client.apply_status({**body, "status": dict(status)})
         except NotFound:
             # Whatever the caches hold: the pipeline does not exist, and no event may come to report
             # its deletion.
@@ -516,7 +528,7 @@ class Reconciler:
         except Conflict:
             return  # Another one of the name; its own event starts the next iteration.
         else:
-            self.store.put(INFERENCE_PIPELINES, answer, since=since)
+            self.store.put(INFERENCE_PIPELINES, applied, since=since)
 
     async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Report in the previous status that the new one was rejected; return the message."""
@@ -525,16 +537,16 @@ class Reconciler:
             f" {error.message}; is the CRD that of this operator's release?"
         )
         key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
-        told = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
-        if statuses.differs(snapshot.pipeline, told):
+        stalled = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
+        if statuses.differs(snapshot.pipeline, stalled):
             try:
-                await self._put_status(snapshot.pipeline, told)
-            except Invalid as again:
+                await self._put_status(snapshot.pipeline, stalled)
+            except Invalid as second_error:
                 await _log.aerror(
-                    "not even the conditions of a status are taken", error=again.message
+                    "not even the conditions of a status are taken", error=second_error.message
                 )
-        if self._refused.get(key) != text:
-            self._refused[key] = text
+        if self._rejected_status.get(key) != text:
+            self._rejected_status[key] = text
             await _log.aerror("status refused", error=error.message)
             await self._post(
                 snapshot.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
@@ -542,14 +554,14 @@ class Reconciler:
         return text
 
     async def _post(self, pipeline: Object, event: Event) -> None:
-        told = {
+        fields = {
             "reason": event.reason,
             "action": event.action,
             "note": event.note,
             "instance": self.instance,
         }
-        made = event_object(pipeline, type=event.type, **told, now=self.clock())
-        error = await post_event(self.client, made)
+        event_body = event_object(pipeline, type=event.type, **fields, now=self.clock())
+        error = await post_event(self.client, event_body)
         if error is not None and not isinstance(error, NamespaceTerminating):
             await _log.awarning("event not written", reason=event.reason, error=str(error))
 

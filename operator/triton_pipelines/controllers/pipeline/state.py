@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.controllers.timestamps import moment
 
-from .field_managers import Writers
+from .field_managers import OtherManagers
 
 # A figure beyond this was edited by hand, and may be too large an integer for a float.
 _FIGURE_MAX: Final = 1e12
@@ -170,21 +170,21 @@ class FieldManagersState(PolicyState):
         return state
 
     @property
-    def writers(self) -> Writers:
+    def others(self) -> OtherManagers:
         """The managers, with the rule of when they keep the field."""
-        return Writers(self.managers, self.corrected)
+        return OtherManagers(self.managers, self.corrected)
 
-    def with_writers(self, writers: Writers) -> Self:
+    def with_others(self, others: OtherManagers) -> Self:
         """Return the state with these managers."""
-        return dataclasses.replace(self, managers=writers.names, corrected=writers.mended)
+        return dataclasses.replace(self, managers=others.names, corrected=others.corrected)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasState(FieldManagersState):
     """Other managers of the number of pods, and the number during a rollout."""
 
-    turns: Mapping[str, Any] = field(default_factory=dict)
-    """Who writes ``spec.replicas`` of the pipeline (:class:`~.field_managers.Turns`)."""
+    alternating: Mapping[str, Any] = field(default_factory=dict)
+    """Who writes ``spec.replicas`` of the pipeline (:class:`~.field_managers.AlternatingManagers`)."""
     rollout_pods: int = 0
     """Pods with which a rollout continues if scaling wants more than fit; 0: all."""
 
@@ -194,9 +194,9 @@ class CpuResizeState(FieldManagersState):
     """Other managers of the pods' CPU."""
 
     @property
-    def left_to(self) -> str:
+    def kept_by(self) -> str:
         """Managers that the CPU is left to; empty if it is ours."""
-        return self.writers.left
+        return self.others.owners
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from triton_pipelines.compile.graph.graph import Graph, Tensor
 from triton_pipelines.controllers.timestamps import rfc3339
 
 from .deployment_progress import deadline_exceeded
-from .pod_problems import Problem, worst
+from .pod_problems import Problem, most_severe
 from .policies.cpu_resize import CpuResize
 from .policies.replicas import Replicas
 from .policies.rollout import Rollout
@@ -130,7 +130,7 @@ def compute(
     graph: Graph,
     snapshot: Snapshot,
     rollout: Rollout,
-    wanted: str,
+    desired: str,
     warnings: Sequence[Finding],
     problems: Sequence[Problem],
     counts: Mapping[str, int],
@@ -140,7 +140,7 @@ def compute(
     cpu: CpuResize,
 ) -> dict[str, Any]:
     """Return the whole status of a resource that is acted on."""
-    conditions = conditions_of(pipeline, graph, snapshot, rollout, wanted, problems, number)
+    conditions = conditions_of(pipeline, graph, snapshot, rollout, desired, problems, number)
     conditions += live_conditions(pipeline, graph, snapshot, number, cpu)
     settled = any(item.type is ConditionType.STALLED and item.status for item in conditions) or (
         conditions[0].type is ConditionType.READY and conditions[0].status is True
@@ -154,16 +154,16 @@ def compute(
             *merge(snapshot.status.get("conditions") or (), conditions, generation, rfc3339(now)),
             *kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions}),
         ],
-        "revision": wanted,
+        "revision": desired,
         "servingRevision": _serving_revision(snapshot.pods, rollout.target),
-        **_counts(snapshot, wanted),
+        **_counts(snapshot, desired),
         "selector": ",".join(
             f"{key}={value}" for key, value in names.selector(pipeline.name).items()
         ),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        **live_parts(pipeline, graph, snapshot, wanted, counts, diverged),
-        "sources": _sources(snapshot, wanted),
+        **live_parts(pipeline, graph, snapshot, desired, counts, diverged),
+        "sources": _sources(snapshot, desired),
         "warnings": [
             {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}
             for item in warnings[:WARNINGS_MAX]
@@ -172,12 +172,12 @@ def compute(
     return {key: value for key, value in status.items() if value not in ([], {}, "")}
 
 
-def _counts(snapshot: Snapshot, wanted: str) -> dict[str, int]:
+def _counts(snapshot: Snapshot, desired: str) -> dict[str, int]:
     pods = [pod for pod in snapshot.pods if not pod.deleting]
     return {
         "replicas": len(pods),
         "readyReplicas": sum(pod.ready for pod in pods),
-        "updatedReplicas": sum(pod.revision == wanted for pod in pods),
+        "updatedReplicas": sum(pod.revision == desired for pod in pods),
     }
 
 
@@ -186,7 +186,7 @@ def conditions_of(
     graph: Graph,
     snapshot: Snapshot,
     rollout: Rollout,
-    wanted: str,
+    desired: str,
     problems: Sequence[Problem],
     number: Replicas,
 ) -> list[Condition]:
@@ -194,24 +194,26 @@ def conditions_of(
     serving = [pod for pod in snapshot.pods if pod.serving]
     if pipeline.spec.suspend is Switch.ENABLED:
         return _suspended(snapshot, serving)
-    updated = [pod for pod in serving if pod.revision == wanted]
-    probed = pipeline.spec.health.inference is InferenceHealth.AUTO and not probe_blocker(
+    updated = [pod for pod in serving if pod.revision == desired]
+    is_probed = pipeline.spec.health.inference is InferenceHealth.AUTO and not probe_blocker(
         pipeline, graph
     )
-    mine = {pod.name for pod in snapshot.pods if pod.revision == wanted}
+    pod_names = {pod.name for pod in snapshot.pods if pod.revision == desired}
     case = _Case(
         snapshot=snapshot,
         rollout=rollout,
-        wanted=wanted,
+        desired=desired,
         number=number,
         updated=updated,
-        unverified=[pod for pod in updated if _unproven(snapshot.probes.get(pod.uid), probed)],
-        leading=worst([problem for problem in problems if problem.pod in mine]),
-        overdue=deadline_exceeded(wanted, snapshot, problems),
+        unverified=[
+            pod for pod in updated if _needs_verification(snapshot.probes.get(pod.uid), is_probed)
+        ],
+        leading=most_severe([problem for problem in problems if problem.pod in pod_names]),
+        overdue=deadline_exceeded(desired, snapshot, problems),
         available=_available(serving, snapshot),
-        models=_models(snapshot, wanted, updated, problems, number.number),
+        models=_models(snapshot, desired, updated, problems, number.number),
     )
-    for conditions in (_rolled_back, _failed, _scaled_to_zero, _inference_failed, _served):
+    for conditions in (_rolled_back, _pods_failed, _scaled_to_zero, _inference_failed, _complete):
         found = conditions(case)
         if found is not None:
             return found
@@ -224,7 +226,7 @@ class _Case:
 
     snapshot: Snapshot
     rollout: Rollout
-    wanted: str
+    desired: str
     """The desired revision."""
     number: Replicas
     updated: list[Pod]
@@ -243,10 +245,10 @@ class _Case:
         return self.number.number
 
     @property
-    def rest(self) -> list[Pod]:
+    def other_pods(self) -> list[Pod]:
         """Pods of other revisions that are not being deleted."""
         return [
-            pod for pod in self.snapshot.pods if pod.revision != self.wanted and not pod.deleting
+            pod for pod in self.snapshot.pods if pod.revision != self.desired and not pod.deleting
         ]
 
     @property
@@ -256,7 +258,7 @@ class _Case:
 
     @property
     def progress(self) -> str:
-        return f"{len(self.updated)} of {self.replicas} pods serve revision {self.wanted}"
+        return f"{len(self.updated)} of {self.replicas} pods serve revision {self.desired}"
 
     def ready(self, text: str) -> list[Condition]:
         ready = Condition(ConditionType.READY, True, Reason.SUCCEEDED, text)
@@ -273,10 +275,10 @@ class _Case:
 
 
 def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
-    staying = sum(not pod.deleting for pod in snapshot.pods)
-    if staying:
-        return _leaving(
-            f"being suspended: {staying} pods have to go", _available(serving, snapshot)
+    remaining = sum(not pod.deleting for pod in snapshot.pods)
+    if remaining:
+        return _draining(
+            f"being suspended: {remaining} pods have to go", _available(serving, snapshot)
         )
     text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
     return [
@@ -288,27 +290,27 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
 def _rolled_back(case: _Case) -> list[Condition] | None:
     """Another revision than the desired one is to run."""
     target, state = case.rollout.target, case.rollout.state
-    if target == case.wanted:
+    if target == case.desired:
         return None
     why = Reason(state.failed_reason)
     text = (
-        f"revision {case.wanted} failed and revision {target} was taken back ({why.value}):"
+        f"revision {case.desired} failed and revision {target} was taken back ({why.value}):"
         f" {state.failed_message};"
         " it is tried again when the spec changes"
     )
     if why is Reason.SLO_VIOLATED:
         text = (
-            f"revision {case.wanted} serves, but breaks the SLO that revision {target} kept,"
+            f"revision {case.desired} serves, but breaks the SLO that revision {target} kept,"
             " which is taken back:"
             f" {state.failed_message}; it is tried again when the spec changes"
         )
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
 
-def _failed(case: _Case) -> list[Condition] | None:
+def _pods_failed(case: _Case) -> list[Condition] | None:
     """Some pods of the desired revision cannot come to serve."""
     failure, leading = case.overdue, case.leading
-    if leading is not None and leading.final:
+    if leading is not None and leading.is_final:
         failure = (leading.reason, leading.message)
     if failure is None or len(case.updated) >= case.replicas:
         return None
@@ -331,12 +333,12 @@ def _inference_failed(case: _Case) -> list[Condition] | None:
     return case.not_ready(ConditionType.RECONCILING, leading.reason, leading.message)
 
 
-def _served(case: _Case) -> list[Condition] | None:
+def _complete(case: _Case) -> list[Condition] | None:
     """The desired revision serves, and no other."""
-    if case.rest or case.snapshot.deployed_revision() != case.wanted:
+    if case.other_pods or case.snapshot.deployed_revision() != case.desired:
         return None
     verified = len(case.updated) - len(case.unverified)
-    if case.number.floating and verified >= min(case.number.least, case.replicas):
+    if case.number.is_autoscaled and verified >= min(case.number.minimum, case.replicas):
         # Pods that scaling adds or removes are not a rollout.
         leading = case.leading
         return case.ready(f"{case.progress}; {leading.message}" if leading else case.progress)
@@ -347,8 +349,8 @@ def _served(case: _Case) -> list[Condition] | None:
 
 def _progressing(case: _Case) -> list[Condition]:
     reason, text = _waiting_for(case)
-    if case.rollout.gap:
-        text += f"; {case.rollout.gap}"
+    if case.rollout.downtime:
+        text += f"; {case.rollout.downtime}"
     return case.not_ready(ConditionType.RECONCILING, reason, text)
 
 
@@ -356,44 +358,44 @@ def _waiting_for(case: _Case) -> tuple[Reason, str]:
     """Return what a rollout waits for."""
     leading, progress = case.leading, case.progress
     complete = len(case.updated) >= case.replicas
-    if leading is None and complete and case.unverified and not case.rest:
+    if leading is None and complete and case.unverified and not case.other_pods:
         probes = (case.snapshot.probes.get(pod.uid) for pod in case.unverified)
         error = next((probe.error for probe in probes if probe is not None and probe.error), "")
         return Reason.PROGRESSING, (
             f"{progress}; waiting for a test inference on {len(case.unverified)} of them"
             f"{f': {error}' if error else ''}"
         )
-    if leading is None and case.surplus > 0 and not case.rest:
+    if leading is None and case.surplus > 0 and not case.other_pods:
         return Reason.DRAINING, f"{progress}; {case.surplus} pods more than that have to go"
-    if leading is None and case.rest and complete:
+    if leading is None and case.other_pods and complete:
         return (
             Reason.DRAINING,
-            f"{progress}; {len(case.rest)} pods of older revisions are leaving",
+            f"{progress}; {len(case.other_pods)} pods of older revisions are leaving",
         )
-    refused = case.snapshot.pods_refused
+    rejected = case.snapshot.pods_rejected
     if (
-        refused
+        rejected
         and not complete
         and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING))
     ):
         # There is no pod to report a problem, or the existing ones are making progress.
-        return Reason.API_ERROR, f"{progress}; the API server takes no further pod: {refused}"
+        return Reason.API_ERROR, f"{progress}; the API server takes no further pod: {rejected}"
     if leading is not None:
         return leading.reason, f"{progress}; {leading.message}"
     return Reason.PROGRESSING, progress
 
 
-def _unproven(probe: Probe | None, asked: bool) -> bool:
+def _needs_verification(probe: Probe | None, is_probed: bool) -> bool:
     """Return whether a ready pod still has to be verified.
 
     It could not be probed, or has not run a test inference yet.
     """
     if probe is None:
-        return asked
-    return bool(probe.error) or (asked and probe.inference_error is None)
+        return is_probed
+    return bool(probe.error) or (is_probed and probe.inference_error is None)
 
 
-def _leaving(text: str, available: Condition) -> list[Condition]:
+def _draining(text: str, available: Condition) -> list[Condition]:
     """Return the conditions while pods that are no longer desired still exist."""
     return [
         Condition(ConditionType.READY, False, Reason.DRAINING, text),
@@ -427,18 +429,18 @@ def _available(serving: Sequence[Pod], snapshot: Snapshot) -> Condition:
 
 def _models(
     snapshot: Snapshot,
-    wanted: str,
+    desired: str,
     updated: Sequence[Pod],
     problems: Sequence[Problem],
     replicas: int,
 ) -> Condition:
-    pods = [pod for pod in snapshot.pods if pod.revision == wanted and not pod.deleting]
-    mine = [
+    pods = [pod for pod in snapshot.pods if pod.revision == desired and not pod.deleting]
+    own_problems = [
         item
         for item in problems
         if item.pod in {pod.name for pod in pods} and item.reason is not Reason.INFERENCE_FAILED
     ]
-    leading = worst(mine)
+    leading = most_severe(own_problems)
     if pods and len(updated) == len(pods) >= replicas:
         return Condition(
             ConditionType.MODELS_READY,
@@ -446,7 +448,7 @@ def _models(
             Reason.SUCCEEDED,
             f"all models are ready in {len(pods)} of {len(pods)} pods",
         )
-    told = (
+    model_reasons = (
         Reason.MODEL_MISMATCH,
         Reason.MODEL_FAILED,
         Reason.SOURCE_UNAVAILABLE,
@@ -458,14 +460,14 @@ def _models(
         Reason.SERVER_CRASHED,
         Reason.INTERNAL_ERROR,
     )
-    if leading is not None and leading.reason in told:
+    if leading is not None and leading.reason in model_reasons:
         return Condition(
             ConditionType.MODELS_READY,
             False,
             leading.reason,
             f"{len(updated)} of {len(pods)} pods; {leading.message}",
         )
-    text = f"{len(updated)} of {len(pods)} pods of revision {wanted} have all models ready"
+    text = f"{len(updated)} of {len(pods)} pods of revision {desired} have all models ready"
     return Condition(ConditionType.MODELS_READY, None, Reason.WAITING_FOR_PODS, text)
 
 
@@ -501,9 +503,9 @@ def _ensemble(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _sources(snapshot: Snapshot, wanted: str) -> list[dict[str, str]]:
+def _sources(snapshot: Snapshot, desired: str) -> list[dict[str, str]]:
     for pod in snapshot.pods:
-        report = pod.load_report() if pod.revision == wanted else None
+        report = pod.load_report() if pod.revision == desired else None
         if report is not None and report.ok:
             return [
                 {
@@ -521,7 +523,7 @@ def _sources(snapshot: Snapshot, wanted: str) -> list[dict[str, str]]:
             ]
     return (
         list(snapshot.status.get("sources") or ())
-        if snapshot.status.get("revision") == wanted
+        if snapshot.status.get("revision") == desired
         else []
     )
 

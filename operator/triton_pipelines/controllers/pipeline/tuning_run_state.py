@@ -34,7 +34,7 @@ _TEXTS: Final = (
     "recommended",
 )
 # Names of the fields that the status shows, in the record and in the status.
-_TOLD: Final = {
+_STATUS_NAMES: Final = {
     "request": "request",
     "state": "state",
     "revision": "revision",
@@ -64,17 +64,17 @@ class Run:
     """How many runs came before."""
     state: State = State.NONE
     mode: str = TuningMode.QUICK.value
-    asked: str = ""
+    waiting_since: str = ""
     """Since when it waits for the pipeline (RFC 3339)."""
     revision: str = ""
     """The measured revision; empty if the run has not begun."""
     start: str = ""
     """When it began (RFC 3339)."""
-    pod: str = ""
+    server: str = ""
     """Which start of which pod's server is measured."""
-    job: str = ""
+    job_start: str = ""
     """When its Job began (RFC 3339)."""
-    made: str = ""
+    job_uid: str = ""
     """Uid of the Job; empty if it has not been observed."""
     end: str = ""
     """When it ended (RFC 3339)."""
@@ -84,12 +84,12 @@ class Run:
     """Fields of ``status.tuning``, once it has ended."""
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it has not ended."""
         return self.state in (State.PENDING, State.RUNNING)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether it has objects: before, it waits for the pipeline."""
         return bool(self.revision)
 
@@ -144,16 +144,16 @@ class Run:
         """
         if not self.request:
             return {}
-        told = {
+        reported = {
             "request": self.request,
             "state": str(self.state),
             "startTime": self.start,
             "completionTime": self.end,
             "revision": self.revision,
         }
-        told["recommendedRevision"] = self.recommended
-        told["message"] = message[:MESSAGE_MAX]
-        return {key: value for key, value in told.items() if value} | dict(self.result)
+        reported["recommendedRevision"] = self.recommended
+        reported["message"] = message[:MESSAGE_MAX]
+        return {key: value for key, value in reported.items() if value} | dict(self.result)
 
     def failed(self, message: str, now: dt.datetime) -> Run:
         """Return the failed run, ended with ``message``."""
@@ -162,7 +162,7 @@ class Run:
         )
 
 
-def remembered(document: Mapping[str, Any], told: Any) -> Run:
+def last_run(document: Mapping[str, Any], reported: Any) -> Run:
     """Return the last run, from the record and from ``status.tuning`` (``told``).
 
     The status has more on a run that has ended if the record is lost, for example with a deleted
@@ -170,30 +170,33 @@ def remembered(document: Mapping[str, Any], told: Any) -> Run:
     and does not take the room of a pod a second time.
     """
     run = Run.parse(document)
-    if not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
-        return run
-    if document and not (
-        run.active
-        and run.begun
-        and (told.get("request"), told.get("startTime")) == (run.request, run.start)
+    if not isinstance(reported, Mapping) or reported.get("state") not in (
+        State.SUCCEEDED,
+        State.FAILED,
     ):
         return run
-    known = {field: told[key] for field, key in _TOLD.items() if key in told}
+    if document and not (
+        run.is_active
+        and run.has_begun
+        and (reported.get("request"), reported.get("startTime")) == (run.request, run.start)
+    ):
+        return run
+    known = {field: reported[key] for field, key in _STATUS_NAMES.items() if key in reported}
     ended = Run.parse(
         {
             "serial": 1,
             **(run.to_document() if document else {}),
             **known,
-            "result": result_of(told) or {},
+            "result": result_of(reported) or {},
         }
     )
     return ended if ended.request else run
 
 
-def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:
+def with_tuning(status: Mapping[str, Any], reported: Any) -> dict[str, Any]:
     """Return a status of the pipeline with ``told`` as ``status.tuning``, or without it."""
     return {key: value for key, value in status.items() if key != "tuning"} | (
-        {"tuning": told} if told else {}
+        {"tuning": reported} if reported else {}
     )
 
 
@@ -205,9 +208,9 @@ def result_of(document: Any) -> dict[str, Any] | None:
     if not isinstance(document, Mapping):
         return None
     try:
-        told = TuningStatus.model_validate(
+        reported = TuningStatus.model_validate(
             {key: document[key] for key in RESULT if key in document}
         )
     except ValidationError:
         return None
-    return told.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return reported.model_dump(mode="json", by_alias=True, exclude_defaults=True)

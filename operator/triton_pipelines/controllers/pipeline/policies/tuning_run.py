@@ -30,15 +30,15 @@ from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended
-from triton_pipelines.controllers.pipeline.latency_figures import limit_of
-from triton_pipelines.controllers.pipeline.padding_choices import Choices, take
-from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, of_pod
+from triton_pipelines.controllers.pipeline.latency_figures import latency_budget_of
+from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPaddings, split_result
+from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, problem_of
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot, alive
+from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot, is_alive
 from triton_pipelines.controllers.pipeline.state import TuningRunState
 from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.pipeline.tuning_run_inputs import Stage, cleared, stage_of
-from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, remembered, result_of
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, last_run, result_of
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
 from .replicas import Replicas
@@ -57,12 +57,12 @@ RECHECK_SECONDS: Final = 15.0
 # How long (seconds) a Job that ended waits for the report of its pod.
 SILENT_SECONDS: Final = 10
 # Events of a run that has ended.
-ENDED_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
-AGAIN: Final = "ask again with another spec.tuning.request"
+RUN_END_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
+RETRY_ADVICE: Final = "ask again with another spec.tuning.request"
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TuningDecision:
     """Decision on the tuning run in one reconcile iteration."""
 
     run: Run
@@ -72,11 +72,11 @@ class Tuned:
     message: str = ""
     """What the run waits for; empty once it has ended."""
     events: tuple[Event, ...] = ()
-    choices: Choices = field(default_factory=dict)
+    choices: VerifiedPaddings = field(default_factory=dict)
     """The padding that it has verified for ``Auto``, by fingerprint."""
 
     @property
-    def created(self) -> list[Object]:
+    def to_apply(self) -> list[Object]:
         """Return the objects to apply: all but an existing Job, whose template is immutable."""
         return [item for item in self.objects if not item["metadata"].get("uid")]
 
@@ -86,7 +86,11 @@ class Tuned:
 
         ``None`` without a deadline, for example while no pods are desired.
         """
-        return RECHECK_SECONDS if self.run.active and (self.run.begun or self.run.asked) else None
+        return (
+            RECHECK_SECONDS
+            if self.run.active and (self.run.has_begun or self.run.waiting_since)
+            else None
+        )
 
     def status(self) -> dict[str, Any]:
         """Return ``status.tuning``; empty without a run."""
@@ -99,22 +103,22 @@ class TuningProgress:
 
     before: Run
     """The run as it was."""
-    after: Tuned
+    after: TuningDecision
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Start, follow or end the tuning run that the spec requests."""
     spec = draft.of(ReconciledSpec)
-    before = remembered(draft.state.tuning_run.document, snapshot.status.get("tuning"))
+    before = last_run(draft.state.tuning_run.document, snapshot.status.get("tuning"))
     tuned = (
-        interrupted(before, now)
+        interrupt(before, now)
         if spec.blocked is not None and spec.blocked.invalid
-        else follow(_stage(snapshot, draft), before, now)
+        else next_step(_stage(snapshot, draft), before, now)
     )
     return Outcome(
         TuningProgress(before, tuned),
         (TuningRunState(tuned.run.to_document()),),
-        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.created),
+        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.to_apply),
         kept=tuned.objects,
         clear=cleared(snapshot, tuned.objects),
         events=tuned.events,
@@ -149,7 +153,7 @@ def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
     )
 
 
-def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
+def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
     """Return the next step of the run that the spec requests.
 
     Another request ends a run; so does another mode once the run has begun.
@@ -158,62 +162,64 @@ def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
     if spec.request is None:
         # A result stays until there is another; a run that is no longer requested ends without one.
         return (
-            Tuned(
+            TuningDecision(
                 Run(serial=before.serial),
-                events=_stopped(before, "spec.tuning.request was removed"),
+                events=_stop_event(before, "spec.tuning.request was removed"),
             )
             if before.active
-            else Tuned(before)
+            else TuningDecision(before)
         )
     mode = (spec.mode or TuningMode.QUICK).value
-    new, why = (
+    new, reason = (
         Run(request=spec.request, serial=before.serial + 1, state=State.PENDING, mode=mode),
         "",
     )
     if before.request != spec.request:
-        run, why = new, f"{spec.request!r} is asked for instead"
+        run, reason = new, f"{spec.request!r} is asked for instead"
     elif before.active and before.mode != mode:
-        run, why = (
+        run, reason = (
             (new, f"spec.tuning.mode is {mode} now, and it begins anew")
-            if before.begun
+            if before.has_begun
             else (replace(before, mode=mode), "")
         )
     else:
         run = before
     if not run.active:
-        return Tuned(run)
+        return TuningDecision(run)
     after = _next(stage, run, now)
-    return replace(after, events=(*(_stopped(before, why) if why else ()), *_events(run, after)))
+    return replace(
+        after, events=(*(_stop_event(before, reason) if reason else ()), *_events(run, after))
+    )
 
 
-def interrupted(
-    before: Run, now: dt.datetime, why: str = "the spec has become invalid during the run"
-) -> Tuned:
+def interrupt(
+    before: Run, now: dt.datetime, reason: str = "the spec has become invalid during the run"
+) -> TuningDecision:
     """Return the run while the spec cannot be acted on at all, for the reason ``why``.
 
     A run that has begun ends: it holds room for a spec that cannot be acted on.
     """
-    if not (before.active and before.begun):
-        return Tuned(before)
-    after = Tuned(before.failed(f"{why}; mend it, then {AGAIN}", now))
+    if not (before.active and before.has_begun):
+        return TuningDecision(before)
+    after = TuningDecision(before.failed(f"{reason}; mend it, then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
 
 
-def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
-    refused = stage.snapshot.tuning_rejection if run.begun else ""
-    if not run.begun:
+def _next(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision:
+    rejection = stage.snapshot.tuning_rejection if run.has_begun else ""
+    if not run.has_begun:
         waiting = _waiting(stage, run, now)
         if waiting is not None:
             return waiting
-        run = replace(run, revision=stage.wanted, start=rfc3339(now), asked="")
-    why = refused or _ended_early(stage, run)
-    if why:
-        return Tuned(run.failed(f"{why}; {AGAIN}", now))
+        run = replace(run, revision=stage.desired, start=rfc3339(now), waiting_since="")
+    reason = rejection or _early_end(stage, run)
+    if reason:
+        return TuningDecision(run.failed(f"{reason}; {RETRY_ADVICE}", now))
     name = run.name(stage.pipeline.metadata.uid)
     return (_running if run.state is State.RUNNING else _pending)(stage, run, name, now)
 
 
-def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
+def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     """Return a request that waits for the pipeline or has failed; ``None`` if it can begin."""
     if stage.suspended or stage.replicas == 0:
         # While no pods are desired, the time spent waiting does not count.
@@ -222,29 +228,29 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
             if stage.suspended
             else "spec.replicas is 0; it begins when pods serve"
         )
-        return Tuned(replace(run, asked=""), message=wait)
-    if limit_of(stage.pipeline) is None:
+        return TuningDecision(replace(run, waiting_since=""), message=wait)
+    if latency_budget_of(stage.pipeline) is None:
         # Nor does the time without that field: setting it starts an iteration.
-        return Tuned(replace(run, asked=""), message=_unpromised(stage.pipeline))
-    if stage.settled and not stage.watched:
+        return TuningDecision(replace(run, waiting_since=""), message=_missing_slo(stage.pipeline))
+    if stage.is_settled and not stage.watched_until:
         return None
-    run = replace(run, asked=run.asked or rfc3339(now))
-    wait = f"waits until revision {stage.wanted} serves in all pods"
+    run = replace(run, waiting_since=run.waiting_since or rfc3339(now))
+    wait = f"waits until revision {stage.desired} serves in all pods"
     if stage.snapshot.missing_sources:
         wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
-    elif stage.settled:
-        said = (
-            f"waits until the watch over revision {stage.wanted}, whose latency a measurement"
-            f" beside it could disturb, is over at {stage.watched}"
+    elif stage.is_settled:
+        message = (
+            f"waits until the watch over revision {stage.desired}, whose latency a measurement"
+            f" beside it could disturb, is over at {stage.watched_until}"
         )
-        return Tuned(run, message=said)
+        return TuningDecision(run, message=message)
     else:
         ready = stage.ready()
         if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
-            return Tuned(
+            return TuningDecision(
                 run.failed(
-                    f"revision {stage.wanted} does not serve ({ready.reason.value}):"
-                    f" {ready.message}; mend that, then {AGAIN}",
+                    f"revision {stage.desired} does not serve ({ready.reason.value}):"
+                    f" {ready.message}; mend that, then {RETRY_ADVICE}",
                     now,
                 )
             )
@@ -253,14 +259,16 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
             if ready.status is not True
             else f": {ready.message}"
         )
-    if _past(run.asked, WAITING_SECONDS, now):
-        return Tuned(
-            run.failed(f"given up after {WAITING_SECONDS // 60} min; it {wait}; {AGAIN}", now)
+    if _is_past(run.waiting_since, WAITING_SECONDS, now):
+        return TuningDecision(
+            run.failed(
+                f"given up after {WAITING_SECONDS // 60} min; it {wait}; {RETRY_ADVICE}", now
+            )
         )
-    return Tuned(run, message=wait)
+    return TuningDecision(run, message=wait)
 
 
-def _unpromised(pipeline: InferencePipeline) -> str:
+def _missing_slo(pipeline: InferencePipeline) -> str:
     """Return why there is no latency to tune for, with the name of the field."""
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
@@ -277,18 +285,18 @@ def _unpromised(pipeline: InferencePipeline) -> str:
     )
 
 
-def _ended_early(stage: Stage, run: Run) -> str:
+def _early_end(stage: Stage, run: Run) -> str:
     """Return why a run that has begun cannot continue; empty if it can."""
     if stage.suspended:
         return "the pipeline was suspended during the run"
-    if stage.wanted != run.revision:
-        return f"revision {run.revision} is no longer wanted, but {stage.wanted}"
+    if stage.desired != run.revision:
+        return f"revision {run.revision} is no longer wanted, but {stage.desired}"
     if stage.target != run.revision:
         return f"revision {run.revision} was taken back: {stage.ready().message}"
-    return _crowding(stage)
+    return _room_shortage(stage)
 
 
-def _crowding(stage: Stage) -> str:
+def _room_shortage(stage: Stage) -> str:
     """Return why the run gives up its room: a serving pod finds none; empty if it need not.
 
     Otherwise a rollout would remove an old pod for the room that a canary holds.
@@ -303,107 +311,121 @@ def _crowding(stage: Stage) -> str:
                 f"pod {pod.name} of the pipeline, which serves, finds no room,"
                 " and the run gives up its own"
             )
-    if stage.snapshot.pods_refused:
+    if stage.snapshot.pods_rejected:
         return (
             "the API server takes no further pod that serves, and the run gives up its own:"
-            f" {stage.snapshot.pods_refused}"
+            f" {stage.snapshot.pods_rejected}"
         )
     return ""
 
 
-def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
+def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecision:
     """Wait until the canary is ready."""
     pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     ready = next((pod for pod in pods if pod.serving and pod.ip), None)
     if ready is not None:
         run = replace(run, state=State.RUNNING, job=rfc3339(now), pod=_server_of(ready))
-        return Tuned(
-            run, (*_base(stage, name), _job(stage, run, name, ready)), _not_yet(_unstarted(()))
+        return TuningDecision(
+            run,
+            (*_canary_objects(stage, name), _job(stage, run, name, ready)),
+            _not_running_text(_start_blocker(())),
         )
     problem = _problem(stage, pods)
-    refused = stage.snapshot.pods_refused_to(names.tuning_name(stage.snapshot.name, name))
-    why = problem.message if problem is not None else refused or "no pod yet"
+    rejection = stage.snapshot.pods_rejected_of(names.tuning_name(stage.snapshot.name, name))
+    reason = problem.message if problem is not None else rejection or "no pod yet"
     if problem is not None and problem.final:
-        return Tuned(
-            run.failed(f"the pod to measure does not come up ({problem.reason.value}): {why}", now)
+        return TuningDecision(
+            run.failed(
+                f"the pod to measure does not come up ({problem.reason.value}): {reason}", now
+            )
         )
-    if _past(run.start, PENDING_SECONDS, now):
-        return Tuned(
-            run.failed(f"the pod to measure was not ready within {PENDING_SECONDS} s: {why}", now)
+    if _is_past(run.start, PENDING_SECONDS, now):
+        return TuningDecision(
+            run.failed(
+                f"the pod to measure was not ready within {PENDING_SECONDS} s: {reason}", now
+            )
         )
-    said = "waits for a pod that serves nobody"
+    message = "waits for a pod that serves nobody"
     if problem is not None:
-        said = f"{problem.reason.value}: {why}"
-    elif refused:
-        said += f"; the API server takes none: {refused}"
-    return Tuned(run, tuple(_base(stage, name)), said)
+        message = f"{problem.reason.value}: {reason}"
+    elif rejection:
+        message += f"; the API server takes none: {rejection}"
+    return TuningDecision(run, tuple(_canary_objects(stage, name)), message)
 
 
-def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
+def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecision:
     """Wait until the Job has ended."""
-    made = stage.snapshot.child(
+    job_object = stage.snapshot.child(
         "Job", names.tuning_name(stage.snapshot.name, name, names.COMPONENT_TUNER)
     )
     tuners = _pods(stage.snapshot, name, names.COMPONENT_TUNER)
     for pod in tuners:
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
-            return _ended(stage, run, ended, now)
+            return _result_of_job(stage, run, ended, now)
     # The Job may have changed the canary's settings, so a second Job could not start from them: a
     # Job is never created twice.
-    if run.made and (
-        made is None
-        or made["metadata"].get("uid") != run.made
-        or made["metadata"].get("deletionTimestamp")
+    if run.job_uid and (
+        job_object is None
+        or job_object["metadata"].get("uid") != run.job_uid
+        or job_object["metadata"].get("deletionTimestamp")
     ):
-        return Tuned(run.failed(f"its Job was deleted; {AGAIN}", now))
-    closed = _closed(made)
+        return TuningDecision(run.failed(f"its Job was deleted; {RETRY_ADVICE}", now))
+    end_condition = _end_condition(job_object)
     # The report of its pod has more details, and may arrive later.
-    silent = bool(tuners) and not _past(
-        str(closed.get("lastTransitionTime") or ""), SILENT_SECONDS, now
+    is_report_due = bool(tuners) and not _is_past(
+        str(end_condition.get("lastTransitionTime") or ""), SILENT_SECONDS, now
     )
-    if closed and not silent:
-        said = f"the Job failed: {closed.get('reason', '')}: {closed.get('message', '')}"
-        return Tuned(
+    if end_condition and not is_report_due:
+        message = (
+            f"the Job failed: {end_condition.get('reason', '')}: {end_condition.get('message', '')}"
+        )
+        return TuningDecision(
             run.failed(
-                said
-                if closed["type"] == "Failed"
-                else f"the Job ended, but its pod is gone, and its result with it; {AGAIN}",
+                message
+                if end_condition["type"] == "Failed"
+                else f"the Job ended, but its pod is gone, and its result with it; {RETRY_ADVICE}",
                 now,
             )
         )
-    measured = next(
+    canary_pod = next(
         (
             pod
             for pod in _pods(stage.snapshot, name, names.COMPONENT_CANARY)
-            if alive(pod.raw) and _server_of(pod) == run.pod
+            if is_alive(pod.raw) and _server_of(pod) == run.server
         ),
         None,
     )
-    if measured is None or measured.deleting:
-        return Tuned(run.failed(f"{_fate(stage, name)}; {AGAIN}", now))
+    if canary_pod is None or canary_pod.deleting:
+        return TuningDecision(run.failed(f"{_canary_end(stage, name)}; {RETRY_ADVICE}", now))
     seconds = JOB_SECONDS[TuningMode(run.mode)]
-    if _past(run.job, seconds + MARGIN_SECONDS, now):
-        return Tuned(run.failed(f"the Job did not end within {seconds} s", now))
-    waits = _unstarted(tuners)
-    if waits and _past(run.job, PENDING_SECONDS, now):
-        return Tuned(
+    if _is_past(run.job_start, seconds + MARGIN_SECONDS, now):
+        return TuningDecision(run.failed(f"the Job did not end within {seconds} s", now))
+    blocker = _start_blocker(tuners)
+    if blocker and _is_past(run.job_start, PENDING_SECONDS, now):
+        return TuningDecision(
             run.failed(
-                f"the pod that measures did not start within {PENDING_SECONDS} s: {waits}", now
+                f"the pod that measures did not start within {PENDING_SECONDS} s: {blocker}", now
             )
         )
-    said = (
-        _not_yet(waits) if waits else f"pod {measured.name}, which serves nobody, is being measured"
+    message = (
+        _not_running_text(blocker)
+        if blocker
+        else f"pod {canary_pod.name}, which serves nobody, is being measured"
     )
-    if made is None:
-        return Tuned(run, (*_base(stage, name), _job(stage, run, name, measured)), said)
-    return Tuned(
-        replace(run, made=str(made["metadata"].get("uid", ""))), (*_base(stage, name), made), said
+    if job_object is None:
+        return TuningDecision(
+            run, (*_canary_objects(stage, name), _job(stage, run, name, canary_pod)), message
+        )
+    return TuningDecision(
+        replace(run, job_object=str(job_object["metadata"].get("uid", ""))),
+        (*_canary_objects(stage, name), job_object),
+        message,
     )
 
 
-def _not_yet(why: str) -> str:
-    return f"the pod that measures does not run yet: {why}"
+def _not_running_text(reason: str) -> str:
+    return f"the pod that measures does not run yet: {reason}"
 
 
 def _server_of(pod: Pod) -> str:
@@ -415,18 +437,16 @@ def _server_of(pod: Pod) -> str:
     return f"{pod.uid}/{pod.container(names.CONTAINER_SERVER).get('restartCount', 0)}"
 
 
-def _fate(stage: Stage, name: str) -> str:
+def _canary_end(stage: Stage, name: str) -> str:
     """Return what became of the canary, as text."""
     pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     for pod in pods:
         status = pod.raw.get("status") or {}
-        if not alive(pod.raw):
-            said = ": ".join(
+        if not is_alive(pod.raw):
+            message = ": ".join(
                 text for key in ("reason", "message") if (text := str(status.get(key) or ""))
             )
-            return (
-                f"pod {pod.name}, which was measured, has ended{f' ({said[:300]})' if said else ''}"
-            )
+            return f"pod {pod.name}, which was measured, has ended{f' ({message[:300]})' if message else ''}"
     problem = _problem(stage, pods)
     return (
         "the pod that was measured is gone, or its server was started again"
@@ -434,7 +454,7 @@ def _fate(stage: Stage, name: str) -> str:
     )
 
 
-def _closed(made: Object | None) -> Mapping[str, Any]:
+def _end_condition(made: Object | None) -> Mapping[str, Any]:
     """Return the condition that reports the end of a Job, or an empty one."""
     conditions = ((made or {}).get("status") or {}).get("conditions") or ()
     return next(
@@ -447,7 +467,7 @@ def _closed(made: Object | None) -> Mapping[str, Any]:
     )
 
 
-def _unstarted(tuners: Sequence[Pod]) -> str:
+def _start_blocker(tuners: Sequence[Pod]) -> str:
     """Return why no pod of the Job runs; empty if one does."""
     if any(
         "running" in (pod.container(names.CONTAINER_TUNER).get("state") or {}) for pod in tuners
@@ -463,20 +483,22 @@ def _unstarted(tuners: Sequence[Pod]) -> str:
     return "it starts" if tuners else "the Job has no pod"
 
 
-def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Tuned:
+def _result_of_job(
+    stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime
+) -> TuningDecision:
     text = str(ended.get("message") or "")
     if ended.get("exitCode") != 0:
-        said = (
+        message = (
             f"the measurement ended with exit code {ended.get('exitCode')}:"
             f" {text.strip()[-600:] or ended.get('reason', '')}"
         )
-        return Tuned(run.failed(said, now))
+        return TuningDecision(run.failed(message, now))
     try:
-        found = result_of(json.loads(text))
+        result = result_of(json.loads(text))
     except ValueError:
-        found = None
-    if found is None:
-        return Tuned(
+        result = None
+    if result is None:
+        return TuningDecision(
             run.failed(
                 "what the Job reports cannot be read;"
                 " is its image that of this operator's release (loader.image)?",
@@ -488,22 +510,28 @@ def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -
         return cost_fingerprint(pipeline, stage.options, stage.snapshot.digests)
 
     end = rfc3339(now)
-    taken = take(
+    split = split_result(
         stage.pipeline,
         stage.padding,
-        found,
+        result,
         (run.request, end),
-        limit_of(stage.pipeline),
+        latency_budget_of(stage.pipeline),
         fingerprint,
     )
-    makes = stage.recommended(taken.patch) if taken.patch else ""
-    return Tuned(
-        replace(run, state=State.SUCCEEDED, end=end, result=taken.result, recommended=makes),
-        choices=taken.choices,
+    recommended_revision = stage.recommended(split.patch) if split.patch else ""
+    return TuningDecision(
+        replace(
+            run,
+            state=State.SUCCEEDED,
+            end=end,
+            result=split.result,
+            recommended=recommended_revision,
+        ),
+        choices=split.choices,
     )
 
 
-def _base(stage: Stage, name: str) -> list[Object]:
+def _canary_objects(stage: Stage, name: str) -> list[Object]:
     pipeline, options = stage.pipeline, stage.options
     spec = {key: value for key, value in stage.snapshot.pipeline["spec"].items() if key != "tuning"}
     if "tokenizer" in spec:
@@ -536,36 +564,36 @@ def _pods(snapshot: Snapshot, name: str, component: str) -> list[Pod]:
 
 def _problem(stage: Stage, pods: Sequence[Pod]) -> Problem | None:
     gpu = stage.pipeline.spec.server.gpu.resource_name
-    there = (pod for pod in pods if alive(pod.raw))
+    alive_pods = (pod for pod in pods if is_alive(pod.raw))
     return next(
         (
             found
-            for pod in there
-            if (found := of_pod(pod, None, gpu, stage.snapshot.nodes)) is not None
+            for pod in alive_pods
+            if (found := problem_of(pod, None, gpu, stage.snapshot.nodes)) is not None
         ),
         None,
     )
 
 
-def doubts(run: Run, wanted: str) -> list[Finding]:
+def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
     """Return a warning if the result is of another revision than the desired one.
 
     There is none if the result recommended the desired revision.
     """
-    if run.state is not State.SUCCEEDED or wanted in (run.revision, run.recommended):
+    if run.state is not State.SUCCEEDED or desired in (run.revision, run.recommended):
         return []
     text = (
         f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision};"
-        f" another request measures revision {wanted}"
+        f" another request measures revision {desired}"
     )
     return [Finding("spec.tuning.request", text, Severity.WARNING)]
 
 
-def _events(before: Run, tuned: Tuned) -> tuple[Event, ...]:
+def _events(before: Run, tuned: TuningDecision) -> tuple[Event, ...]:
     after = tuned.run
     if before.state == after.state or after.state is State.PENDING:
         return ()
-    said = (
+    message = (
         after.result.get("message")
         or f"a pod of revision {after.revision}, which serves nobody, is measured"
     )
@@ -574,20 +602,20 @@ def _events(before: Run, tuned: Tuned) -> tuple[Event, ...]:
             after.state is State.FAILED,
             f"Tuning{after.state.value}",
             "Tune",
-            f"request {after.request!r}: {said}",
+            f"request {after.request!r}: {message}",
         ),
     )
 
 
-def _stopped(run: Run, why: str) -> tuple[Event, ...]:
+def _stop_event(run: Run, reason: str) -> tuple[Event, ...]:
     """Return the event for an unfinished run that the status no longer shows."""
     return (
-        (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {why}"),)
+        (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {reason}"),)
         if run.active
         else ()
     )
 
 
-def _past(since: str, seconds: float, now: dt.datetime) -> bool:
+def _is_past(since: str, seconds: float, now: dt.datetime) -> bool:
     began = moment(since)
     return began is None or (now - began).total_seconds() > seconds

@@ -6,7 +6,7 @@ import datetime as dt
 
 from triton_pipelines.compile.graph import lint
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.latency_figures import limit_of
+from triton_pipelines.controllers.pipeline.latency_figures import latency_budget_of
 from triton_pipelines.controllers.pipeline.loader_warnings import loader_warnings
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -29,7 +29,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         warnings=(
             *lint(spec.pipeline, spec.graph, draft.context.options),
             *slo_warnings(
-                limit_of(spec.pipeline),
+                latency_budget_of(spec.pipeline),
                 snapshot.latencies,
                 draft.of(Rollout).target,
                 snapshot.status.get("warnings") or (),
