@@ -15,8 +15,8 @@ from tests.gpu.encoder import CLASSES, WEIGHTS, Shape
 from triton_pipelines.cli.documents import load_pipeline
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import render
-from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
+from triton_pipelines.loader.options import LoadOptions
 from triton_pipelines.loader.uris import SourceMap
 
 PIPELINE, MODEL = "torch-encoder", "model"

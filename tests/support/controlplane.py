@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -72,12 +71,7 @@ class ControlPlane:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

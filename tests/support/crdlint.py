@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from triton_pipelines.api import crd
+from triton_pipelines.api import structural_schema
 
 from . import cel
 
@@ -175,7 +175,7 @@ def nodes(definition: Definition) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All nodes of spec and status, with their paths."""
     return (
         (path, node)
-        for path, node in crd.walk(schema_of(definition))
+        for path, node in structural_schema.walk(schema_of(definition))
         if path.split(".")[0] in ("spec", "status")
     )
 
@@ -388,7 +388,7 @@ def _defaults(definition: Definition) -> Iterator[Finding]:
 def _tested_defaults(definition: Definition) -> Iterator[Finding]:
     found = dict(nodes(definition))
     tested: set[str] = set()
-    for path, node in crd.walk(schema_of(definition)):
+    for path, node in structural_schema.walk(schema_of(definition)):
         for rule in node.get(RULES, []):
             tested |= cel.tested(rule["rule"], node, path)
     for path in sorted(tested):
@@ -403,7 +403,7 @@ def _tested_defaults(definition: Definition) -> Iterator[Finding]:
 
 
 def _required(definition: Definition) -> Iterator[Finding]:
-    for path, node in crd.walk(schema_of(definition)):
+    for path, node in structural_schema.walk(schema_of(definition)):
         for name in node.get("required", []):
             child = node.get("properties", {}).get(name)
             if child is None:
@@ -480,7 +480,7 @@ def _status(definition: Definition) -> Iterator[Finding]:
 
 
 def _messages(definition: Definition) -> Iterator[Finding]:
-    known = dict(crd.walk(schema_of(definition)))
+    known = dict(structural_schema.walk(schema_of(definition)))
     for path, node in known.items():
         for rule in node.get(RULES, []):
             text, target = (

@@ -2,7 +2,7 @@
 
 A *field* is what a user gives a value: text, a number, a list of those, a mapping, a part of the
 Kubernetes API passed on as written, an object that takes no further fields. Objects and lists of
-objects are only the way there. Paths are those of `triton_pipelines.api.crd.walk`:
+objects are only the way there. Paths are those of `triton_pipelines.api.structural_schema.walk`:
 ``spec.model.inputs[].name``; a field that is a list or a mapping itself has no mark at its end.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tests.support import libyaml
-from triton_pipelines.api import crd, names
+from triton_pipelines.api import crd, names, structural_schema
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
@@ -37,7 +37,7 @@ def _whole() -> Mapping[str, Any]:
 @functools.cache
 def _properties(model: type[ApiModel]) -> Mapping[str, Any]:
     """The properties of one class in its schema: many places hold the same class."""
-    properties: Mapping[str, Any] = crd.structural(model)["properties"]
+    properties: Mapping[str, Any] = structural_schema.structural(model)["properties"]
     return properties
 
 
@@ -48,7 +48,7 @@ def fields(
 
     The default is the CRD as generated from the models.
     """
-    nodes = crd.walk(schema if schema is not None else _whole())
+    nodes = structural_schema.walk(schema if schema is not None else _whole())
     return {
         path: node
         for path, node in nodes

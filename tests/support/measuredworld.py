@@ -10,7 +10,7 @@ import yaml
 from tests.support import builders
 from tests.support.tuningworld import RESULT, Tuning
 from triton_pipelines.api import names
-from triton_pipelines.api.status import PaddingStatus
+from triton_pipelines.api.tuning_status import PaddingStatus
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 
 SLO = {"p99Milliseconds": 85, "networkAndQueueBudgetMilliseconds": 5}

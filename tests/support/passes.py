@@ -10,6 +10,7 @@ import copy
 import datetime as dt
 from typing import Any
 
+from tests.support.reconcilers import reconciler_of
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import World
 from triton_pipelines.api import names
@@ -17,12 +18,7 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.reconciler import (
-    RESOURCE_OF_KIND,
-    ProbeTarget,
-    Reconciler,
-)
+from triton_pipelines.controllers.pipeline.reconciler import RESOURCE_OF_KIND, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 
 
@@ -83,15 +79,8 @@ class Recording(Client):
 
 async def passed(world: Tuning, client: Recording) -> list[tuple[str, str]]:
     """Run one reconcile of the operator over the world; return what it wrote to the API server."""
-    reconciler = Reconciler(
-        client,
-        cached(world),
-        world.options,
-        lambda uid, revision: f"key of {uid} {revision}",
-        good,
-        lambda: world.now,
-        "test",
-        Handover(),
+    reconciler = reconciler_of(
+        client, cached(world), prober=good, clock=lambda: world.now, options=world.options
     )
     with contextlib.suppress(ClusterError):
         await reconciler.reconcile(("nlp", world.name))

@@ -10,11 +10,10 @@ fields, so that an older loader never silently skips a setting of a newer plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, RootModel, field_validator, model_validator
+from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from triton_pipelines.api.loadreport import (
     INFORMATIVE,
@@ -29,16 +28,18 @@ from triton_pipelines.api.loadreport import (
     same_source,
     strayed,
 )
-from triton_pipelines.api.loadtypes import (
-    Key,
-    LoadModel,
-    Name,
-    RelativePath,
-    Sha256,
-    Slot,
-    Version,
-    source_key,
+from triton_pipelines.api.loadtypes import Key, LoadModel, Name, RelativePath, source_key
+
+from .loadchecks import (
+    PlanAdapt,
+    PlanCheck,
+    PlanPlace,
+    PlanRaggedInput,
+    PlanTensor,
+    PlanTokens,
+    shape_input,
 )
+from .loadfetch import FetchKind, PlanFetch, PlanVersions
 
 __all__ = [
     "INFORMATIVE",
@@ -106,270 +107,6 @@ class PlanCount(LoadModel):
                 ``initial``.
         """
         return max(self.min, min(self.max, self.initial if wanted is None else wanted))
-
-
-class FetchKind(StrEnum):
-    """What a source becomes in the repository.
-
-    A tokenizer's file, one file, a model's version folders, or everything below a folder.
-    """
-
-    TOKENIZER = "tokenizer"
-    FILE = "file"
-    MODEL = "model"
-    FOLDER = "folder"
-
-
-class PlanVersions(LoadModel):
-    """Triton's version policy: which versions of a model are served.
-
-    Exactly one of the three fields is set.
-    """
-
-    latest: Version | None = None
-    all: Literal[True] | None = None
-    specific: Annotated[tuple[Version, ...] | None, Field(strict=False, min_length=1)] = None
-
-    @model_validator(mode="after")
-    def _one(self) -> PlanVersions:
-        if sum(value is not None for value in (self.latest, self.all, self.specific)) != 1:
-            raise ValueError("a version policy is exactly one of latest, all and specific")
-        return self
-
-    @property
-    def newest_only(self) -> bool:
-        """Whether only the newest version is served, as without a policy."""
-        return self.latest == 1
-
-    def select(self, held: Collection[int]) -> tuple[int, ...]:
-        """Return the versions of ``held`` that are served, in ascending order.
-
-        Requested versions that are not in ``held`` are left out.
-        """
-        ordered = sorted(set(held))
-        if self.latest is not None:
-            return tuple(ordered[-self.latest :])
-        return tuple(
-            version for version in ordered if self.specific is None or version in self.specific
-        )
-
-
-class PlanFetch(LoadModel):
-    """One source to fetch into ``target``.
-
-    For kind ``model`` the result depends on the source:
-
-    - One file becomes ``TARGET/1/<file>``.
-    - A folder of numbered folders becomes the versions that ``versions`` and ``pinned`` select,
-      each with all of its files.
-    - Any other folder becomes ``TARGET/1``, with everything below it (``whole``), or with the main
-      file and the data files that the main file names.
-    """
-
-    step: Name
-    slot: Slot = ""
-    uri: Annotated[str, Field(min_length=1, max_length=4096)]
-    target: RelativePath
-    """Where to store it in the repository: a file, or a folder for kinds model and folder."""
-    kind: Annotated[FetchKind, Field(strict=False)] = FetchKind.FILE
-    file: RelativePath | None = None
-    """Kind model: the main file's name in a version folder. ``None``: no main file is needed."""
-    source_file: RelativePath | None = None
-    """Kind model: the main file's name in the source, if it differs from ``file``."""
-    whole: bool = False
-    """Kind model: whether a folder without numbered versions is fetched completely."""
-    versions: PlanVersions | None = None
-    pinned: Version | None = None
-    revision: str | None = None
-    path: RelativePath | None = None
-    """A file or folder inside a source that is a folder."""
-    sha256: Sha256 | None = None
-    endpoint: str | None = None
-    region: str | None = None
-    credentials: bool = False
-    """Whether the source's credential folder (``STEP`` or ``STEP.SLOT``) is mounted."""
-    ca: bool = False
-    """Whether the source's CA folder (``STEP`` or ``STEP.SLOT``) is mounted."""
-    cuts_pairs: bool = False
-    """Kind tokenizer: whether text pairs that are too long are truncated.
-
-    Not every tokenizer allows that.
-    """
-    field: str | None = None
-    """The source's path in the resource, for messages."""
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _folder(cls, value: object) -> object:
-        """Remove the trailing slash with which a folder may be written."""
-        return value.rstrip("/") if isinstance(value, str) and value.rstrip("/") else value
-
-    @model_validator(mode="after")
-    def _fitting(self) -> PlanFetch:
-        model = {
-            "file": self.file,
-            "sourceFile": self.source_file,
-            "versions": self.versions,
-            "pinned": self.pinned,
-            "whole": self.whole or None,
-        }
-        given = sorted(name for name, value in model.items() if value is not None)
-        if self.kind is not FetchKind.MODEL and given:
-            raise ValueError(
-                f"step {self.step}: {', '.join(given)} belong to kind model, not {self.kind}"
-            )
-        if self.cuts_pairs and self.kind is not FetchKind.TOKENIZER:
-            raise ValueError(
-                f"step {self.step}: cutsPairs belongs to kind tokenizer, not {self.kind}"
-            )
-        if self.kind is FetchKind.MODEL and "/" in self.target:
-            raise ValueError(
-                f"step {self.step}: the target of a model is its folder in the repository, not"
-                f" {self.target}"
-            )
-        if (
-            self.kind is FetchKind.MODEL
-            and self.file is None
-            and (self.source_file is not None or not self.whole)
-        ):
-            raise ValueError(
-                f"step {self.step}: a model needs the name of its file unless whole folders are"
-                " taken"
-            )
-        return self
-
-    @property
-    def key(self) -> str:
-        """:func:`source_key` of this source."""
-        return source_key(self.step, self.slot)
-
-    @property
-    def spec_field(self) -> str:
-        """The source's path in the resource; ``spec.<step>.source`` unless the plan sets it."""
-        return self.field or f"spec.{self.step}.source"
-
-
-class PlanTensor(LoadModel):
-    """A declared tensor."""
-
-    name: Annotated[str, Field(min_length=1)]
-    data_type: str
-    """Element type as in the resource: INT64, FP32, STRING …"""
-    dims: tuple[int, ...]
-    """Shape without the batch axis."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tuple(cls, value: object) -> object:
-        if isinstance(value, dict) and isinstance(value.get("dims"), list):
-            return {**value, "dims": tuple(value["dims"])}
-        return value
-
-
-class PlanPlace(LoadModel):
-    """Location of a step's file: ``path``, or ``file`` in every version folder of ``model``."""
-
-    step: Name
-    path: RelativePath | None = None
-    model: RelativePath | None = None
-    file: RelativePath | None = None
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if (self.path is None) == (self.model is None) or (self.model is None) != (
-            self.file is None
-        ):
-            raise ValueError(f"step {self.step}: name either path, or model and file")
-        return self
-
-
-class PlanTokens(LoadModel):
-    """What the pipeline's tokenizer sends to a model's file."""
-
-    tokenizer: RelativePath
-    """Path of its tokenizer.json, relative to the repository."""
-    ids: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Inputs of the file that receive token ids."""
-    masks: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Inputs of the file that receive attention masks."""
-    others: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Further inputs of the file with one value per token."""
-    max_length: Annotated[int, Field(ge=1)]
-    """Most tokens in a row."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """All inputs with one value per token."""
-        return (*self.ids, *self.masks, *self.others)
-
-
-class PlanCheck(PlanPlace):
-    """ONNX files whose inputs and outputs must fit the step's declared tensors.
-
-    Either the file at ``path``, or ``file`` of every version of ``model``. With ``tokens``, the
-    files must also accept every token that the pipeline's tokenizer can emit, and rows as long as
-    it sends.
-    """
-
-    format: Literal["onnx"] = "onnx"
-    field: str
-    max_batch_size: Annotated[int, Field(ge=0)]
-    inputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
-    outputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
-    tokens: PlanTokens | None = None
-
-
-def shape_input(name: str) -> str:
-    """Return the name of the input with the row lengths of the ragged input ``name``.
-
-    It is INT32 [rows, 1]; Triton fills it (BATCH_ITEM_SHAPE).
-    """
-    return f"{name}__shape"
-
-
-class PlanRaggedInput(LoadModel):
-    """An input of an ONNX file that arrives flat: all rows concatenated."""
-
-    name: Annotated[str, Field(min_length=1)]
-    pad_value: int = 0
-    """Value that fills rows which are shorter than the longest row of the batch."""
-
-
-class PlanAdapt(PlanPlace):
-    """ONNX files to adapt to ragged batches: requests of different lengths in one batch.
-
-    The files are rewritten in place, after their check.
-    """
-
-    field: str = "spec.tokenizer.padding"
-    """The field of the resource that requires this, for messages."""
-    inputs: Annotated[tuple[PlanRaggedInput, ...], Field(strict=False, min_length=1)]
-    """Inputs of shape [rows, tokens] that become flat.
-
-    All of them carry the tokens of the same texts.
-    """
-    token_outputs: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Outputs that are [rows, tokens, …] in the file and [all tokens, …] afterwards.
-
-    The row lengths of the first input determine their shape.
-    """
-    max_length: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens in a row, for files that do not state it themselves."""
-    vocabulary: Annotated[int, Field(ge=1)] | None = None
-    """Number of token ids, for files that do not state it themselves.
-
-    If it is ``None``, the loader takes it from the tokenizer.
-    """
-
-    @model_validator(mode="after")
-    def _named_once(self) -> Self:
-        for what, names in (
-            ("input", [item.name for item in self.inputs]),
-            ("token output", list(self.token_outputs)),
-        ):
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"step {self.step}: {what} named twice: {', '.join(twice)}")
-        return self
 
 
 class LoadPlan(LoadModel):

@@ -16,8 +16,9 @@ from typing import Any, get_args
 from . import names
 from .base import ApiModel
 from .conditions import ABNORMAL, KIND_OF, ConditionType, Reason, ReasonKind
-from .crd import PRESERVE, PRINTER_COLUMNS, structural
+from .crd import PRINTER_COLUMNS
 from .status import Status
+from .structural_schema import PRESERVE, structural
 from .v1alpha1 import ROOT_RULES, InferencePipeline, PipelineSpec
 
 # Longer lists of paths do not help a reader: only the first few are shown.

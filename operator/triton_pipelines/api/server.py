@@ -1,4 +1,4 @@
-"""How and where Triton runs: image, GPUs, placement, network, rollout."""
+"""How and where Triton runs: image, GPUs, placement, resources, network."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import (
-    ApiModel,
-    FieldRule,
-    LabelKey,
-    ObjectName,
-    Passthrough,
-    Quantity,
-    Switch,
-    TensorName,
-    Text,
-)
-from .tensors import ATOMIC, BY_NAME
+from .base import ApiModel, FieldRule, LabelKey, ObjectName, Passthrough, Quantity, Switch, Text
+from .tensors import ATOMIC
 
 PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 ENV_NAME_PATTERN = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
@@ -356,128 +346,3 @@ class ServerSpec(ApiModel):
             )
         ),
     ] = DisruptionBudget.AUTO
-
-
-class RolloutStrategy(StrEnum):
-    """How a new revision takes over."""
-
-    AUTO = "Auto"
-    SURGE = "Surge"
-    NO_SURGE = "NoSurge"
-    RECREATE = "Recreate"
-
-
-class RolloutSpec(ApiModel):
-    """How a new revision takes over, and how long pods may take to terminate."""
-
-    strategy: Annotated[
-        RolloutStrategy,
-        Field(
-            description=(
-                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
-                " all; Auto tries Surge and falls back to NoSurge if no node has room for another"
-                " pod."
-            )
-        ),
-    ] = RolloutStrategy.AUTO
-    progress_deadline_seconds: Annotated[
-        int,
-        Field(
-            ge=10, le=86400, description="Seconds without progress after which the rollout fails."
-        ),
-    ] = 900
-    drain_seconds: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=3600,
-            description=(
-                "Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is"
-                " equally long."
-            ),
-        ),
-    ] = 30
-    revision_history_limit: Annotated[
-        int,
-        Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept."),
-    ] = 3
-
-
-class InferenceHealth(StrEnum):
-    """Whether pods are probed with a real inference."""
-
-    AUTO = "Auto"
-    DISABLED = "Disabled"
-
-
-class ExampleInput(ApiModel):
-    """One tensor of an example request."""
-
-    name: Annotated[TensorName, Field(description="Name of the pipeline's input.")]
-    shape: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
-        Field(
-            max_length=17, description="Its shape, with the batch axis.", json_schema_extra=ATOMIC
-        ),
-    ]
-    data: Annotated[
-        tuple[Annotated[str, Field(max_length=65536)], ...],
-        Field(
-            min_length=1,
-            max_length=4096,
-            description="Its elements as text, in row-major order; a single one is used for all.",
-            json_schema_extra=ATOMIC,
-        ),
-    ]
-
-
-class Health(ApiModel):
-    """A test inference per pod, in addition to Triton's readiness.
-
-    Triton reports a pod with a dead process as ready.
-    """
-
-    inference: Annotated[
-        InferenceHealth,
-        Field(
-            description=(
-                "Auto: each ready pod is probed with an example request, which text pipelines may"
-                " omit. Disabled: pods are not probed."
-            )
-        ),
-    ] = InferenceHealth.AUTO
-    text: Annotated[
-        Text | None,
-        Field(description="The example text, for every input of text. Default: a short sentence."),
-    ] = None
-    inputs: Annotated[
-        tuple[ExampleInput, ...],
-        Field(
-            max_length=64,
-            description="An example request, for pipelines that read more than text.",
-            json_schema_extra=BY_NAME,
-        ),
-    ] = ()
-    period_seconds: Annotated[
-        int, Field(ge=5, le=3600, description="Time between two inferences.")
-    ] = 30
-
-    rules = (
-        FieldRule(
-            cel=(
-                "!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference !="
-                " 'Disabled'"
-            ),
-            message="text and inputs have no effect with inference Disabled; remove one of them",
-            holds=lambda h: (
-                (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED
-            ),
-            field="inference",
-        ),
-        FieldRule(
-            cel="!(has(self.text) && has(self.inputs))",
-            message="text and inputs exclude each other; write the text in inputs, or only text",
-            holds=lambda h: h.text is None or not h.inputs,
-            field="text",
-        ),
-    )

@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, Passthrough, Switch, Text, TritonName
-from .batching import MAX_BATCH, BatchStrategy, DynamicBatching, SequenceBatching
+from .batch_strategy import BatchStrategy
+from .batching import MAX_BATCH, DynamicBatching
 from .instances import InstanceResources, ModelInstances
 from .optimization import Optimization, TokenLengths, VersionPolicy, Vllm, Warmup
 from .python import Python
+from .sequence_batching import SequenceBatching
 from .source import ModelSource
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 

@@ -2,256 +2,29 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import ApiModel, FieldRule, Switch, TritonName
-from .batching import MAX_BATCH
+from .base import ApiModel, FieldRule, Switch
+from .ensemble import Ensemble
+from .health import Health
 from .instances import InstanceKind
+from .observability import Observability
 from .postprocess import Postprocess, PostprocessType
+from .rollout import RolloutSpec
 from .scaling import Scaling
-from .server import Health, RolloutSpec, ServerSpec
+from .server import ServerSpec
+from .slo import Slo
 from .source import ModelSource
-from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, ModelSpec, StepSpec
-from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
+from .steps import ModelSpec, StepSpec
+from .tensors import BY_NAME
 from .tokenizer import Tokenizer
+from .tuning import Tuning
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
 MAX_STEPS = 12
-OTLP_PATTERN = r"^https?://[^\s,]+$"
-
-
-class Ensemble(ApiModel):
-    """The public face of the pipeline."""
-
-    model_name: Annotated[
-        TritonName | None, Field(description="Name that clients call. Default: metadata.name.")
-    ] = None
-    inputs: Annotated[
-        tuple[PublicInput, ...],
-        Field(
-            max_length=MAX_TENSORS,
-            description=(
-                "Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then the"
-                " tensors that steps read from pipeline."
-            ),
-            json_schema_extra=BY_NAME,
-        ),
-    ] = ()
-    outputs: Annotated[
-        tuple[PublicOutput, ...],
-        Field(
-            max_length=MAX_TENSORS,
-            description="Outputs, in this order, of any step. Default: all of the last step's.",
-            json_schema_extra=BY_NAME,
-        ),
-    ] = ()
-    max_batch_size: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=MAX_BATCH,
-            description=(
-                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of"
-                " the steps'."
-            ),
-        ),
-    ] = None
-    entry_point: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=STEP_NAME_MAX,
-            pattern=STEP_NAME_PATTERN,
-            description=(
-                "Name of a step that calls the others itself (business logic scripting): clients"
-                " call its model, and no ensemble is created."
-            ),
-        ),
-    ] = None
-    max_inflight_requests: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=2**31 - 1,
-            description=(
-                "Requests that may be in flight between two steps; server 25.11 or newer. Default"
-                " 0: no limit."
-            ),
-        ),
-    ] = None
-    response_cache: Annotated[
-        Switch | None,
-        Field(
-            description=(
-                "Enabled: equal requests are answered from Triton's local response cache. Default:"
-                " Disabled."
-            )
-        ),
-    ] = None
-
-    rules = (
-        FieldRule(
-            cel=(
-                "!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) ||"
-                " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
-            ),
-            message=(
-                "entryPoint replaces the ensemble, so name, tensors and batch size are those of the"
-                " step; remove the other fields"
-            ),
-            holds=lambda e: (
-                e.entry_point is None
-                or not (
-                    e.model_name
-                    or e.inputs
-                    or e.outputs
-                    or e.max_batch_size is not None
-                    or e.max_inflight_requests is not None
-                )
-            ),
-            field="entryPoint",
-        ),
-    )
-
-
-class Slo(ApiModel):
-    """Service level objectives. Used by warnings, and by the tuner to choose batching."""
-
-    p99_milliseconds: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=3_600_000,
-            description="Latency in milliseconds that 99 of 100 requests must not exceed.",
-        ),
-    ] = None
-    network_and_queue_budget_milliseconds: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=3_600_000,
-            description=(
-                "Milliseconds of the latency that network and queues in front of the server take;"
-                " they are subtracted first."
-            ),
-        ),
-    ] = 5
-    min_throughput_per_second: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=2**31 - 1,
-            description="Requests per second that one pod must sustain. Default: none.",
-        ),
-    ] = None
-
-    def latency_budget_milliseconds(
-        self, p99: float | None = None, network_and_queue: float | None = None
-    ) -> float | None:
-        """Return what the SLO leaves for the server: the SLO minus network and queue.
-
-        Args:
-            p99: SLO in milliseconds to use instead of ``p99_milliseconds``.
-            network_and_queue: Milliseconds to subtract instead of
-                ``network_and_queue_budget_milliseconds``.
-
-        Returns:
-            Milliseconds, 0 or less if nothing is left; ``None`` without an SLO.
-        """
-        if p99 is None:
-            p99 = self.p99_milliseconds
-        if network_and_queue is None:
-            network_and_queue = self.network_and_queue_budget_milliseconds
-        return None if p99 is None else p99 - network_and_queue
-
-
-class TuningMode(StrEnum):
-    """How thoroughly the tuner measures."""
-
-    QUICK = "Quick"
-    THOROUGH = "Thorough"
-
-
-class Tuning(ApiModel):
-    """A tuning run in the cluster. Results are in status.tuning; the spec is never changed."""
-
-    request: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=128,
-            description=(
-                "Any text, such as a date. Changing it starts a tuning run on a pod without client"
-                " traffic. Default: none."
-            ),
-        ),
-    ] = None
-    mode: Annotated[
-        TuningMode | None,
-        Field(
-            description="Quick: under 3 minutes; Thorough: longer runs, repeated. Default: Quick."
-        ),
-    ] = None
-
-
-class Tracing(ApiModel):
-    """Triton's OpenTelemetry traces."""
-
-    otlp_endpoint: Annotated[
-        str,
-        Field(
-            max_length=512,
-            pattern=OTLP_PATTERN,
-            description="OTLP over HTTP, such as http://collector:4318/v1/traces.",
-        ),
-    ]
-    sample_every: Annotated[
-        int, Field(ge=1, le=1_000_000_000, description="One request out of this number is traced.")
-    ] = 1000
-
-
-class Presence(StrEnum):
-    """Whether to create an object of another operator's kind."""
-
-    AUTO = "Auto"
-    ENABLED = "Enabled"
-    DISABLED = "Disabled"
-
-
-class Observability(ApiModel):
-    """Metrics, alerts and traces of the pods."""
-
-    pod_monitor: Annotated[
-        Presence | None,
-        Field(
-            description=(
-                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that"
-                " kind; Enabled: warn if it does not. Default: Auto."
-            )
-        ),
-    ] = None
-    prometheus_rule: Annotated[
-        Presence | None,
-        Field(
-            description=(
-                "A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto."
-            )
-        ),
-    ] = None
-
-    tracing: Annotated[
-        Tracing | None,
-        Field(
-            description=(
-                "Traces. Triton reads them only at start, so a change creates a new revision."
-                " Default: none."
-            )
-        ),
-    ] = None
 
 
 class PipelineSpec(ApiModel):

@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from triton_pipelines.autoscaling.metrics.connection import (
-    Connection,
+from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.connections_file import (
     load_connections,
     single_connection,
 )

@@ -13,11 +13,18 @@ Without trustworthy metrics :mod:`.metrics_outage` applies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from triton_pipelines.autoscaling import control_law, metrics_outage, verdicts
 from triton_pipelines.autoscaling.caps import StepLoad, cpu_budget, growth_caps
 from triton_pipelines.autoscaling.control_law import StepDemand
+from triton_pipelines.autoscaling.decision_state import (
+    Counts,
+    Situation,
+    current_step,
+    next_state,
+    without_other_revision,
+)
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
     MetricsProblem,
@@ -39,8 +46,6 @@ from triton_pipelines.autoscaling.step_decision import (
     demand_of,
 )
 from triton_pipelines.autoscaling.types import (
-    HISTORY_MAX,
-    CountChange,
     PipelineLimits,
     ScalingDecision,
     ScalingState,
@@ -50,32 +55,6 @@ from triton_pipelines.autoscaling.types import (
     StepState,
     Verdict,
 )
-
-Counts = Mapping[str, Mapping[str, int]]
-"""Step → pod → instances."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurrentStep:
-    """A step before the decision."""
-
-    state: StepState
-    """What is remembered of it."""
-    count: int
-    """Present count per pod."""
-    in_flight: bool
-    """Whether a change has not reached all pods yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Situation:
-    """What a decision starts from."""
-
-    limits: PipelineLimits
-    state: ScalingState
-    steps: Mapping[str, CurrentStep]
-    counts: Counts
-    now: float
 
 
 def decide(
@@ -99,12 +78,12 @@ def decide(
         ready_pods: Names of the ready pods.
         now: Unix seconds.
     """
-    state = _forget_other_revision(state, limits.revision)
+    state = without_other_revision(state, limits.revision)
     steps = {
-        step.name: _current_step(step, state, counts, ready_pods, limits.active, now)
+        step.name: current_step(step, state, counts, ready_pods, limits.active, now)
         for step in limits.steps
     }
-    situation = _Situation(limits, state, steps, counts, now)
+    situation = Situation(limits, state, steps, counts, now)
     if not ready_pods:
         return _hold_all(situation, "no pod is ready")
     if isinstance(sample, MetricsFailure):
@@ -121,47 +100,11 @@ def decide(
     return _decide_from_samples(situation, trusted, sample)
 
 
-def _forget_other_revision(state: ScalingState, revision: str) -> ScalingState:
-    """Discard what was measured of another revision; counts stay."""
-    if state.revision == revision:
-        return state
-    steps = {
-        name: replace(
-            step, service=None, growth=None, growth_held=None, stalled_since=None, cap=None
-        )
-        for name, step in state.steps.items()
-    }
-    return replace(state, steps=steps, revision=revision)
-
-
-def _current_step(
-    step: StepLimits,
-    state: ScalingState,
-    counts: Counts,
-    ready: Sequence[str],
-    active: bool,
-    now: float,
-) -> CurrentStep:
-    """Return the step's state and count, and whether a change has not reached all pods yet."""
-    reported = [counts.get(step.name, {}).get(pod) for pod in ready]
-    known = [count for count in reported if count is not None]
-    highest = max(known, default=None)
-    own = state.steps.get(step.name) or StepState(
-        desired=highest if highest is not None else step.initial
-    )
-    if not active:
-        return CurrentStep(own, highest if highest is not None else own.desired, in_flight=False)
-    differs = any(count != own.desired for count in known)
-    since = None if own.last_change is None else now - own.last_change
-    recent = since is not None and 0 <= since < control_law.IN_FLIGHT_SECONDS
-    return CurrentStep(own, own.desired, in_flight=differs and recent)
-
-
 # --- with metrics ---------------------------------------------------------------------------------
 
 
 def _decide_from_samples(
-    situation: _Situation, trusted: TrustedPods, sample: PipelineSample
+    situation: Situation, trusted: TrustedPods, sample: PipelineSample
 ) -> ScalingDecision:
     limits = situation.limits
     steps = [_observe_step(step, situation, trusted.pods, sample) for step in limits.steps]
@@ -184,7 +127,7 @@ def _decide_from_samples(
     return ScalingDecision(
         steps=decisions,
         verdict=found,
-        state=_next_state(
+        state=next_state(
             situation,
             {item.decision.step: item.state for item in outcomes},
             decisions,
@@ -198,7 +141,7 @@ def _decide_from_samples(
 
 
 def _context(
-    situation: _Situation,
+    situation: Situation,
     trusted: TrustedPods,
     sample: PipelineSample,
     loads: Sequence[StepLoad],
@@ -245,7 +188,7 @@ def _decide_steps(
 
 def _observe_step(
     step: StepLimits,
-    situation: _Situation,
+    situation: Situation,
     pods: Mapping[str, PodSignals],
     sample: PipelineSample,
 ) -> StepObservation:
@@ -269,7 +212,7 @@ def _observe_step(
 # --- without metrics ------------------------------------------------------------------------------
 
 
-def _hold_all(situation: _Situation, message: str) -> ScalingDecision:
+def _hold_all(situation: Situation, message: str) -> ScalingDecision:
     """Hold every count within the user's bounds."""
     decisions: list[StepDecision] = []
     states: dict[str, StepState] = {}
@@ -285,14 +228,14 @@ def _hold_all(situation: _Situation, message: str) -> ScalingDecision:
     return ScalingDecision(
         steps=tuple(decisions),
         verdict=Verdict.UNKNOWN,
-        state=_next_state(situation, states, decisions, fresh=False),
+        state=next_state(situation, states, decisions, fresh=False),
         problem=MetricsProblem.MISSING,
         message=message,
     )
 
 
 def _decide_in_outage(
-    situation: _Situation, failure: MetricsFailure, interval: float
+    situation: Situation, failure: MetricsFailure, interval: float
 ) -> ScalingDecision:
     """Hold counts during a metrics outage, or raise them by the fallback."""
     state, now = situation.state, situation.now
@@ -308,7 +251,7 @@ def _decide_in_outage(
     return ScalingDecision(
         steps=tuple(decisions),
         verdict=Verdict.UNKNOWN,
-        state=_next_state(
+        state=next_state(
             replace(situation, state=replace(state, outage_since=since)),
             states,
             decisions,
@@ -320,7 +263,7 @@ def _decide_in_outage(
 
 
 def _outage_count(
-    situation: _Situation, step: StepLimits, outage_seconds: float, interval: float
+    situation: Situation, step: StepLimits, outage_seconds: float, interval: float
 ) -> int:
     """Return the next count of a step during a metrics outage."""
     present, law = situation.steps[step.name], situation.limits.law
@@ -341,7 +284,7 @@ def _outage_count(
 
 
 def _outage_step(
-    situation: _Situation,
+    situation: Situation,
     step: StepLimits,
     count: int,
     failure: MetricsFailure,
@@ -364,40 +307,3 @@ def _outage_step(
 
 
 # --- the next state -------------------------------------------------------------------------------
-
-
-def _next_state(
-    situation: _Situation,
-    states: Mapping[str, StepState],
-    decisions: Sequence[StepDecision],
-    *,
-    fresh: bool,
-) -> ScalingState:
-    """Return the state after the decision; steps that no longer exist are dropped."""
-    state, now, active = situation.state, situation.now, situation.limits.active
-    before = {name: present.count for name, present in situation.steps.items()}
-    changes = [
-        CountChange(now, item.step, before[item.step], item.count, f"{item.verdict}: {item.reason}")
-        for item in decisions
-        if item.count != before[item.step]
-    ]
-    news = [change for change in changes if active or not _is_repeated(state, change)]
-    if not active:
-        states = {name: replace(step, desired=before[name]) for name, step in states.items()}
-    # A change is recorded when it is decided: from then on more instances may have been busy.
-    states = {
-        name: control_law.record_count(step, step.desired, now) for name, step in states.items()
-    }
-    return replace(
-        state,
-        steps=states,
-        history=(*news, *state.history)[:HISTORY_MAX],
-        last_fresh=now if fresh else state.last_fresh,
-        outage_since=None if fresh else state.outage_since,
-    )
-
-
-def _is_repeated(state: ScalingState, change: CountChange) -> bool:
-    """Return whether the same recommendation is the newest of its step."""
-    last = next((item for item in state.history if item.step == change.step), None)
-    return last is not None and (last.before, last.after) == (change.before, change.after)

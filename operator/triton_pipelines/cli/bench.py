@@ -37,7 +37,7 @@ from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .infer import fetch_metadata, http_client, model_url
 from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
 from .local_pipeline import serve_locally
-from .output import check_plottable, print_wide
+from .output import check_plottable, print_wide, write_file
 from .tensors import ModelMetadata
 
 DEFAULT_CONCURRENCY = "1:64"
@@ -310,12 +310,7 @@ def _print(report: BenchReport, output: BenchOutput, plot: Path | None) -> None:
             nl=output is BenchOutput.JSON,
         )
     if plot is not None:
-        try:
-            plot.write_text(svg(chart(report)), encoding="utf-8")
-        except OSError as error:
-            raise CommandError(
-                f"--plot: cannot write {plot}: {error.strerror}", EXIT_USAGE
-            ) from error
+        write_file(plot, svg(chart(report)), "--plot")
 
 
 def _plan(

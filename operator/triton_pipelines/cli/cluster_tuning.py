@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 
 from triton_pipelines.api import names
-from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.api.tuning import TuningMode
 
 from .errors import EXIT_USAGE, CommandError
 

@@ -16,6 +16,7 @@ from triton_pipelines.tools.importer import (
 
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
 from .resource_output import ReadProgress, check_absent, write_resource
+from .shared_options import ResourceOutput
 
 
 def import_repository(
@@ -62,15 +63,7 @@ def import_repository(
             "--strict", help="Exit with code 1 if anything was changed or not carried over."
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write to this file, which must not exist. Default: standard output.",
-        ),
-    ] = None,
+    output: ResourceOutput = None,
 ) -> None:
     """Write the resource of a model repository: an ensemble with its steps, or a single model.
 

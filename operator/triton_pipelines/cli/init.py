@@ -37,6 +37,7 @@ from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .local_options import parse_source_map
 from .options import SourceMaps
 from .resource_output import ReadProgress, write_resource
+from .shared_options import ResourceOutput
 
 HUB = "hf://"
 ONNX_ENDING = ".onnx"
@@ -107,15 +108,7 @@ def init(
         typer.Option(metavar="FILE", help="File with a token for private repositories of the hub."),
     ] = None,
     source_map: SourceMaps = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write to this file, which must not exist. Default: standard output.",
-        ),
-    ] = None,
+    output: ResourceOutput = None,
 ) -> None:
     """Write a resource for an ONNX file and its tokenizer, with comments on the origin of values.
 

@@ -20,8 +20,8 @@ from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
 from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.compile.render import render
-from triton_pipelines.loader.main import LoadOptions
 from triton_pipelines.loader.main import run as load
+from triton_pipelines.loader.options import LoadOptions
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.triton.distribution import DistributionError
 from triton_pipelines.triton.local_server import LOOPBACK, LocalTriton, LocalTritonError

@@ -12,10 +12,11 @@ from triton_pipelines.app.composition import build_reconcile, classify
 from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
 from triton_pipelines.app.log_setup import configure_logging
 from triton_pipelines.app.main import run_operator
-from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
+from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsError
 from triton_pipelines.cluster.login import LoginError, load_configuration
 
 from .errors import EXIT_USAGE, CommandError
+from .options import LoaderImage
 
 
 def operator(
@@ -72,10 +73,7 @@ def operator(
             " default=IMAGE for all others. Repeatable.",
         ),
     ] = None,
-    loader_image: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
-    ] = None,
+    loader_image: LoaderImage = None,
     image_pull_policy: Annotated[
         str | None,
         typer.Option(

@@ -30,6 +30,10 @@ OperatorConfigFile = Annotated[
 ServerImage = Annotated[
     str | None, typer.Option(metavar="IMAGE", help="The operator's default Triton image.")
 ]
+LoaderImage = Annotated[
+    str | None,
+    typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
+]
 SourceMaps = Annotated[
     list[str] | None,
     typer.Option(

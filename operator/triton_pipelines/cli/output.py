@@ -92,6 +92,27 @@ def check_writable(file: Path | None, option: str) -> None:
         )
 
 
+def write_file(file: Path | None, content: str, option: str) -> None:
+    """Write a file that an option names.
+
+    Args:
+        file: the file; ``None``: not given.
+        content: what it contains afterwards.
+        option: the option that names it.
+
+    Raises:
+        CommandError: says why it cannot be written.
+    """
+    if file is None:
+        return
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(
+            f"{option}: cannot write {file}: {error.strerror}", EXIT_USAGE
+        ) from error
+
+
 def check_plottable(file: Path | None, option: str) -> None:
     """Refuse a plot that cannot be drawn or written, before minutes of measuring.
 

@@ -19,18 +19,21 @@ from triton_pipelines.tools.importer import AMBIGUOUS
 
 from .documents import load_pipeline, padding_line
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
-from .options import OperatorConfigFile, ServerImage, SourceMaps, SubstituteRunner, operator_options
+from .options import (
+    LoaderImage,
+    OperatorConfigFile,
+    ServerImage,
+    SourceMaps,
+    SubstituteRunner,
+    operator_options,
+)
+from .shared_options import PipelineFile
 
 KEY_PLACEHOLDER = "CONTROL-KEY-PLACEHOLDER"
 
 
 def render_files(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
-        ),
-    ],
+    file: PipelineFile,
     repository: Annotated[
         Path | None,
         typer.Option(
@@ -44,10 +47,7 @@ def render_files(
     ] = False,
     operator_config: OperatorConfigFile = None,
     server_image: ServerImage = None,
-    loader_image: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="Image of the init container (the operator's image)."),
-    ] = None,
+    loader_image: LoaderImage = None,
     source_map: SourceMaps = None,
     substitute_runner: SubstituteRunner = None,
     operator_namespace: Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import typer
@@ -17,6 +16,7 @@ from triton_pipelines.tools.importer import ResourceDraft
 
 from .documents import CheckedResource, check_resource
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
+from .output import write_file
 
 # Smaller files are read before a progress bar could be seen.
 LARGE_BYTES = 16 << 20
@@ -42,12 +42,7 @@ class ReadProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def of(self, what: str, size: int | None) -> Callable[[int], None]:
@@ -89,12 +84,7 @@ def write_resource(
         typer.echo(text, nl=False)
         sys.stdout.flush()
     else:
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise CommandError(
-                f"--output: cannot write {output}: {error.strerror}", EXIT_USAGE
-            ) from error
+        write_file(output, text, "--output")
     for finding in checked.findings:
         typer.echo(f"{checked.label}: error: {finding}", err=True)
     for warning in checked.warnings:

@@ -23,6 +23,7 @@ from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
 
 from .output import console
+from .shared_options import Context, Kubeconfig, Namespace
 from .status import StatusQuery, context_namespace, poll_pipelines, table
 
 CONDITIONS: Final = ("MetricsAvailable", "ScalingActive", "ScalingLimited")
@@ -36,21 +37,6 @@ _METRICS: Final = {
 }
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")]
-Namespace = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace",
-        "-n",
-        metavar="NAME",
-        help="Namespace. Default: that of the kubeconfig's context.",
-    ),
-]
-Context = Annotated[
-    str | None, typer.Option(metavar="NAME", help="kubeconfig context. Default: the current one.")
-]
-Kubeconfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Default: KUBECONFIG, then ~/.kube/config.")
-]
 
 
 def explain(

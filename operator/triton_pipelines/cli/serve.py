@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import threading
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from triton_pipelines.triton.local_server import LocalTriton
 from .errors import CommandError
 from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
 from .local_pipeline import LocalPipeline, StoppedBySignal, raise_on_signals, serve_locally
+from .shared_options import PipelineFile
 from .trial_inference import trial_inference_error
 
 LOG_LINES = 15
@@ -24,12 +24,7 @@ LOG_LINES = 15
 
 
 def serve(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
-        ),
-    ],
+    file: PipelineFile,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")
     ] = PORT_HTTP,

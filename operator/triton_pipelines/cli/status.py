@@ -26,6 +26,7 @@ from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .output import console, shorten
+from .shared_options import Context, Kubeconfig, Namespace
 
 DEFAULT_NAMESPACE = "default"
 WATCH_SECONDS = 2.0
@@ -37,28 +38,15 @@ def status(
         str | None,
         typer.Argument(metavar="[NAME]", help="Name of the pipeline. Default: list all pipelines."),
     ] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace",
-            "-n",
-            metavar="NAME",
-            help="Namespace. Default: that of the kubeconfig's context.",
-        ),
-    ] = None,
+    namespace: Namespace = None,
     everywhere: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="List the pipelines of all namespaces.")
     ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch for changes; Ctrl-C to stop.")
     ] = False,
-    context: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="kubeconfig context. Default: the current one."),
-    ] = None,
-    kubeconfig: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: KUBECONFIG, then ~/.kube/config.")
-    ] = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the status as JSON; without NAME, a list."),

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.api.tuning import TuningMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.model_step import max_batch_size
@@ -50,7 +51,8 @@ from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, CommandError
 from .local_options import Mounts
 from .local_pipeline import StoppedBySignal, raise_on_signals, serve_locally
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import check_plottable, check_writable, print_wide
+from .output import check_plottable, check_writable, print_wide, write_file
+from .shared_options import PipelineFile
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@\[\]]+):[0-9]{1,5}")
 
@@ -65,12 +67,7 @@ class TuneOutput(StrEnum):
 
 def tune(
     context: typer.Context,
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="YAML file with one InferencePipeline; - reads standard input."
-        ),
-    ],
+    file: PipelineFile,
     in_cluster: Annotated[
         bool,
         typer.Option(
@@ -310,9 +307,9 @@ def _write_report(
         CommandError: the run ended early, or a file cannot be written.
     """
     if plot is not None:
-        _write(plot, svg(chart(report)), "--plot")
+        write_file(plot, svg(chart(report)), "--plot")
     if not report.ended:  # that file is a result; an interrupted run has none
-        _write(report_file, json.dumps(status_of(report)), "--report-file")
+        write_file(report_file, json.dumps(status_of(report)), "--report-file")
     if output is TuneOutput.YAML:
         typer.echo(patch_yaml(report) or "{}\n", nl=False)
     elif output is TuneOutput.JSON:
@@ -439,17 +436,6 @@ def _key(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(
             f"--control-key-file: cannot read {file}: {error}", EXIT_USAGE
-        ) from error
-
-
-def _write(file: Path | None, content: str, option: str) -> None:
-    if file is None:
-        return
-    try:
-        file.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(
-            f"{option}: cannot write {file}: {error.strerror}", EXIT_USAGE
         ) from error
 
 

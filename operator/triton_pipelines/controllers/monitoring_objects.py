@@ -16,7 +16,8 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.v1alpha1 import InferencePipeline, Presence
+from triton_pipelines.api.observability import Presence
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.apply import apply_over
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.diff import needs_apply

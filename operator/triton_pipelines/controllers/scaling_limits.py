@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.scaling import Scaling, ScalingMode
-from triton_pipelines.api.server import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import ControlLaw, Fallback, PipelineLimits, StepLimits
 from triton_pipelines.compile.graph.example_request import probe_blocker

@@ -2,103 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from triton_pipelines.loader.cache import FileCache, cache_key
 from triton_pipelines.loader.errors import NoSpaceError, SourceError
-from triton_pipelines.loader.listing import SourceListing
+from triton_pipelines.loader.files import FULL_VOLUME_ERRORS, free_bytes, fsync_folder
+from triton_pipelines.loader.partial_file import DownloadedFile, PartialFile
 from triton_pipelines.loader.progress import DownloadProgress, MeterFactory, format_bytes
 from triton_pipelines.loader.retry import Retrier
+from triton_pipelines.loader.source import FileBody, Source
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers of a full volume."""
 _STOPPED: Final = "stopped, because another file of the same source failed"
 _WAITS: Final = 3
 """Times that a download waits for another pod's before it continues by itself."""
-BLOCK: Final = 1 << 20
-"""Bytes read at once from a local file."""
-
-
-@dataclass(frozen=True)
-class FileBody:
-    """The rest of a file, from ``offset`` on."""
-
-    chunks: Iterator[bytes]
-    """The bytes."""
-    offset: int = 0
-    """First byte of ``chunks`` in the file."""
-    size: int | None = None
-    """Bytes of the whole file; ``None`` if the source does not say."""
-    validator: str | None = None
-    """Lets a later request continue this very version; ``None`` if that is not possible."""
-    revision: str | None = None
-    """What an unpinned source resolved to (commit, object version, ETag)."""
-    identity: str | None = None
-    """Stays the same only while the content does (commit, version, strong ETag, digest).
-
-    ``None`` if nothing does.
-    """
-    digest: str | None = None
-    """SHA-256 of the file according to the source, if it says one."""
-
-
-class Source(Protocol):
-    """Where files come from.
-
-    Names are relative to the source's folder. A source is thread-safe once it is resolved.
-    """
-
-    def resolve(self) -> str | None:
-        """Return the commit that holds for all files of the source.
-
-        ``None`` if each file has its own revision.
-        """
-        ...
-
-    def list(self, place: str) -> SourceListing:
-        """Return the files at ``place``; an empty place, or one that ends with ``/``, is a folder.
-
-        Raises:
-            SourceError: the source cannot be read.
-        """
-        ...
-
-    def open(
-        self, name: str, *, offset: int = 0, validator: str | None = None
-    ) -> AbstractContextManager[FileBody]:
-        """Start reading ``name``, from ``offset`` if ``validator`` still holds, else from 0.
-
-        Raises:
-            SourceError: the source cannot be read; also while the chunks are read.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class DownloadedFile:
-    """A complete file."""
-
-    path: Path
-    """Where it is."""
-    sha256: str
-    """Its SHA-256 in hexadecimal."""
-    size: int
-    """Its bytes."""
-    revision: str | None
-    """What it resolved to."""
-    resumed: bool
-    """Whether part of it came from an earlier attempt."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +93,7 @@ class Downloader:
         """Return the file, or the key of the cache that another pod is filling."""
         if stop.is_set():
             raise SourceError(_STOPPED)
-        part = _PartialFile(job.target)
+        part = PartialFile(job.target)
         resumable = part.read()
         offset, validator = (part.size(), resumable) if resumable else (0, None)
         before = part.size() if resumable else 0
@@ -197,7 +121,7 @@ class Downloader:
             error.progress = part.size() > before
             raise
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL_VOLUME_ERRORS:
                 raise NoSpaceError(None, free_bytes(job.target.parent), job.what) from error
             raise
 
@@ -206,7 +130,7 @@ class Downloader:
         cache: FileCache,
         key: str,
         body: FileBody,
-        part: _PartialFile,
+        part: PartialFile,
         job: DownloadJob,
         stop: threading.Event,
         patient: bool,
@@ -234,7 +158,7 @@ class Downloader:
             return done
 
     def _stream(
-        self, body: FileBody, part: _PartialFile, job: DownloadJob, stop: threading.Event
+        self, body: FileBody, part: PartialFile, job: DownloadJob, stop: threading.Event
     ) -> DownloadedFile:
         """Write the body to the partial file, check it, and give it its name."""
         digest = self._prepare(body, part, job)
@@ -265,7 +189,7 @@ class Downloader:
         part.note(done, body.identity)
         return done
 
-    def _prepare(self, body: FileBody, part: _PartialFile, job: DownloadJob) -> hashlib._Hash:
+    def _prepare(self, body: FileBody, part: PartialFile, job: DownloadJob) -> hashlib._Hash:
         """Return the digest of what is there already; check that the rest fits on the volume."""
         digest = hashlib.sha256()
         if body.offset:
@@ -287,7 +211,7 @@ class Downloader:
         return digest
 
 
-def _check_content(body: FileBody, part: _PartialFile, size: int, digest: str) -> None:
+def _check_content(body: FileBody, part: PartialFile, size: int, digest: str) -> None:
     """Compare what arrived with what the source announced."""
     if body.size is not None and size != body.size:
         if size > body.size:
@@ -299,111 +223,3 @@ def _check_content(body: FileBody, part: _PartialFile, size: int, digest: str) -
             f"the file has the digest {digest}, but the source announced {body.digest}",
             retryable=True,
         )
-
-
-class _PartialFile:
-    """The unfinished file, and what its next request must prove to continue it."""
-
-    def __init__(self, target: Path) -> None:
-        self.path = target.with_name(f"{target.name}.part")
-        self._target = target
-        self._note = target.with_name(f"{target.name}.part.json")
-        self._done = target.with_name(f"{target.name}.done.json")
-
-    def size(self) -> int:
-        """Return the bytes that are there."""
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def read(self) -> str | None:
-        """Return the validator under which the file may be continued; ``None`` starts again."""
-        try:
-            validator = json.loads(self._note.read_text()).get("validator")
-        except (OSError, ValueError, AttributeError):
-            return None
-        return validator if isinstance(validator, str) and self.size() > 0 else None
-
-    def write(self, validator: str | None) -> None:
-        """Remember the validator of the file."""
-        temporary = self._note.with_name(f"{self._note.name}.tmp")
-        temporary.write_text(json.dumps({"validator": validator}))
-        temporary.replace(self._note)
-
-    def note(self, done: DownloadedFile, identity: str | None) -> None:
-        """Remember a finished file for a restart of the container."""
-        if identity is not None:
-            write_atomically(
-                self._done, json.dumps({"identity": identity, "sha256": done.sha256}).encode()
-            )
-
-    def finished(self, body: FileBody) -> DownloadedFile | None:
-        """Return the file if an earlier attempt finished it and the source still has it."""
-        try:
-            note = json.loads(self._done.read_text())
-            if (
-                body.identity is None
-                or note["identity"] != body.identity
-                or sha256_of(self._target) != note["sha256"]
-            ):
-                return None
-            return DownloadedFile(
-                self._target,
-                note["sha256"],
-                self._target.stat().st_size,
-                body.revision,
-                resumed=True,
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def drop(self) -> None:
-        """Remove the unfinished file and its validator."""
-        self._note.unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
-
-    def hash_into(self, digest: hashlib._Hash) -> None:
-        """Add the bytes that are there to a digest."""
-        with self.path.open("rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that an unprivileged writer may still put on the volume of ``folder``."""
-    figures = os.statvfs(folder)
-    return figures.f_bavail * figures.f_frsize
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file whose name never shows a part of it; mode 0644 less the umask."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno in _FULL:
-            raise NoSpaceError(len(data), free_bytes(path.parent), str(path)) from error
-        raise

@@ -26,15 +26,18 @@ from triton_pipelines.api.loadplan import (
 from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.cache import FileCache, cache_key
 from triton_pipelines.loader.credentials import read_credentials
-from triton_pipelines.loader.download import Downloader, fsync_folder, sha256_of, write_atomically
+from triton_pipelines.loader.download import Downloader
 from triton_pipelines.loader.errors import LoaderError, SourceError
+from triton_pipelines.loader.files import fsync_folder, sha256_of, write_atomically
+from triton_pipelines.loader.group_download import PARALLEL, StagingRequest
 from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.listing import ListingRecord
 from triton_pipelines.loader.repository import below
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
-from triton_pipelines.loader.staging import PARALLEL, StagedFiles, Stager, StagingRequest
+from triton_pipelines.loader.staged_files import StagedFiles
+from triton_pipelines.loader.staging import Stager
 from triton_pipelines.loader.uris import SourceLocation, SourceMap, insecure
 from triton_pipelines.redaction import Redactor, redact_url
 

@@ -16,8 +16,8 @@ from triton_pipelines.api.loadplan import (
     PlanPlace,
     PlanTokens,
 )
-from triton_pipelines.loader.download import write_atomically
 from triton_pipelines.loader.errors import LoaderError
+from triton_pipelines.loader.files import write_atomically
 from triton_pipelines.loader.onnx_file import compare, read_onnx
 from triton_pipelines.loader.ragged import (
     AdaptationRefusal,

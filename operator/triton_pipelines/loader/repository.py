@@ -12,8 +12,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import LoadPlan, LoadReason, PlanCount
-from triton_pipelines.loader.download import write_atomically
 from triton_pipelines.loader.errors import LoaderError
+from triton_pipelines.loader.files import write_atomically
 
 _COUNT: Final = re.compile(r"(\binstance_group\b[^#]*?\bcount\s*:\s*)(\d+)", re.DOTALL)
 

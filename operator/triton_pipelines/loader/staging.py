@@ -3,79 +3,26 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from triton_pipelines.api.loadplan import (
     FetchKind,
-    LoadFinding,
     LoadReason,
     PlanFetch,
-    ResolvedSource,
 )
 from triton_pipelines.loader import tokenizer_files
-from triton_pipelines.loader.download import (
-    DownloadedFile,
-    Downloader,
-    DownloadJob,
-    free_bytes,
-    sha256_of,
-    write_atomically,
-)
-from triton_pipelines.loader.errors import LoaderError, NoSpaceError, SourceError
+from triton_pipelines.loader.download import Downloader
+from triton_pipelines.loader.errors import LoaderError, SourceError
+from triton_pipelines.loader.files import sha256_of, write_atomically
+from triton_pipelines.loader.group_download import PARALLEL, GroupDownloader, StagingRequest
 from triton_pipelines.loader.listing import ListedFile, ListingRecord, SourceListing, digest
 from triton_pipelines.loader.onnx_file import read_onnx
-from triton_pipelines.loader.progress import GroupProgress
-from triton_pipelines.loader.repository import below
+from triton_pipelines.loader.partial_file import DownloadedFile
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.selection import FIRST, Selection, ignored_finding, select
-from triton_pipelines.loader.sources import OpenedSource, join
-
-PARALLEL: Final = 4
-"""Files of a source that are fetched at once; more would share the same network."""
-
-
-@dataclass(frozen=True)
-class StagedFiles:
-    """Complete files in the staging folder."""
-
-    files: Mapping[str, tuple[Path, str]]
-    """Target (relative to the repository) → staged file and its digest."""
-    sha256: str
-    """Digest of the whole source."""
-    revision: str | None
-    """What the source resolved to."""
-    resumed: bool
-    """Whether part of it came from an earlier attempt."""
-    versions: tuple[int, ...] = ()
-    """The versions of a model."""
-    notes: tuple[LoadFinding, ...] = ()
-    """Findings that inform."""
-
-
-@dataclass(frozen=True)
-class StagingRequest:
-    """What is staged, from where and to where."""
-
-    item: PlanFetch
-    """The plan's item."""
-    source: OpenedSource
-    """Its source."""
-    folder: Path
-    """The staging folder."""
-    what: str
-    """Field and URI: the start of every log line."""
-    commit: str | None
-    """The commit that the source is at, if it has commits."""
-    resolved: ResolvedSource | None
-    """What the source was at this revision's first load, if known."""
-    scope: str
-    """Identifies the source in the cache's keys."""
+from triton_pipelines.loader.sources import join
+from triton_pipelines.loader.staged_files import StagedFiles, staged
 
 
 class Stager:
@@ -88,12 +35,8 @@ class Stager:
         log: logging.Logger,
         parallel: int = PARALLEL,
     ) -> None:
-        self._downloader, self._retrier, self._log, self._parallel = (
-            downloader,
-            retrier,
-            log,
-            parallel,
-        )
+        self._group = GroupDownloader(downloader, log, parallel)
+        self._retrier, self._log = retrier, log
 
     def files(self, stage: StagingRequest) -> StagedFiles:
         """Stage everything that the item takes.
@@ -122,7 +65,7 @@ class Stager:
             layer.digest: ListedFile(layer.digest, layer.size, layer.digest)
             for layer in source.packed
         }
-        got = self._all(
+        got = self._group.fetch_all(
             stage, [(name, name, folder / name.partition(":")[2]) for name in entries], entries
         )
         self._log.info("%s: unpacking %d layers", stage.what, len(got))
@@ -142,11 +85,11 @@ class Stager:
             (
                 entry.name,
                 place if listing.single else join(place, entry.name),
-                self._at(stage, entry.name),
+                self._group.path_of(stage, entry.name),
             )
             for entry in selection.files.values()
         ]
-        downloads = self._all(
+        downloads = self._group.fetch_all(
             stage, requests, {entry.name: entry for entry in selection.files.values()}
         )
         files = {
@@ -171,8 +114,8 @@ class Stager:
             if not listing.single and (selection.versions or listing_digest)
             else None
         )
-        staged = _staged(files, downloads, stage.commit or record or revision)
-        return replace(staged, versions=selection.versions or (FIRST,), notes=notes)
+        found = staged(files, downloads, stage.commit or record or revision)
+        return replace(found, versions=selection.versions or (FIRST,), notes=notes)
 
     def _select(
         self, stage: StagingRequest, listing: SourceListing
@@ -208,22 +151,22 @@ class Stager:
         """
         keys = {str(folder / name): name for name in _side_files(stage.item, model, stage.what)}
         place = "" if str(parent) == "." else str(parent)
-        requests = [(key, join(place, key), self._at(stage, key)) for key in keys]
-        return {keys[key]: done for key, done in self._all(stage, requests, {}).items()}
+        requests = [(key, join(place, key), self._group.path_of(stage, key)) for key in keys]
+        return {keys[key]: done for key, done in self._group.fetch_all(stage, requests, {}).items()}
 
     def _file(self, stage: StagingRequest) -> StagedFiles:
         """Stage a single file with its side files."""
         item, file = stage.item, self._named(stage)
         assert file is not None
-        main = self._one(stage, file)
+        main = self._group.fetch_one(stage, file)
         got, files = {PurePosixPath(file).name: main}, {item.target: (main.path, main.sha256)}
         if item.target.endswith(".onnx"):
             folder = PurePosixPath(file).parent
             for name in _side_files(item, main.path, stage.what):
-                side = self._one(stage, str(folder / name))
+                side = self._group.fetch_one(stage, str(folder / name))
                 got[name] = side
                 files[str(PurePosixPath(item.target).parent / name)] = (side.path, side.sha256)
-        return _staged(files, got, stage.commit or main.revision)
+        return staged(files, got, stage.commit or main.revision)
 
     def _named(self, stage: StagingRequest) -> str | None:
         """Return the requested file; for an artifact with a single file, that one."""
@@ -250,8 +193,8 @@ class Stager:
 
     def _tokenizer_file(self, stage: StagingRequest, file: str) -> StagedFiles:
         """Stage a tokenizer.json."""
-        main = self._one(stage, file)
-        return _staged(
+        main = self._group.fetch_one(stage, file)
+        return staged(
             {stage.item.target: (main.path, main.sha256)},
             {PurePosixPath(file).name: main},
             stage.commit or main.revision,
@@ -272,7 +215,7 @@ class Stager:
         built = stage.folder / "built" / tokenizer_files.TOKENIZER_JSON
         write_atomically(built, text.encode())
         self._log.info("%s: built tokenizer.json from %s", stage.what, ", ".join(parts))
-        return _staged(
+        return staged(
             {item.target: (built, sha256_of(built))},
             parts,
             stage.commit or parts[tokenizer_files.VOCABULARY].revision,
@@ -289,7 +232,7 @@ class Stager:
             tokenizer_files.SPECIAL_TOKENS,
         ):
             try:
-                parts[name] = self._one(stage, str(folder / name))
+                parts[name] = self._group.fetch_one(stage, str(folder / name))
             except SourceError as error:
                 if not error.missing:
                     raise
@@ -302,115 +245,6 @@ class Stager:
                     ) from error
         return parts
 
-    def _one(self, stage: StagingRequest, name: str) -> DownloadedFile:
-        what = f"{stage.what} {name}" if stage.source.file != name else stage.what
-        return self._downloader.fetch(
-            DownloadJob(stage.source.source, name, below(stage.folder, name), what, stage.scope)
-        )
-
-    def _at(self, stage: StagingRequest, name: str) -> Path:
-        """Return a path in a folder of its own for each file, so that names cannot collide."""
-        return (
-            stage.folder
-            / "files"
-            / sha256(name.encode()).hexdigest()[:16]
-            / PurePosixPath(name).name
-        )
-
-    def _all(
-        self,
-        stage: StagingRequest,
-        wanted: Sequence[tuple[str, str, Path]],
-        entries: Mapping[str, ListedFile],
-    ) -> dict[str, DownloadedFile]:
-        """Fetch files, several at once; the first that fails ends the others.
-
-        Args:
-            stage: what is staged.
-            wanted: key, name in the source and staged path of each file.
-            entries: key → listed file, where it is known.
-
-        Returns:
-            The files by key.
-        """
-        from triton_pipelines.loader.sources.oci import OciSource
-
-        source, found = stage.source.source, dict[str, DownloadedFile]()
-        jobs: list[tuple[str, DownloadJob]] = []
-        sizes = [entries[key].size if key in entries else None for key, _, _ in wanted]
-        total = (
-            sum(size or 0 for size in sizes) if all(size is not None for size in sizes) else None
-        )
-        group = (
-            GroupProgress(self._log, stage.what, len(wanted), total, self._downloader.clock)
-            if len(wanted) > 1
-            else None
-        )
-        for key, name, path in wanted:
-            if isinstance(source, OciSource) and (lies := source.local(name)) is not None:
-                found[key] = DownloadedFile(
-                    lies, sha256_of(lies), lies.stat().st_size, stage.commit, resumed=False
-                )
-                if group is not None:
-                    group.there(key, found[key].size)
-                continue
-            what = (
-                stage.what
-                if len(wanted) == 1 and name == stage.source.place
-                else f"{stage.what} {key}"
-            )
-            jobs.append(
-                (
-                    key,
-                    DownloadJob(
-                        source, name, path, what, stage.scope, group.of(key) if group else None
-                    ),
-                )
-            )
-        if total is not None and group is not None:
-            self._room(stage, total - sum(done.size for done in found.values()))
-        found |= self._together(jobs)
-        if group is not None:
-            group.finish()
-        return {key: found[key] for key, _, _ in wanted}
-
-    def _room(self, stage: StagingRequest, needed: int) -> None:
-        """Check that the volume has room before the first byte is written.
-
-        Files that an earlier attempt left count as written.
-        """
-        stage.folder.mkdir(parents=True, exist_ok=True)
-        there = sum(
-            path.stat().st_size for path in (stage.folder / "files").rglob("*") if path.is_file()
-        )
-        free = free_bytes(stage.folder)
-        if needed - there > free:
-            raise NoSpaceError(needed - there, free, stage.what)
-
-    def _together(self, jobs: Sequence[tuple[str, DownloadJob]]) -> dict[str, DownloadedFile]:
-        if len(jobs) == 1:
-            return {jobs[0][0]: self._downloader.fetch(jobs[0][1])}
-        stop = threading.Event()
-        futures: dict[str, Future[DownloadedFile]] = {}
-        with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
-            try:
-                futures = {key: pool.submit(self._downloader.fetch, job, stop) for key, job in jobs}
-                done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
-                failed = next(
-                    (
-                        error
-                        for error in (future.exception() for future in done)
-                        if error is not None
-                    ),
-                    None,
-                )
-                if failed is not None:
-                    raise failed
-            finally:
-                stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-        return {key: future.result() for key, future in futures.items()}
-
 
 def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
     try:
@@ -422,24 +256,3 @@ def _side_files(item: PlanFetch, path: Path, what: str) -> tuple[str, ...]:
             step=item.step,
             field=item.spec_field,
         ) from error
-
-
-def _staged(
-    files: Mapping[str, tuple[Path, str]], got: Mapping[str, DownloadedFile], revision: str | None
-) -> StagedFiles:
-    sums = {name: value.sha256 for name, value in got.items()}
-    return StagedFiles(
-        files, digest_of(sums), revision, any(value.resumed for value in got.values())
-    )
-
-
-def digest_of(files: Mapping[str, str]) -> str:
-    """Return the digest of a source.
-
-    For a single file that is the file's digest. For several files it is the digest of their
-    ``sha256sum`` lines in the order of their names.
-    """
-    if len(files) == 1:
-        return next(iter(files.values()))
-    lines = "".join(f"{value}  {name}\n" for name, value in sorted(files.items()))
-    return sha256(lines.encode()).hexdigest()

@@ -21,7 +21,7 @@ from tests.corpus import Sample, bad, good, refused
 from tests.support import libyaml
 from tests.support.controlplane import ControlPlane
 from tests.support.fields import fields_of, owners
-from triton_pipelines.api import crd, names, parse
+from triton_pipelines.api import crd, names, parse, structural_schema
 
 pytestmark = pytest.mark.integration
 
@@ -157,7 +157,7 @@ def test_the_server_fills_in_every_default_of_the_schema(connection: httpx.Clien
         }
     wanted = {
         path: node["default"]
-        for path, node in crd.walk(crd.root_schema())
+        for path, node in structural_schema.walk(crd.root_schema())
         if "default" in node and path in owner
     }
     assert "spec.source.caRef.key" in wanted

@@ -322,8 +322,8 @@ def _enable_versioning(gateway: Gateway, bucket: str) -> None:
 
 def _leave_part(pod: Pod, fetch: PlanFetch, data: bytes, validator: str) -> None:
     """An unfinished download as the loader keeps it."""
-    from triton_pipelines.loader.download import _PartialFile
     from triton_pipelines.loader.fetching import _key
+    from triton_pipelines.loader.partial_file import _PartialFile
 
     staging = pod.options.state / _key(fetch)
     staging.mkdir(parents=True)

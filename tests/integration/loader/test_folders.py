@@ -24,7 +24,7 @@ from triton_pipelines.api.loadplan import (
     PlanFile,
     PlanTensor,
 )
-from triton_pipelines.loader.main import parse_options
+from triton_pipelines.loader.options import parse_options
 
 CONFIG = (
     'name: "tokenizer"\nmax_batch_size: 64\n'

@@ -27,6 +27,7 @@ from tests.support.operators import (
     serve_pods,
     without_clock,
 )
+from tests.support.reconcilers import reconciler_of
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.errors import ClusterError
@@ -34,8 +35,7 @@ from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, SECRETS
 from triton_pipelines.cluster.store import Store, relist
 from triton_pipelines.cluster.watches import WATCHED, selector_of
-from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
 
 pytestmark = [
     pytest.mark.integration,
@@ -85,9 +85,8 @@ async def live(admin: Client, proxy: FaultProxy, namespace: str, name: str) -> N
         options=options,
     ) as client:
         store = Store()
-        clock = lambda: dt.datetime.now(dt.UTC)  # noqa: E731
-        reconciler = Reconciler(
-            client, store, builders.options(), derive, healthy, clock, "test", Handover()
+        reconciler = reconciler_of(
+            client, store, prober=healthy, clock=lambda: dt.datetime.now(dt.UTC), derive=derive
         )
         for _ in range(ROUNDS):
             for resource in WATCHED:

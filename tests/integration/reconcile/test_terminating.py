@@ -9,12 +9,12 @@ import structlog
 
 from tests.support import builders
 from tests.support.operators import NAMESPACES, healthy
+from tests.support.reconcilers import reconciler_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import Forbidden, NamespaceTerminating
 from triton_pipelines.cluster.resources import CONFIG_MAPS, EVENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store, relist
-from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import CHILD_RESOURCES
 
 pytestmark = [
     pytest.mark.integration,
@@ -41,16 +41,7 @@ async def test_a_terminating_namespace_is_left_alone(bare: Client, bare_namespac
 
     store = Store()
     await relist(bare, store, INFERENCE_PIPELINES, namespace=bare_namespace)
-    reconciler = Reconciler(
-        bare,
-        store,
-        builders.options(),
-        lambda uid, revision: "key",
-        healthy,
-        lambda: dt.datetime.now(dt.UTC),
-        "test",
-        Handover(),
-    )
+    reconciler = reconciler_of(bare, store, prober=healthy, clock=lambda: dt.datetime.now(dt.UTC))
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             result = await reconciler.reconcile((bare_namespace, metadata["name"]))

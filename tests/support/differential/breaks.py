@@ -6,7 +6,7 @@ Each breaks exactly one rule once, so that both sides must refuse the one model 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -43,17 +43,27 @@ class Break:
         return f"{self.rule} {self.label}".strip()
 
 
+def _set(rule: RuleId, model: str, path: str, value: Any, label: str = "") -> Break:
+    """Return the break that sets one field of the refused model."""
+    return Break(rule, model, set_field(model, path, value), label)
+
+
+def _add(rule: RuleId, model: str, text: str, label: str = "") -> Break:
+    """Return the break that adds fields, in text form, to the refused model."""
+    return Break(rule, model, merge(model, text), label)
+
+
 MODELS: Final = (
-    Break(RuleId.DIRECTORY_NAME, "tok", set_field("tok", "name", "other")),
-    Break(RuleId.BACKEND, "tok", set_field("tok", "backend", ""), "none"),
+    _set(RuleId.DIRECTORY_NAME, "tok", "name", "other"),
+    _set(RuleId.BACKEND, "tok", "backend", "", "none"),
     Break(
         RuleId.BACKEND,
         "tok",
         both(set_field("tok", "backend", ""), set_field("tok", "platform", "caffe")),
         "platform of none",
     ),
-    Break(RuleId.BACKEND, "e", set_field("e", "backend", "null"), "of an ensemble"),
-    Break(RuleId.BACKEND_PLATFORM, "model", set_field("model", "backend", "pytorch")),
+    _set(RuleId.BACKEND, "e", "backend", "null", "of an ensemble"),
+    _set(RuleId.BACKEND_PLATFORM, "model", "backend", "pytorch"),
     Break(
         RuleId.BACKEND_PLATFORM,
         "model",
@@ -62,14 +72,9 @@ MODELS: Final = (
         ),
         "unknown platform",
     ),
-    Break(RuleId.BACKEND_UNKNOWN, "tok", set_field("tok", "backend", "nil")),
-    Break(RuleId.RUNTIME, "tok", set_field("tok", "runtime", "libnone.so"), "missing"),
-    Break(
-        RuleId.RUNTIME,
-        "tok",
-        set_field("tok", "runtime", "../onnxruntime/libtriton_onnxruntime.so"),
-        "elsewhere",
-    ),
+    _set(RuleId.BACKEND_UNKNOWN, "tok", "backend", "nil"),
+    _set(RuleId.RUNTIME, "tok", "runtime", "libnone.so", "missing"),
+    _set(RuleId.RUNTIME, "tok", "runtime", "../onnxruntime/libtriton_onnxruntime.so", "elsewhere"),
     Break(
         RuleId.MAX_BATCH_SIZE,
         "tok",
@@ -78,56 +83,25 @@ MODELS: Final = (
             set_field("tok", f"{_BATCHING}.preferred_batch_size", []),
         ),
     ),
-    Break(
-        RuleId.VERSION_POLICY,
-        "direct",
-        set_field("direct", "version_policy.latest.num_versions", 0),
-        "0 versions",
+    _set(RuleId.VERSION_POLICY, "direct", "version_policy.latest.num_versions", 0, "0 versions"),
+    _set(
+        RuleId.VERSION_POLICY, "tok", "version_policy.specific.versions", [2], "version not there"
     ),
-    Break(
-        RuleId.VERSION_POLICY,
-        "tok",
-        set_field("tok", "version_policy.specific.versions", [2]),
-        "version not there",
-    ),
-    Break(
-        RuleId.VERSION_POLICY,
-        "tok",
-        set_field("tok", "version_policy.specific.versions", []),
-        "no version named",
-    ),
+    _set(RuleId.VERSION_POLICY, "tok", "version_policy.specific.versions", [], "no version named"),
     Break(RuleId.VERSION_POLICY, "model", drop_files("model", "1/"), "no version folder"),
-    Break(RuleId.FIELD_VERSION, "tok", merge("tok", "model_metrics { }"), "model_metrics"),
-    Break(
+    _add(RuleId.FIELD_VERSION, "tok", "model_metrics { }", "model_metrics"),
+    _set(
         RuleId.FIELD_VERSION,
         "e",
-        set_field("e", "ensemble_scheduling.max_inflight_requests", 4),
+        "ensemble_scheduling.max_inflight_requests",
+        4,
         "max_inflight_requests",
     ),
-    Break(
-        RuleId.RESPONSE_CACHE,
-        "sequence",
-        set_field("sequence", "response_cache.enable", True),
-        "sequences",
-    ),
-    Break(
-        RuleId.RESPONSE_CACHE,
-        "stream",
-        set_field("stream", "response_cache.enable", True),
-        "decoupled",
-    ),
-    Break(
-        RuleId.RESPONSE_CACHE,
-        "outer",
-        set_field("outer", "response_cache.enable", True),
-        "decoupled step",
-    ),
+    _set(RuleId.RESPONSE_CACHE, "sequence", "response_cache.enable", True, "sequences"),
+    _set(RuleId.RESPONSE_CACHE, "stream", "response_cache.enable", True, "decoupled"),
+    _set(RuleId.RESPONSE_CACHE, "outer", "response_cache.enable", True, "decoupled step"),
     Break(RuleId.LABELS, "model", drop_files("model", "labels.txt")),
-    Break(
-        RuleId.REPOSITORY_AGENT,
-        "tok",
-        merge("tok", 'model_repository_agents { agents { name: "checksum" } }'),
-    ),
+    _add(RuleId.REPOSITORY_AGENT, "tok", 'model_repository_agents { agents { name: "checksum" } }'),
     Break(RuleId.BATCH_STRATEGY, "model", drop_files("model", "strategy.so"), "missing"),
     Break(
         RuleId.BATCH_STRATEGY,
@@ -138,19 +112,11 @@ MODELS: Final = (
 )
 
 TENSORS: Final = (
-    Break(
-        RuleId.TENSOR_NAME,
-        "echo",
-        merge("echo", "input { data_type: TYPE_FP32 dims: 1 optional: true }"),
-        "input",
+    _add(
+        RuleId.TENSOR_NAME, "echo", "input { data_type: TYPE_FP32 dims: 1 optional: true }", "input"
     ),
-    Break(
-        RuleId.TENSOR_NAME,
-        "echo",
-        merge("echo", "output { data_type: TYPE_FP32 dims: 1 }"),
-        "output",
-    ),
-    Break(RuleId.DATA_TYPE, "model", set_field("model", "output[1].data_type", 0)),
+    _add(RuleId.TENSOR_NAME, "echo", "output { data_type: TYPE_FP32 dims: 1 }", "output"),
+    _set(RuleId.DATA_TYPE, "model", "output[1].data_type", 0),
     Break(
         RuleId.DIMS,
         "model",
@@ -159,333 +125,191 @@ TENSORS: Final = (
         ),
         "none",
     ),
-    Break(RuleId.DIMS, "direct", set_field("direct", "input[0].dims", [0]), "0"),
-    Break(RuleId.DIMS, "direct", set_field("direct", "output[0].dims", [-2]), "-2"),
-    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [7]), "size"),
-    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [-1]), "variable"),
-    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", [8, 0]), "0"),
-    Break(RuleId.RESHAPE, "model", set_field("model", "output[1].reshape.shape", []), "empty"),
-    Break(
+    _set(RuleId.DIMS, "direct", "input[0].dims", [0], "0"),
+    _set(RuleId.DIMS, "direct", "output[0].dims", [-2], "-2"),
+    _set(RuleId.RESHAPE, "model", "output[1].reshape.shape", [7], "size"),
+    _set(RuleId.RESHAPE, "model", "output[1].reshape.shape", [-1], "variable"),
+    _set(RuleId.RESHAPE, "model", "output[1].reshape.shape", [8, 0], "0"),
+    _set(RuleId.RESHAPE, "model", "output[1].reshape.shape", [], "empty"),
+    _add(
         RuleId.RESHAPE,
         "echo",
-        merge("echo", 'output { name: "z" data_type: TYPE_FP32 dims: 1 reshape { } }'),
+        'output { name: "z" data_type: TYPE_FP32 dims: 1 reshape { } }',
         "empty without batching",
     ),
-    Break(
+    _add(
         RuleId.RESHAPE,
         "echo",
-        merge(
-            "echo",
-            (
-                'output { name: "z" data_type: TYPE_FP32 dims: [2, -1, 6] reshape { shape: '
-                "[3, -1, 4] } }"
-            ),
-        ),
+        'output { name: "z" data_type: TYPE_FP32 dims: [2, -1, 6] reshape { shape: [3, -1, 4] } }',
         "runs",
     ),
-    Break(RuleId.FORMAT, "echo", set_field("echo", "input[0].format", pb.ModelInput.FORMAT_NHWC)),
-    Break(
-        RuleId.SHAPE_TENSOR,
-        "stream",
-        set_field("stream", "input[0].is_shape_tensor", True),
-        "input",
+    _set(RuleId.FORMAT, "echo", "input[0].format", pb.ModelInput.FORMAT_NHWC),
+    _set(RuleId.SHAPE_TENSOR, "stream", "input[0].is_shape_tensor", True, "input"),
+    _set(RuleId.SHAPE_TENSOR, "stream", "output[0].is_shape_tensor", True, "output"),
+    _set(
+        RuleId.NON_LINEAR_FORMAT, "stream", "output[0].is_non_linear_format_io", True, "no TensorRT"
     ),
-    Break(
-        RuleId.SHAPE_TENSOR,
-        "stream",
-        set_field("stream", "output[0].is_shape_tensor", True),
-        "output",
+    _set(RuleId.NON_LINEAR_FORMAT, "plan", "output[0].is_non_linear_format_io", True, "dims"),
+    _set(
+        RuleId.BATCH_INPUT, "model", "batch_input[0].source_input", ["ids", "mask"], "two sources"
     ),
-    Break(
-        RuleId.NON_LINEAR_FORMAT,
-        "stream",
-        set_field("stream", "output[0].is_non_linear_format_io", True),
-        "no TensorRT",
-    ),
-    Break(
-        RuleId.NON_LINEAR_FORMAT,
-        "plan",
-        set_field("plan", "output[0].is_non_linear_format_io", True),
-        "dims",
-    ),
-    Break(
-        RuleId.BATCH_INPUT,
-        "model",
-        set_field("model", "batch_input[0].source_input", ["ids", "mask"]),
-        "two sources",
-    ),
-    Break(
-        RuleId.BATCH_INPUT,
-        "model",
-        set_field("model", "batch_input[0].source_input", []),
-        "no source",
-    ),
-    Break(
-        RuleId.BATCH_INPUT,
-        "model",
-        set_field("model", "batch_input[0].source_input", ["scores"]),
-        "unknown source",
-    ),
-    Break(
-        RuleId.BATCH_INPUT,
-        "model",
-        set_field("model", "batch_input[0].data_type", pb.TYPE_INT64),
-        "type",
-    ),
-    Break(
+    _set(RuleId.BATCH_INPUT, "model", "batch_input[0].source_input", [], "no source"),
+    _set(RuleId.BATCH_INPUT, "model", "batch_input[0].source_input", ["scores"], "unknown source"),
+    _set(RuleId.BATCH_INPUT, "model", "batch_input[0].data_type", pb.TYPE_INT64, "type"),
+    _set(RuleId.BATCH_OUTPUT, "model", "batch_output[0].source_input", ["x"], "unknown source"),
+    _set(RuleId.BATCH_OUTPUT, "model", "batch_output[0].target_name", ["ids"], "unknown target"),
+    _set(
         RuleId.BATCH_OUTPUT,
         "model",
-        set_field("model", "batch_output[0].source_input", ["x"]),
-        "unknown source",
-    ),
-    Break(
-        RuleId.BATCH_OUTPUT,
-        "model",
-        set_field("model", "batch_output[0].target_name", ["ids"]),
-        "unknown target",
-    ),
-    Break(
-        RuleId.BATCH_OUTPUT,
-        "model",
-        set_field("model", "batch_output[0].target_name", ["scores", "scores"]),
+        "batch_output[0].target_name",
+        ["scores", "scores"],
         "target twice",
     ),
 )
 
 BATCHING: Final = (
-    Break(
-        RuleId.PREFERRED_BATCH_SIZE,
-        "tok",
-        set_field("tok", f"{_BATCHING}.preferred_batch_size", [17]),
-        "above",
-    ),
-    Break(
-        RuleId.PREFERRED_BATCH_SIZE,
-        "tok",
-        set_field("tok", f"{_BATCHING}.preferred_batch_size", [4, 0]),
-        "0",
-    ),
-    Break(
+    _set(RuleId.PREFERRED_BATCH_SIZE, "tok", f"{_BATCHING}.preferred_batch_size", [17], "above"),
+    _set(RuleId.PREFERRED_BATCH_SIZE, "tok", f"{_BATCHING}.preferred_batch_size", [4, 0], "0"),
+    _set(
         RuleId.PREFERRED_BATCH_SIZE,
         "sequence",
-        set_field("sequence", "sequence_batching.oldest.preferred_batch_size", [5]),
+        "sequence_batching.oldest.preferred_batch_size",
+        [5],
         "oldest above",
     ),
-    Break(
+    _set(
         RuleId.PREFERRED_BATCH_SIZE,
         "sequence",
-        set_field("sequence", "sequence_batching.oldest.preferred_batch_size", [-1]),
+        "sequence_batching.oldest.preferred_batch_size",
+        [-1],
         "oldest -1",
     ),
-    Break(
+    _set(RuleId.PRIORITY, "tok", f"{_BATCHING}.default_priority_level", 3, "default above"),
+    _set(RuleId.PRIORITY, "tok", f"{_BATCHING}.default_priority_level", 0, "no default"),
+    _add(
         RuleId.PRIORITY,
         "tok",
-        set_field("tok", f"{_BATCHING}.default_priority_level", 3),
-        "default above",
-    ),
-    Break(
-        RuleId.PRIORITY,
-        "tok",
-        set_field("tok", f"{_BATCHING}.default_priority_level", 0),
-        "no default",
-    ),
-    Break(
-        RuleId.PRIORITY,
-        "tok",
-        merge("tok", "dynamic_batching { priority_queue_policy { key: 3 value { } } }"),
+        "dynamic_batching { priority_queue_policy { key: 3 value { } } }",
         "policy above",
     ),
-    Break(
+    _add(
         RuleId.PRIORITY,
         "tok",
-        merge("tok", "dynamic_batching { priority_queue_policy { key: 0 value { } } }"),
+        "dynamic_batching { priority_queue_policy { key: 0 value { } } }",
         "policy 0",
     ),
-    Break(
+    _add(
         RuleId.PRESERVE_ORDERING,
         "model",
-        merge("model", "dynamic_batching { priority_levels: 2 default_priority_level: 1 }"),
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
         "levels",
     ),
-    Break(
+    _add(
         RuleId.PRESERVE_ORDERING,
         "model",
-        merge("model", f"dynamic_batching {{ default_queue_policy {{ {_DELAY} }} }}"),
+        f"dynamic_batching {{ default_queue_policy {{ {_DELAY} }} }}",
         "delay",
     ),
-    Break(
+    _add(
         RuleId.PRESERVE_ORDERING,
         "model",
-        merge(
-            "model",
-            (
-                f"dynamic_batching {{ priority_levels: 1 default_priority_level: 1 "
-                f"priority_queue_policy {{ key: 1 value {{ {_DELAY} }} }} }}"
-            ),
-        ),
+        f"dynamic_batching {{ priority_levels: 1 default_priority_level: 1 "
+        f"priority_queue_policy {{ key: 1 value {{ {_DELAY} }} }} }}",
         "delay of a level",
     ),
 )
 
 SEQUENCES: Final = (
-    Break(
+    _set(RuleId.SEQUENCE_CONTROL, "sequence", f"{_CONTROLS}[0].name", "", "no name"),
+    _set(
         RuleId.SEQUENCE_CONTROL,
         "sequence",
-        set_field("sequence", f"{_CONTROLS}[0].name", ""),
-        "no name",
-    ),
-    Break(
-        RuleId.SEQUENCE_CONTROL,
-        "sequence",
-        set_field("sequence", f"{_CONTROLS}[0].control[0].int32_false_true", []),
+        f"{_CONTROLS}[0].control[0].int32_false_true",
+        [],
         "no values",
     ),
-    Break(
+    _set(
         RuleId.SEQUENCE_CONTROL,
         "sequence",
-        set_field("sequence", f"{_CONTROLS}[1].control[0].fp32_false_true", [1]),
+        f"{_CONTROLS}[1].control[0].fp32_false_true",
+        [1],
         "one value",
     ),
-    Break(
+    _set(
         RuleId.SEQUENCE_CONTROL,
         "sequence",
-        set_field("sequence", f"{_CONTROLS}[2].control[0].int32_false_true", [0, 1]),
+        f"{_CONTROLS}[2].control[0].int32_false_true",
+        [0, 1],
         "two kinds of values",
     ),
-    Break(
-        RuleId.SEQUENCE_CONTROL_TWICE,
-        "sequence",
-        set_field("sequence", f"{_CONTROLS}[1].name", "START"),
-        "name",
-    ),
-    Break(
-        RuleId.SEQUENCE_CONTROL_TWICE,
-        "sequence",
-        set_field("sequence", f"{_CONTROLS}[1].control[0].kind", 0),
-        "kind",
-    ),
-    Break(
+    _set(RuleId.SEQUENCE_CONTROL_TWICE, "sequence", f"{_CONTROLS}[1].name", "START", "name"),
+    _set(RuleId.SEQUENCE_CONTROL_TWICE, "sequence", f"{_CONTROLS}[1].control[0].kind", 0, "kind"),
+    _set(
         RuleId.CORRELATION_ID,
         "sequence",
-        set_field("sequence", f"{_CONTROLS}[3].control[0].data_type", pb.TYPE_FP32),
+        f"{_CONTROLS}[3].control[0].data_type",
+        pb.TYPE_FP32,
         "type",
     ),
-    Break(
+    _set(
         RuleId.CORRELATION_ID,
         "sequence",
-        set_field("sequence", f"{_CONTROLS}[3].control[0].int32_false_true", [0, 1]),
+        f"{_CONTROLS}[3].control[0].int32_false_true",
+        [0, 1],
         "values",
     ),
-    Break(
+    _set(
         RuleId.SLOT_UTILIZATION,
         "direct",
-        set_field("direct", "sequence_batching.direct.minimum_slot_utilization", 1.5),
+        "sequence_batching.direct.minimum_slot_utilization",
+        1.5,
         "above",
     ),
-    Break(
+    _set(
         RuleId.SLOT_UTILIZATION,
         "direct",
-        set_field("direct", "sequence_batching.direct.minimum_slot_utilization", -0.1),
+        "sequence_batching.direct.minimum_slot_utilization",
+        -0.1,
         "below",
     ),
 )
 
 INSTANCES: Final = (
-    Break(RuleId.INSTANCE_GPUS, "tok", set_field("tok", "instance_group[0].gpus", [0]), "KIND_CPU"),
-    Break(
-        RuleId.INSTANCE_GPUS,
-        "model",
-        set_field("model", "instance_group[0].gpus", [0]),
-        "KIND_MODEL",
+    _set(RuleId.INSTANCE_GPUS, "tok", "instance_group[0].gpus", [0], "KIND_CPU"),
+    _set(RuleId.INSTANCE_GPUS, "model", "instance_group[0].gpus", [0], "KIND_MODEL"),
+    _set(RuleId.INSTANCE_GPUS, "plan", "instance_group[0].gpus", [0], "KIND_AUTO"),
+    _add(RuleId.INSTANCE_GPUS, "stream", "instance_group { kind: KIND_GPU gpus: 0 }", "KIND_GPU"),
+    _add(RuleId.INSTANCE_NO_GPU, "stream", "instance_group { kind: KIND_GPU }"),
+    _set(RuleId.INSTANCE_PROFILE, "tok", "instance_group[0].profile", ["0"], "no TensorRT"),
+    _set(RuleId.INSTANCE_PROFILE, "plan", "instance_group[0].profile", ["-1"], "negative"),
+    _set(RuleId.INSTANCE_PROFILE, "plan", "instance_group[0].profile", ["first"], "no number"),
+    _set(RuleId.INSTANCE_PROFILE, "plan", "instance_group[0].profile", [""], "empty"),
+    _add(
+        RuleId.WARMUP, "tok", _WARM % "data_type: TYPE_STRING dims: -1 zero_data: true", "variable"
     ),
-    Break(
-        RuleId.INSTANCE_GPUS, "plan", set_field("plan", "instance_group[0].gpus", [0]), "KIND_AUTO"
+    _add(RuleId.WARMUP, "tok", _WARM % "data_type: TYPE_STRING dims: 1", "no data"),
+    _add(RuleId.WARMUP, "tok", _WARM % "data_type: TYPE_FP32 dims: 1 zero_data: true", "type"),
+    _add(RuleId.WARMUP, "tok", _WARM % "data_type: TYPE_STRING dims: 2 zero_data: true", "dims"),
+    _add(
+        RuleId.WARMUP, "tok", _WARM % "data_type: TYPE_STRING dims: [1, 1] zero_data: true", "rank"
     ),
-    Break(
-        RuleId.INSTANCE_GPUS,
-        "stream",
-        merge("stream", "instance_group { kind: KIND_GPU gpus: 0 }"),
-        "KIND_GPU",
-    ),
-    Break(RuleId.INSTANCE_NO_GPU, "stream", merge("stream", "instance_group { kind: KIND_GPU }")),
-    Break(
-        RuleId.INSTANCE_PROFILE,
-        "tok",
-        set_field("tok", "instance_group[0].profile", ["0"]),
-        "no TensorRT",
-    ),
-    Break(
-        RuleId.INSTANCE_PROFILE,
-        "plan",
-        set_field("plan", "instance_group[0].profile", ["-1"]),
-        "negative",
-    ),
-    Break(
-        RuleId.INSTANCE_PROFILE,
-        "plan",
-        set_field("plan", "instance_group[0].profile", ["first"]),
-        "no number",
-    ),
-    Break(
-        RuleId.INSTANCE_PROFILE,
-        "plan",
-        set_field("plan", "instance_group[0].profile", [""]),
-        "empty",
-    ),
-    Break(
-        RuleId.WARMUP,
-        "tok",
-        merge("tok", _WARM % "data_type: TYPE_STRING dims: -1 zero_data: true"),
-        "variable",
-    ),
-    Break(RuleId.WARMUP, "tok", merge("tok", _WARM % "data_type: TYPE_STRING dims: 1"), "no data"),
-    Break(
-        RuleId.WARMUP,
-        "tok",
-        merge("tok", _WARM % "data_type: TYPE_FP32 dims: 1 zero_data: true"),
-        "type",
-    ),
-    Break(
-        RuleId.WARMUP,
-        "tok",
-        merge("tok", _WARM % "data_type: TYPE_STRING dims: 2 zero_data: true"),
-        "dims",
-    ),
-    Break(
-        RuleId.WARMUP,
-        "tok",
-        merge("tok", _WARM % "data_type: TYPE_STRING dims: [1, 1] zero_data: true"),
-        "rank",
-    ),
-    Break(
-        RuleId.WARMUP, "tok", merge("tok", 'model_warmup { name: "v" batch_size: 1 }'), "no input"
-    ),
+    _add(RuleId.WARMUP, "tok", 'model_warmup { name: "v" batch_size: 1 }', "no input"),
     Break(RuleId.WARMUP, "model", drop_files("model", "warmup/ids"), "no file"),
     Break(RuleId.WARMUP, "model", put_file("model", "warmup/ids", bytes(23)), "file too short"),
 )
 
 ENSEMBLES: Final = (
-    Break(
-        RuleId.ENSEMBLE_PLATFORM,
-        "e",
-        set_field("e", "ensemble_scheduling", None),
-        "no steps at all",
-    ),
+    _set(RuleId.ENSEMBLE_PLATFORM, "e", "ensemble_scheduling", None, "no steps at all"),
     Break(
         RuleId.ENSEMBLE_PLATFORM,
         "e",
         both(set_field("e", "platform", ""), set_field("e", "backend", "null")),
         "backend",
     ),
-    Break(
-        RuleId.ENSEMBLE_PLATFORM,
-        "e",
-        merge("e", "dynamic_batching { }"),
-        "dynamic_batching instead",
-    ),
-    Break(RuleId.ENSEMBLE_FIELD, "e", merge("e", "instance_group { }"), "instance_group"),
-    Break(RuleId.ENSEMBLE_FIELD, "e", merge("e", "optimization { }"), "optimization"),
-    Break(RuleId.ENSEMBLE_FIELD, "e", merge("e", "model_warmup { }"), "model_warmup"),
+    _add(RuleId.ENSEMBLE_PLATFORM, "e", "dynamic_batching { }", "dynamic_batching instead"),
+    _add(RuleId.ENSEMBLE_FIELD, "e", "instance_group { }", "instance_group"),
+    _add(RuleId.ENSEMBLE_FIELD, "e", "optimization { }", "optimization"),
+    _add(RuleId.ENSEMBLE_FIELD, "e", "model_warmup { }", "model_warmup"),
     Break(
         RuleId.ENSEMBLE_STEP,
         "e",
@@ -494,12 +318,7 @@ ENSEMBLES: Final = (
         ),
         "no step",
     ),
-    Break(
-        RuleId.ENSEMBLE_STEP,
-        "e",
-        set_field("e", "ensemble_scheduling.step[1].model_name", ""),
-        "model_name",
-    ),
+    _set(RuleId.ENSEMBLE_STEP, "e", "ensemble_scheduling.step[1].model_name", "", "model_name"),
     Break(
         RuleId.ENSEMBLE_STEP,
         "e",
@@ -515,29 +334,19 @@ ENSEMBLES: Final = (
         ),
         "input_map",
     ),
-    Break(
+    _add(
         RuleId.ENSEMBLE_STEP,
         "e",
-        merge(
-            "e",
-            (
-                'ensemble_scheduling { step { model_name: "stream" model_version: -1 '
-                'input_map { key: "x" value: "scores" } } }'
-            ),
-        ),
+        'ensemble_scheduling { step { model_name: "stream" model_version: -1 '
+        'input_map { key: "x" value: "scores" } } }',
         "output_map",
     ),
-    Break(
+    _add(
         RuleId.TENSOR_WRITTEN_TWICE,
         "e",
-        merge(
-            "e",
-            (
-                'ensemble_scheduling { step { model_name: "model" model_version: -1 input_map '
-                '{ key: "ids" value: "tok.ids" } output_map { key: "scores" value: "scores" } '
-                "} }"
-            ),
-        ),
+        'ensemble_scheduling { step { model_name: "model" model_version: -1 input_map '
+        '{ key: "ids" value: "tok.ids" } output_map { key: "scores" value: "scores" } '
+        "} }",
         "by two steps",
     ),
     Break(
@@ -555,35 +364,27 @@ ENSEMBLES: Final = (
         ),
         "input of a step",
     ),
-    Break(
+    _add(
         RuleId.TENSOR_NOT_WRITTEN,
         "e",
-        merge("e", 'output { name: "more" data_type: TYPE_FP32 dims: 1 }'),
+        'output { name: "more" data_type: TYPE_FP32 dims: 1 }',
         "output",
     ),
-    Break(
-        RuleId.TENSOR_UNUSED,
-        "e",
-        merge("e", 'input { name: "more" data_type: TYPE_FP32 dims: 1 }'),
-        "input",
-    ),
+    _add(RuleId.TENSOR_UNUSED, "e", 'input { name: "more" data_type: TYPE_FP32 dims: 1 }', "input"),
     Break(
         RuleId.TENSOR_UNUSED,
         "e",
         map_entries("e", 1, "output_map", {"pooled": "nobody"}),
         "written",
     ),
-    Break(
+    _add(
         RuleId.ENSEMBLE_CYCLE,
         "e",
-        merge(
-            "e",
-            "ensemble_scheduling {"
-            ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "one" } '
-            'output_map { key: "y" value: "two" } }'
-            ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "two" } '
-            'output_map { key: "y" value: "one" } } }',
-        ),
+        "ensemble_scheduling {"
+        ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "one" } '
+        'output_map { key: "y" value: "two" } }'
+        ' step { model_name: "stream" model_version: -1 input_map { key: "x" value: "two" } '
+        'output_map { key: "y" value: "one" } } }',
         "of steps",
     ),
     Break(
@@ -601,22 +402,10 @@ ENSEMBLES: Final = (
         ),
         "of ensembles",
     ),
-    Break(
-        RuleId.STEP_MODEL, "e", set_field("e", "ensemble_scheduling.step[1].model_name", "modle")
-    ),
-    Break(
-        RuleId.STEP_VERSION,
-        "e",
-        set_field("e", "ensemble_scheduling.step[0].model_version", 2),
-        "not there",
-    ),
-    Break(
-        RuleId.STEP_VERSION,
-        "e",
-        set_field("e", "ensemble_scheduling.step[0].model_version", 0),
-        "0",
-    ),
-    Break(RuleId.STEP_BATCH_SIZE, "e", set_field("e", "max_batch_size", 9)),
+    _set(RuleId.STEP_MODEL, "e", "ensemble_scheduling.step[1].model_name", "modle"),
+    _set(RuleId.STEP_VERSION, "e", "ensemble_scheduling.step[0].model_version", 2, "not there"),
+    _set(RuleId.STEP_VERSION, "e", "ensemble_scheduling.step[0].model_version", 0, "0"),
+    _set(RuleId.STEP_BATCH_SIZE, "e", "max_batch_size", 9),
     Break(
         RuleId.STEP_TENSOR, "e", map_entries("e", 1, "input_map", {"masks": "tok.mask"}), "input"
     ),
@@ -634,16 +423,14 @@ ENSEMBLES: Final = (
             map_entries("e", 0, "output_map", {"ids": None}),
         ),
     ),
-    Break(
-        RuleId.STEP_DATA_TYPE, "e", set_field("e", "output[0].data_type", pb.TYPE_FP16), "output"
-    ),
+    _set(RuleId.STEP_DATA_TYPE, "e", "output[0].data_type", pb.TYPE_FP16, "output"),
     Break(
         RuleId.STEP_DATA_TYPE,
         "e",
         set_field("tok", "output[0].data_type", pb.TYPE_INT32),
         "between steps",
     ),
-    Break(RuleId.STEP_SHAPE, "e", set_field("e", "output[0].dims", [3]), "output"),
+    _set(RuleId.STEP_SHAPE, "e", "output[0].dims", [3], "output"),
     Break(RuleId.STEP_SHAPE, "e", set_field("tok", "output[0].dims", [-1, 1]), "between steps"),
     Break(
         RuleId.DECOUPLED_JOIN,
@@ -662,46 +449,31 @@ ENSEMBLES: Final = (
 )
 
 LIMITED: Final = (
-    Break(
+    _add(
         RuleId.TENSOR_NAME_TWICE,
         "direct",
-        merge("direct", 'output { name: "y" data_type: TYPE_FP32 dims: 1 }'),
+        'output { name: "y" data_type: TYPE_FP32 dims: 1 }',
         "output",
     ),
-    Break(
+    _add(
         RuleId.TENSOR_NAME_TWICE,
         "direct",
-        merge("direct", 'input { name: "x" data_type: TYPE_FP32 dims: 1 }'),
+        'input { name: "x" data_type: TYPE_FP32 dims: 1 }',
         "input",
     ),
-    Break(RuleId.ENUM_VALUE, "echo", merge("echo", 'output { name: "z" data_type: 99 dims: 1 }')),
-    Break(
-        RuleId.DIMS_SIZE,
-        "echo",
-        merge("echo", 'output { name: "z" data_type: TYPE_FP32 dims: [ 65536, 65536 ] }'),
+    _add(RuleId.ENUM_VALUE, "echo", 'output { name: "z" data_type: 99 dims: 1 }'),
+    _add(
+        RuleId.DIMS_SIZE, "echo", 'output { name: "z" data_type: TYPE_FP32 dims: [ 65536, 65536 ] }'
     ),
-    Break(
-        RuleId.BATCH_STRATEGY_FOLDER,
-        "stream",
-        merge("stream", _STRATEGY % "/usr/lib/x86_64-linux-gnu/libc.so.6"),
-    ),
+    _add(RuleId.BATCH_STRATEGY_FOLDER, "stream", _STRATEGY % "/usr/lib/x86_64-linux-gnu/libc.so.6"),
     # A file that exists: the server's log, next to the repository.
-    Break(
-        RuleId.LABELS_FOLDER,
-        "stream",
-        set_field("stream", "output[0].label_filename", "../../tritonserver.log"),
-    ),
-    Break(RuleId.STATE_TWICE, "sequence", set_field("sequence", f"{_STATE}[1].output_name", "so")),
-    Break(
+    _set(RuleId.LABELS_FOLDER, "stream", "output[0].label_filename", "../../tritonserver.log"),
+    _set(RuleId.STATE_TWICE, "sequence", f"{_STATE}[1].output_name", "so"),
+    _add(
         RuleId.WARMUP_REQUIRED,
         "model",
-        merge(
-            "model",
-            (
-                'model_warmup { name: "v" batch_size: 1 inputs { key: "mask" value { '
-                "data_type: TYPE_INT64 dims: 1 zero_data: true } } }"
-            ),
-        ),
+        'model_warmup { name: "v" batch_size: 1 inputs { key: "mask" value { '
+        "data_type: TYPE_INT64 dims: 1 zero_data: true } } }",
     ),
     Break(
         RuleId.TENSOR_INPUT_WRITTEN,
@@ -744,106 +516,64 @@ LIMITED: Final = (
 )
 
 FATAL: Final = (
-    Break(
+    _set(RuleId.INITIAL_STATE, "sequence", f"{_STATE}[0].initial_state[0].name", "", "name"),
+    _set(
         RuleId.INITIAL_STATE,
         "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].name", ""),
-        "name",
-    ),
-    Break(
-        RuleId.INITIAL_STATE,
-        "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].data_type", pb.TYPE_FP64),
+        f"{_STATE}[0].initial_state[0].data_type",
+        pb.TYPE_FP64,
         "type",
     ),
-    Break(
-        RuleId.INITIAL_STATE,
-        "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [2]),
-        "rank",
+    _set(RuleId.INITIAL_STATE, "sequence", f"{_STATE}[0].initial_state[0].dims", [2], "rank"),
+    _set(RuleId.INITIAL_STATE, "sequence", f"{_STATE}[0].initial_state[0].dims", [1, 1], "dims"),
+    _set(
+        RuleId.INITIAL_STATE, "sequence", f"{_STATE}[0].initial_state[0].dims", [-1, 2], "variable"
     ),
-    Break(
-        RuleId.INITIAL_STATE,
-        "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [1, 1]),
-        "dims",
+    _set(
+        RuleId.INITIAL_STATE, "sequence", f"{_STATE}[1].initial_state[0].zero_data", None, "no data"
     ),
-    Break(
+    _set(
         RuleId.INITIAL_STATE,
         "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [-1, 2]),
-        "variable",
-    ),
-    Break(
-        RuleId.INITIAL_STATE,
-        "sequence",
-        set_field("sequence", f"{_STATE}[1].initial_state[0].zero_data", None),
-        "no data",
-    ),
-    Break(
-        RuleId.INITIAL_STATE,
-        "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].dims", [2, 2]),
+        f"{_STATE}[0].initial_state[0].dims",
+        [2, 2],
         "file too short",
     ),
-    Break(
+    _set(
         RuleId.INITIAL_STATE,
         "sequence",
-        set_field("sequence", f"{_STATE}[0].initial_state[0].data_file", "none"),
+        f"{_STATE}[0].initial_state[0].data_file",
+        "none",
         "no file",
     ),
-    Break(
+    _set(RuleId.INITIAL_STATE, "sequence", f"{_STATE}[1].input_name", "si", "state twice"),
+    _add(
         RuleId.INITIAL_STATE,
         "sequence",
-        set_field("sequence", f"{_STATE}[1].input_name", "si"),
-        "state twice",
-    ),
-    Break(
-        RuleId.INITIAL_STATE,
-        "sequence",
-        merge(
-            "sequence",
-            (
-                "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: "
-                "TYPE_INT8 dims: 1 initial_state { name: 'k' data_type: TYPE_INT8 dims: 1 "
-                "zero_data: true } initial_state { name: 'l' data_type: TYPE_INT8 dims: 1 "
-                "zero_data: true } } }"
-            ),
-        ),
+        "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: "
+        "TYPE_INT8 dims: 1 initial_state { name: 'k' data_type: TYPE_INT8 dims: 1 "
+        "zero_data: true } initial_state { name: 'l' data_type: TYPE_INT8 dims: 1 "
+        "zero_data: true } } }",
         "two values",
     ),
 )
 """The server ends itself instead of refusing these."""
 
 DEADLY: Final = (
-    Break(RuleId.SEQUENCE_SLOTS, "direct", set_field("direct", "max_batch_size", 2**31 - 1)),
-    Break(
+    _set(RuleId.SEQUENCE_SLOTS, "direct", "max_batch_size", 2**31 - 1),
+    _add(
         RuleId.STATE_TENSOR,
         "sequence",
-        merge(
-            "sequence",
-            (
-                "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: "
-                "TYPE_INT8 dims: -3 } }"
-            ),
-        ),
+        "sequence_batching { state { input_name: 'a' output_name: 'b' data_type: "
+        "TYPE_INT8 dims: -3 } }",
     ),
-    Break(
-        RuleId.INSTANCE_PROFILE_NUMBER,
-        "plan",
-        set_field("plan", "instance_group[0].profile", ["99999999999"]),
-    ),
-    Break(RuleId.INSTANCE_COUNT, "tok", set_field("tok", "instance_group[0].count", 1_000_000)),
-    Break(
+    _set(RuleId.INSTANCE_PROFILE_NUMBER, "plan", "instance_group[0].profile", ["99999999999"]),
+    _set(RuleId.INSTANCE_COUNT, "tok", "instance_group[0].count", 1_000_000),
+    _add(
         RuleId.WARMUP_SIZE,
         "tok",
-        merge(
-            "tok",
-            (
-                'model_warmup { name: "v" batch_size: 4000000000 inputs { key: "TEXT" value { '
-                "data_type: TYPE_STRING dims: 1 zero_data: true } } }"
-            ),
-        ),
+        'model_warmup { name: "v" batch_size: 4000000000 inputs { key: "TEXT" value { '
+        "data_type: TYPE_STRING dims: 1 zero_data: true } } }",
     ),
 )
 

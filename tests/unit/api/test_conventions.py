@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import cel, crdlint
-from triton_pipelines.api import crd
+from triton_pipelines.api import crd, structural_schema
 
 EXCEPTIONS = {
     "names": {"spec.*.allowTimeoutOverride": "Triton's own name; an enum all the same"},
@@ -135,7 +135,7 @@ def _small() -> dict[str, Any]:
         },
         "label": {**text, "description": "Shown to people."},
         "memory": {
-            crd.INT_OR_STRING: True,
+            structural_schema.INT_OR_STRING: True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "maxLength": 9,
             "description": "Most bytes.",
@@ -446,7 +446,7 @@ def test_doctoring_the_real_definition_shows_as_well() -> None:
 
 
 def test_rules_are_asked_what_they_test() -> None:
-    nodes = dict(crd.walk(_root(_small())))
+    nodes = dict(structural_schema.walk(_root(_small())))
     ask = (
         "self.spec.parts.all(p, p.name != 'self.spec.label') && (has(self.spec.size) ? "
         "self.spec.size > 1 : self.spec.tags.exists(t, t == 'x'))"

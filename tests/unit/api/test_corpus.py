@@ -8,9 +8,10 @@ import pytest
 from tests.corpus import GOLDEN, Sample, bad, good, messages
 from triton_pipelines.api import parse
 from triton_pipelines.api.base import ApiModel
-from triton_pipelines.api.crd import model_classes, root_schema, walk
+from triton_pipelines.api.crd import root_schema
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.parse import _normalized
+from triton_pipelines.api.structural_schema import model_classes, walk
 
 
 @pytest.mark.parametrize("sample", good(), ids=lambda sample: sample.name)

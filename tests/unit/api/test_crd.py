@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import crdlint, libyaml
-from triton_pipelines.api import crd
+from triton_pipelines.api import crd, structural_schema
 from triton_pipelines.api.base import ApiModel
 
 FILE = Path(__file__).parents[3] / "crds" / "inferencepipelines.tritonpipelines.io.yaml"
@@ -37,7 +37,7 @@ def test_rules_stand_on_their_objects() -> None:
     }
     wanted = {
         (rule.cel, rule.message)
-        for model in crd.model_classes(ApiModel).values()
+        for model in structural_schema.model_classes(ApiModel).values()
         for rule in model.rules
     }
     assert wanted <= placed
@@ -50,4 +50,4 @@ def test_a_union_is_refused() -> None:
         value: int | str = 1
 
     with pytest.raises(ValueError, match="union"):
-        crd.structural(Loose)
+        structural_schema.structural(Loose)

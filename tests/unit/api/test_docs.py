@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from triton_pipelines.api import crd, reference
+from triton_pipelines.api import crd, reference, structural_schema
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
 
@@ -20,7 +20,7 @@ def test_the_file_is_what_the_models_say() -> None:
 
 def test_every_field_and_rule_is_told() -> None:
     text = reference.render()
-    for path, node in crd.walk(crd.root_schema()):
+    for path, node in structural_schema.walk(crd.root_schema()):
         if path.startswith(("spec.", "status.")):
             key = re.sub(r"(\[\]|\{\})+$", "", path).rsplit(".", 1)[-1]
             assert f"| `{key}` |" in text, path
@@ -29,7 +29,7 @@ def test_every_field_and_rule_is_told() -> None:
                 assert rule["message"] in text, path
     assert all(
         rule.message in text
-        for model in crd.model_classes(ApiModel).values()
+        for model in structural_schema.model_classes(ApiModel).values()
         for rule in model.rules
     )
 

@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from triton_pipelines.api import crd, parse
+from triton_pipelines.api import crd, parse, structural_schema
 from triton_pipelines.api.field_paths import _CALLED, _places, unknown_field, written
-from triton_pipelines.api.messages import MEANING
+from triton_pipelines.api.pattern_descriptions import PATTERN_DESCRIPTIONS
 from triton_pipelines.api.suggestions import did_you_mean, nearest
 
 PATTERNS = sorted(
     {
         node["pattern"]
-        for path, node in crd.walk(crd.root_schema())
+        for path, node in structural_schema.walk(crd.root_schema())
         if "pattern" in node and path.startswith("spec")
     }
 )
@@ -23,18 +23,17 @@ PATTERNS = sorted(
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_pattern_is_said_in_words(pattern: str) -> None:
-    text = MEANING[pattern]
+    text = PATTERN_DESCRIPTIONS[pattern]
     assert re.match(r"(a|an|the) \w", text)
     assert pattern not in text
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_example_of_each_pattern_fits_it(pattern: str) -> None:
-    named = re.search(
-        r"such as (\S+?)[,)]?(?: |$)|^a source: it starts with (\S+?),", MEANING[pattern]
-    )
+    description = PATTERN_DESCRIPTIONS[pattern]
+    named = re.search(r"such as (\S+?)[,)]?(?: |$)|^a source: it starts with (\S+?),", description)
     if named is None:
-        assert "64 hex digits" in MEANING[pattern]  # too long to be shown
+        assert "64 hex digits" in description  # too long to be shown
         return
     example = f"{named[2]}org/name" if named[2] else named[1].strip("'")
     assert re.search(pattern, example), example

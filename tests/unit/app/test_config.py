@@ -12,7 +12,7 @@ from triton_pipelines.app.config import (
     load_config,
     variable_of,
 )
-from triton_pipelines.autoscaling.metrics.connection import ConnectionsError
+from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsError
 from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES
 
 

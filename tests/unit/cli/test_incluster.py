@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.support.serving import SAMPLES
-from triton_pipelines.api.v1alpha1 import Tuning, TuningMode
+from triton_pipelines.api.tuning import Tuning, TuningMode
 from triton_pipelines.cli.cluster_tuning import tuning_commands
 from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
 from triton_pipelines.cli.main import app

@@ -20,7 +20,7 @@ import typer
 import yaml
 
 from tests.unit.docs import markdown
-from triton_pipelines.api import crd, names
+from triton_pipelines.api import crd, names, structural_schema
 from triton_pipelines.cli.documents import check_resource
 from triton_pipelines.cli.main import app
 from triton_pipelines.compile.graph import Options
@@ -172,12 +172,12 @@ def test_programs_are_python(fence: markdown.Fence) -> None:
     ast.parse(fence.text)
 
 
-PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in crd.walk(crd.root_schema())}
+PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in structural_schema.walk(crd.root_schema())}
 # Below these stand objects of the Kubernetes API, or free keys.
 OPEN = {
     re.sub(r"(\[\]|\{\})", "", path)
-    for path, node in crd.walk(crd.root_schema())
-    if crd.PRESERVE in node or "additionalProperties" in node
+    for path, node in structural_schema.walk(crd.root_schema())
+    if structural_schema.PRESERVE in node or "additionalProperties" in node
 }
 
 

@@ -20,12 +20,18 @@ from triton_pipelines.tools.loadgen import (
     LoadProgress,
     LoadSpec,
     LoadTarget,
-    engine,
-    is_late,
+    load_run,
     run_load,
     summarize,
 )
-from triton_pipelines.tools.loadgen.engine import LoadRun
+from triton_pipelines.tools.loadgen.load_run import LoadRun
+from triton_pipelines.tools.loadgen.request_failure import (
+    OnRequestEnd,
+    RequestFailure,
+    rejected,
+    timed_out,
+)
+from triton_pipelines.tools.loadgen.summary import LoadResult
 from triton_pipelines.tools.loadgen.triton_statistics import StatisticsReader
 
 QUICK: dict[str, Any] = {"duration_s": 0.3, "warmup_s": 0.0, "statistics": False}
@@ -65,11 +71,23 @@ class Counter:
     def __init__(self, seconds: Callable[[int], float]) -> None:
         self.seconds, self.free, self.number = seconds, 0.0, 0
 
-    def send(self, _: bytes, done: Callable[[str], None]) -> None:
+    def send(self, _: bytes, done: OnRequestEnd) -> None:
         loop = asyncio.get_running_loop()
         self.free = max(self.free, loop.time()) + self.seconds(self.number)
         self.number += 1
-        loop.call_at(self.free, done, "")
+        loop.call_at(self.free, done, None)
+
+
+def evenly(rate: float, **fields: Any) -> LoadSpec:
+    """Return an open loop of evenly spaced requests, without warmup and statistics."""
+    defaults: dict[str, Any] = {"warmup_s": 0, "statistics": False}
+    return LoadSpec(rate=rate, arrivals=Arrivals.CONSTANT, **(defaults | fields))
+
+
+async def run_on(server: Counter, spec: LoadSpec, reader: object = None) -> LoadResult:
+    """Put a load of one-row requests on a fake server; ``reader`` samples its statistics."""
+    samples = cast("StatisticsReader | None", reader)
+    return await LoadRun(spec, [b""], [1], server.send, samples, None).run()
 
 
 @pytest.mark.looptime(start=0)
@@ -79,10 +97,8 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
     def stalls(number: int) -> float:
         return 1.0 if number == 10 else 0.001
 
-    even = LoadSpec(
-        rate=100, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=0, statistics=False
-    )
-    open_loop = await LoadRun(even, [b""], [1], Counter(stalls).send, None, None).run()
+    even = evenly(100, duration_s=3)
+    open_loop = await run_on(Counter(stalls), even)
     waited = np.sort(open_loop.latencies)[::-1]
     # Those due later waited less: the request that stalled a second, the next one (10 ms later) 991
     # ms, and so on.
@@ -90,9 +106,7 @@ async def test_latency_of_an_open_loop_counts_from_when_requests_were_due() -> N
     assert summarize(open_loop).p99_s > 0.95
     # A client that waits for its answers sends nothing meanwhile, and sees one slow request of two
     # thousand: p99 does not know of the stall.
-    closed = await LoadRun(
-        replace(even, rate=0, concurrency=1), [b""], [1], Counter(stalls).send, None, None
-    ).run()
+    closed = await run_on(Counter(stalls), replace(even, rate=0, concurrency=1))
     assert summarize(closed).p99_s == pytest.approx(0.001)
 
 
@@ -100,14 +114,7 @@ async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
     # One connection, and a server that stalls once for 0.3 s: thirty requests were due meanwhile
     # and could not even be sent.
     async with kserve(lambda number: (0.3 if number == 5 else 0.0, 200, b"{}")) as stand:
-        spec = LoadSpec(
-            rate=100,
-            arrivals=Arrivals.CONSTANT,
-            connections=1,
-            duration_s=0.6,
-            warmup_s=0,
-            statistics=False,
-        )
+        spec = evenly(100, connections=1, duration_s=0.6)
         result = await run_load(target(stand.url), spec)
     assert stand.connections == 1
     assert np.count_nonzero(result.latencies > 0.1) >= 18
@@ -116,9 +123,7 @@ async def test_the_wait_for_a_free_connection_is_in_the_latency() -> None:
 
 async def test_open_loop_sends_when_due_however_late_the_answers_are() -> None:
     async with kserve(lambda _: (0.2, 200, b"{}")) as stand:
-        result = await run_load(
-            target(stand.url), LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, **QUICK)
-        )
+        result = await run_load(target(stand.url), evenly(100, duration_s=0.3))
     assert stand.most_under_way >= 18
     assert np.sort(result.due)[:30] == pytest.approx(np.arange(30) / 100)
     # Answered after the measured time, and counted all the same: they were due in it.
@@ -152,7 +157,7 @@ async def test_errors_are_counted_by_what_the_server_said() -> None:
 async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> None:
     async with kserve(lambda number: (0.6 if number == 0 else 0.0, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(concurrency=1, timeout_s=0.1, **QUICK))
-        assert result.errors == ("no answer within 0.1 s",)
+        assert result.errors == (timed_out("no answer within 0.1 s"),)
         assert stand.connections == 2
     assert summarize(result).requests > 0
 
@@ -160,7 +165,7 @@ async def test_what_takes_too_long_is_given_up_and_its_connection_replaced() -> 
 async def test_a_broken_connection_fails_one_request_alone() -> None:
     async with kserve(lambda number: (0.0, 0 if number == 5 else 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(concurrency=1, **QUICK))
-    assert result.errors == ("the connection broke: closed by the server",)
+    assert result.errors == (RequestFailure("the connection broke: closed by the server"),)
     assert np.count_nonzero(result.error >= 0) == 1
     assert len(result.end) > 20
 
@@ -176,7 +181,7 @@ async def test_more_than_is_bounded_fails_unsent() -> None:
     async with kserve(lambda _: (0.4, 200, b"{}")) as stand:
         result = await run_load(target(stand.url), LoadSpec(rate=200, pending=5, **QUICK))
     assert stand.most_under_way <= 5
-    assert result.errors == ("not sent: 5 requests were waiting or under way",)
+    assert result.errors == (rejected("not sent: 5 requests were waiting or under way"),)
 
 
 async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
@@ -184,12 +189,12 @@ async def test_a_rate_beyond_what_can_be_sent_still_ends() -> None:
     # same.
     sent = 0
 
-    def send(_: bytes, done: Callable[[str], None]) -> None:
+    def send(_: bytes, done: OnRequestEnd) -> None:
         nonlocal sent
         sent += 1
         if sent > 3_000_000:  # many seconds of a load of 0.3
             raise AssertionError("the load does not end")
-        done("")
+        done(None)
 
     result = await LoadRun(LoadSpec(rate=1e9, **QUICK), [b""], [1], send, None, None).run()
     assert result.end_s == pytest.approx(0.3)
@@ -204,17 +209,15 @@ async def test_what_a_late_generator_has_not_sent_at_the_end_counts() -> None:
     loop, begun = asyncio.get_running_loop(), asyncio.get_running_loop().time()
     stood = False
 
-    def send(_: bytes, done: Callable[[str], None]) -> None:
+    def send(_: bytes, done: OnRequestEnd) -> None:
         nonlocal stood
         if not stood and loop.time() - begun > 0.2:
             stood = True
             while loop.time() - begun < 0.35:
                 pass
-        done("")
+        done(None)
 
-    result = await LoadRun(
-        LoadSpec(rate=1000, arrivals=Arrivals.CONSTANT, **QUICK), [b""], [1], send, None, None
-    ).run()
+    result = await LoadRun(evenly(1000, duration_s=0.3), [b""], [1], send, None, None).run()
     summary = summarize(result)
     assert summary.requests == 300
     assert summary.p99_s > 0.1
@@ -232,9 +235,9 @@ async def test_a_server_that_is_slow_to_tell_its_statistics_is_not_sent_more_for
             await asyncio.sleep(30)
             return list
 
-    server, reader = Counter(lambda _: 0.001), cast("StatisticsReader", Slow())
-    spec = LoadSpec(rate=100, arrivals=Arrivals.CONSTANT, duration_s=2, warmup_s=1)
-    result = await LoadRun(spec, [b""], [1], server.send, reader, None).run()
+    server = Counter(lambda _: 0.001)
+    spec = evenly(100, duration_s=2, warmup_s=1, statistics=True)
+    result = await run_on(server, spec, Slow())
     assert server.number == 300
     assert (result.begin_s, result.end_s) == (1.0, 3.0)
 
@@ -246,15 +249,7 @@ async def test_an_overload_is_ended_when_the_server_is_far_behind() -> None:
     After two seconds, one second of arrivals is waiting, and more load would show nothing new.
     """
     server = Counter(lambda _: 0.01)
-    spec = LoadSpec(
-        rate=200,
-        arrivals=Arrivals.CONSTANT,
-        duration_s=60,
-        warmup_s=0.5,
-        behind_s=1,
-        statistics=False,
-    )
-    result = await LoadRun(spec, [b""], [1], server.send, None, None).run()
+    result = await run_on(server, evenly(200, duration_s=60, warmup_s=0.5, behind_s=1))
     assert result.overloaded
     assert result.begin_s == 0.0, "less than a window: all of it counts"
     assert result.end_s == pytest.approx(2.0, abs=0.05)
@@ -269,20 +264,11 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
     None
 ):
     server = Counter(lambda number: 0.01 if number < 200 else 100.0)
-    spec = LoadSpec(
-        rate=100,
-        arrivals=Arrivals.CONSTANT,
-        duration_s=6,
-        warmup_s=0,
-        behind_s=0.5,
-        statistics=False,
-    )
-    result = await LoadRun(spec, [b""], [1], server.send, None, None).run()
+    result = await run_on(server, evenly(100, duration_s=6, behind_s=0.5))
     assert result.overloaded
     assert result.begin_s == 0.0
     assert result.end_s == pytest.approx(2.5, abs=0.1)
-    assert result.errors == ("given up 1.5 s after the end of the load",)
-    assert is_late(result.errors[0])
+    assert result.errors == (timed_out("given up 1.5 s after the end of the load"),)
     assert np.count_nonzero(result.error >= 0) == pytest.approx(50, abs=5)
     assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
     assert np.all(np.diff(result.end) >= 0)
@@ -296,41 +282,24 @@ async def test_as_many_requests_as_there_may_be_are_an_overload(behind_s: float)
     Fifty requests are half a second of arrivals. Requests that are not sent beyond them would never
     be five seconds behind.
     """
-    spec = LoadSpec(
-        rate=100,
-        arrivals=Arrivals.CONSTANT,
-        duration_s=9,
-        warmup_s=0,
-        pending=50,
-        behind_s=behind_s,
-        timeout_s=20,
-        statistics=False,
-    )
-    result = await LoadRun(spec, [b""], [1], Counter(lambda _: 0.5).send, None, None).run()
+    spec = evenly(100, duration_s=9, pending=50, behind_s=behind_s, timeout_s=20)
+    result = await run_on(Counter(lambda _: 0.5), spec)
     ends = behind_s < 60
     assert result.overloaded == ends
     assert result.end_s == pytest.approx(0.51 if ends else 9.0, abs=0.05)
-    assert any(message.startswith("not sent") for message in result.errors) != ends
+    assert any(error.is_rejected for error in result.errors) != ends
 
 
 @pytest.mark.looptime(start=0)
 async def test_one_request_that_never_ends_is_no_overload() -> None:
     class OneHangs(Counter):
-        def send(self, payload: bytes, done: Callable[[str], None]) -> None:
+        def send(self, payload: bytes, done: OnRequestEnd) -> None:
             if self.number == 7:
                 self.number += 1
                 return
             super().send(payload, done)
 
-    spec = LoadSpec(
-        rate=100,
-        arrivals=Arrivals.CONSTANT,
-        duration_s=6,
-        warmup_s=0,
-        behind_s=0.5,
-        statistics=False,
-    )
-    result = await LoadRun(spec, [b""], [1], OneHangs(lambda _: 0.001).send, None, None).run()
+    result = await run_on(OneHangs(lambda _: 0.001), evenly(100, duration_s=6, behind_s=0.5))
     assert not result.overloaded
     assert (result.begin_s, result.end_s) == (0.0, 6.0)
     assert np.count_nonzero(result.error >= 0) == 1
@@ -338,10 +307,8 @@ async def test_one_request_that_never_ends_is_no_overload() -> None:
 
 @pytest.mark.looptime(start=0)
 async def test_an_open_loop_whose_queue_grows_is_not_prolonged_for_being_unsteady() -> None:
-    spec = LoadSpec(
-        rate=200, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1, extend=6, statistics=False
-    )
-    result = await LoadRun(spec, [b""], [1], Counter(lambda _: 0.01).send, None, None).run()
+    spec = evenly(200, duration_s=3, warmup_s=1, extend=6)
+    result = await run_on(Counter(lambda _: 0.01), spec)
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     summary = summarize(result)
     assert not summary.stability.stable
@@ -376,10 +343,8 @@ async def test_windows_do_not_wait_for_looks_and_looks_are_dated_between_questio
             }
             return lambda: [model | {"inference_stats": {"success": {"count": done}}}]
 
-    spec = LoadSpec(rate=10, arrivals=Arrivals.CONSTANT, duration_s=3, warmup_s=1)
-    result = await LoadRun(
-        spec, [b""], [1], Counter(lambda _: 0.001).send, cast("StatisticsReader", Late()), None
-    ).run()
+    spec = evenly(10, duration_s=3, warmup_s=1, statistics=True)
+    result = await run_on(Counter(lambda _: 0.001), spec, Late())
     assert (result.begin_s, result.end_s) == (1.0, 4.0)
     assert result.steps["m"].requests == 40
     assert result.steps["m"].busy == pytest.approx(0.5, rel=0.01)
@@ -394,7 +359,7 @@ async def test_a_request_that_waited_for_a_connection_is_given_up_by_its_own_age
     async with kserve(lambda _: (0.25, 200, b"{}")) as stand:
         spec = LoadSpec(schedule=[0.0, 0.0], connections=1, timeout_s=0.4, **QUICK)
         result = await run_load(target(stand.url), spec)
-    assert result.errors == ("no answer within 0.4 s",)
+    assert result.errors == (timed_out("no answer within 0.4 s"),)
     assert result.elapsed_s < 0.6
 
 
@@ -418,12 +383,12 @@ async def test_it_goes_on_until_it_is_steady_and_no_longer() -> None:
     # Slow in the first window, steady from then on.
     spec = LoadSpec(concurrency=1, duration_s=3, warmup_s=0, extend=6, statistics=False)
     warming = Counter(lambda _: 0.05 if asyncio.get_running_loop().time() < 1 else 0.01)
-    result = await LoadRun(spec, [b""], [1], warming.send, None, None).run()
+    result = await run_on(warming, spec)
     assert (result.begin_s, result.end_s) == pytest.approx((1.0, 4.0))
     assert summarize(result).stability.stable
     # One that never is ends, too, and is said to be none.
     slower = Counter(lambda number: 0.001 * number)
-    result = await LoadRun(replace(spec, extend=2), [b""], [1], slower.send, None, None).run()
+    result = await run_on(slower, replace(spec, extend=2))
     assert (result.begin_s, result.end_s) == pytest.approx((2.0, 5.0))
     assert not summarize(result).stability.stable
 
@@ -479,9 +444,9 @@ def test_wrong_specifications_are_refused(fields: dict[str, Any]) -> None:
 async def test_a_load_ends_where_its_times_would_fill_the_memory(
     load: LoadSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MAX_REQUESTS", 500)
+    monkeypatch.setattr(load_run, "MAX_REQUESTS", 500)
     server = Counter(lambda _: 0.001)
     with pytest.raises(LoadGeneratorError, match=r"more than 500 requests in one run.*--duration"):
-        await LoadRun(load, [b"x"], [1], server.send, None, None).run()
+        await run_on(server, load)
     assert 500 <= server.number <= 510
     assert asyncio.get_running_loop().time() < 2

@@ -15,6 +15,7 @@ from triton_pipelines.tools.loadgen import (
     summarize,
     summary_document,
 )
+from triton_pipelines.tools.loadgen.request_failure import error_response, timed_out
 from triton_pipelines.tools.loadgen.summary import LoadWindow, compare_windows, percentiles
 
 CLOSED = LoadSpec(concurrency=1, duration_s=3.0, warmup_s=1.0)
@@ -34,7 +35,7 @@ def result(
         end=np.array(end),
         rows=np.full(len(due), rows),
         error=np.array(error or [-1] * len(due)),
-        errors=("503: full", "late"),
+        errors=(error_response("503: full"), timed_out("late")),
         begin_s=1.0,
         end_s=4.0,
         cpu_s=0.4,

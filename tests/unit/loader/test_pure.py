@@ -19,13 +19,13 @@ from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.loadplan import FetchKind, LoadReason, PlanFetch
 from triton_pipelines.loader.errors import LoaderError, SourceError
-from triton_pipelines.loader.main import parse_options
+from triton_pipelines.loader.options import parse_options
 from triton_pipelines.loader.progress import DownloadProgress, GroupProgress, format_bytes
 from triton_pipelines.loader.repository import with_count
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.sources import requested_file
 from triton_pipelines.loader.sources.hub import HubSource
-from triton_pipelines.loader.staging import digest_of
+from triton_pipelines.loader.staged_files import digest_of
 from triton_pipelines.loader.uris import (
     HubUri,
     SourceLocation,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from triton_pipelines.api import names
-from triton_pipelines.loader.main import parse_options, run
+from triton_pipelines.loader.main import run
+from triton_pipelines.loader.options import parse_options
 
 PLAN = {
     "version": 1,

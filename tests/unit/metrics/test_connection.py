@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from triton_pipelines.autoscaling.metrics.connection import (
-    SECRET_BYTES_MAX,
-    Connection,
+from triton_pipelines.autoscaling.metrics.connection import Connection, Security
+from triton_pipelines.autoscaling.metrics.connections_file import (
     ConnectionsError,
-    SecretFileError,
-    Security,
     load_connections,
     parse_connections,
     single_connection,
 )
+from triton_pipelines.autoscaling.metrics.secret_files import SECRET_BYTES_MAX, SecretFileError
 
 FULL = """
 connections:
@@ -188,8 +186,8 @@ def test_basic_and_tenant_from_files(tmp_path: Path) -> None:
     [
         (None, "bearerTokenFile: .*token cannot be read: No such file"),
         (b"\n", "is empty"),
-        (b"two words", "what no header can carry"),
-        (b"line\r\nX-Evil: 1", "what no header can carry"),
+        (b"two words", "a header cannot carry"),
+        (b"line\r\nX-Evil: 1", "a header cannot carry"),
         (b"\xff\xff", "is not text"),
         (b"x" * (SECRET_BYTES_MAX + 1), "is longer than"),
     ],

@@ -12,25 +12,22 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from triton_pipelines.api import names
-from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
+from tests.support.reconcilers import KEY, AcceptingClient, ready_pod, reconciler_of, stored
+from tests.support.worlds import START
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
-START = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
 
-
-class TakingClient(Client):
-    """A fake API server that accepts every write and keeps the last Deployment and status."""
+class TakingClient(AcceptingClient):
+    """A fake API server that keeps the last Deployment."""
 
     def __init__(self, document: Object) -> None:
+        super().__init__()
         self.document = document
         self.deployment: Object = {}
-        self.status: Object = {}
 
     async def apply(self, obj: Object, **_: Any) -> Object:
         if obj["kind"] == "Deployment":
@@ -38,14 +35,13 @@ class TakingClient(Client):
         return obj
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
-        self.status = obj["status"]
+        self.statuses.append(obj["status"])
         return {**self.document, "status": obj["status"]}
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        raise NotFound(404, "NotFound", name)
-
-    async def create(self, obj: Object) -> Object:
-        return obj
+    @property
+    def pod(self) -> Object:
+        """A ready pod of the Deployment."""
+        return ready_pod(self.deployment["spec"]["template"]["metadata"]["labels"])
 
 
 async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") -> list[float]:
@@ -57,46 +53,16 @@ async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") ->
         looks.append((now - START).total_seconds())
         return Probe(now, ensemble_ready=True, inference_error="", mismatch=mismatch)
 
-    document = builders.document(health={"periodSeconds": period})
-    document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
-    key = (document["metadata"]["namespace"], document["metadata"]["name"])
+    document = stored(health={"periodSeconds": period})
     client = TakingClient(document)
     store.put(INFERENCE_PIPELINES, document)
-    reconciler = Reconciler(
-        client,
-        store,
-        builders.options(),
-        lambda uid, revision: "key",
-        look,
-        lambda: START + dt.timedelta(seconds=elapsed),
-        "test",
-        Handover(),
+    reconciler = reconciler_of(
+        client, store, prober=look, clock=lambda: START + dt.timedelta(seconds=elapsed)
     )
-    await reconciler.reconcile(key)
-    labels = client.deployment["spec"]["template"]["metadata"]["labels"]
-    status = {
-        "phase": "Running",
-        "podIP": "10.0.0.1",
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [
-            {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
-        ],
-    }
-    store.put(
-        PODS,
-        {
-            "metadata": {
-                "name": "pod",
-                "namespace": key[0],
-                "uid": "u",
-                "resourceVersion": "2",
-                "labels": labels,
-            },
-            "status": status,
-        },
-    )
+    await reconciler.reconcile(KEY)
+    store.put(PODS, client.pod)
     for elapsed in moments:  # noqa: B007 - the clock reads it
-        await reconciler.reconcile(key)
+        await reconciler.reconcile(KEY)
     return looks
 
 
@@ -132,23 +98,12 @@ async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> 
         asked.append((target.graph.model_name, [entry.name for entry in target.graph.inputs]))
         return Probe(now, ensemble_ready=True, inference_error="")
 
-    document = builders.document()
-    document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
-    key = (document["metadata"]["namespace"], document["metadata"]["name"])
+    document = stored()
     client = TakingClient(document)
     store.put(INFERENCE_PIPELINES, document)
-    reconciler = Reconciler(
-        client,
-        store,
-        builders.options(),
-        lambda uid, revision: "key",
-        look,
-        lambda: START,
-        "test",
-        Handover(),
-    )
-    await reconciler.reconcile(key)
-    labels = client.deployment["spec"]["template"]["metadata"]["labels"]
+    reconciler = reconciler_of(client, store, prober=look)
+    await reconciler.reconcile(KEY)
+    pod = client.pod
     source = {"uri": "configmap://weights/model.onnx"}
     change = builders.merge(
         document,
@@ -163,29 +118,8 @@ async def test_pods_of_the_revision_that_is_kept_are_asked_by_its_own_spec() -> 
     )
     client.document = change
     store.put(INFERENCE_PIPELINES, change)
-    server = {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
-    status = {
-        "phase": "Running",
-        "podIP": "10.0.0.1",
-        "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [server],
-    }
-    store.put(
-        PODS,
-        {
-            "metadata": {
-                "name": "pod",
-                "namespace": key[0],
-                "uid": "u",
-                "resourceVersion": "2",
-                "labels": labels,
-            },
-            "status": status,
-        },
-    )
-    await reconciler.reconcile(key)
-    assert (
-        next(item["reason"] for item in client.status["conditions"] if item["type"] == "Ready")
-        == "SourceUnavailable"
-    )
+    store.put(PODS, pod)
+    await reconciler.reconcile(KEY)
+    ready = next(item for item in client.statuses[-1]["conditions"] if item["type"] == "Ready")
+    assert ready["reason"] == "SourceUnavailable"
     assert asked == [("sentiment", ["TEXT"])]

@@ -10,9 +10,10 @@ from typing import Any
 
 from tests.support import builders
 from tests.support.passes import cached, good, seen
+from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
@@ -24,20 +25,15 @@ SPEC: dict[str, Any] = {
 }
 
 
-class Refusing(Client):
-    """Stands in for an API server that takes everything but a resize."""
+class Refusing(AcceptingClient):
+    """A fake API server that accepts everything but a resize."""
 
     def __init__(self, document: Object) -> None:
+        super().__init__()
         self.document, self.asked = document, 0
-
-    async def apply(self, obj: Object, **_: Any) -> Object:
-        return obj
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
         return {**self.document, "status": obj["status"]}
-
-    async def create(self, obj: Object) -> Object:
-        return obj
 
     async def resize_pod(self, namespace: str, name: str, patch: Object, **_: Any) -> Object:
         self.asked += 1
@@ -53,28 +49,18 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
     def clock() -> dt.datetime:
         return world.now + dt.timedelta(seconds=elapsed)
 
-    reconciler = Reconciler(
-        client,
-        store,
-        world.options,
-        lambda uid, revision: f"key of {uid} {revision}",
-        good,
-        clock,
-        "test",
-        Handover(),
-    )
-    key = ("nlp", "sentiment")
-    first = await reconciler.reconcile(key)
-    assert (first.requeue_after, client.asked, len(reconciler.handover.resize_rejections[key])) == (
+    reconciler = reconciler_of(client, store, prober=good, clock=clock, options=world.options)
+    first = await reconciler.reconcile(KEY)
+    assert (first.requeue_after, client.asked, len(reconciler.handover.resize_rejections[KEY])) == (
         0.0,
         1,
         1,
     )
     for _ in range(3):
-        told = await reconciler.reconcile(key)
+        told = await reconciler.reconcile(KEY)
         assert told.requeue_after
         assert client.asked == 1
     elapsed = BACKOFF.total_seconds() + 1.0
-    assert (await reconciler.reconcile(key)).requeue_after == 0.0
+    assert (await reconciler.reconcile(KEY)).requeue_after == 0.0
     assert client.asked == 2
-    assert (await reconciler.reconcile(key)).requeue_after
+    assert (await reconciler.reconcile(KEY)).requeue_after

@@ -7,39 +7,32 @@ that is deleted meanwhile.
 from __future__ import annotations
 
 import copy
-import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support import builders
+from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
 from tests.support.worldchecks import status_validator
-from tests.support.worlds import START, World
+from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Invalid, NotFound
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline import status as statuses
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget, Reconciler
-from triton_pipelines.controllers.pipeline.snapshot import Probe
+from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 
 WORDS = 'InferencePipeline "sentiment" is invalid: status.steps[0].role: Unsupported value: "Model"'
 
 
-class Server(Client):
+class Server(AcceptingClient):
     """A fake API server that keeps only what it was sent; ``judge`` may reject a status."""
 
     def __init__(self, judge: Callable[[Object], None] = lambda status: None) -> None:
+        super().__init__()
         self.judge = judge
-        self.statuses: list[Object] = []
-        self.events: list[Object] = []
         self.version = 1
-
-    async def apply(self, obj: Object, **_: Any) -> Object:
-        return obj
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
         self.statuses.append(obj["status"])
@@ -52,41 +45,11 @@ class Server(Client):
             "metadata": {**document["metadata"], "resourceVersion": str(self.version)},
         }
 
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
-        raise NotFound(404, "NotFound", name)
-
-    async def create(self, obj: Object) -> Object:
-        self.events.append(obj)
-        return obj
-
-
-async def unasked(target: ProbeTarget, now: dt.datetime) -> Probe:
-    raise AssertionError("there is no pod to ask")
-
-
-def stored() -> Object:
-    """The pipeline as the API server gives it."""
-    document = builders.document()
-    document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
-    return document
-
-
-KEY = (stored()["metadata"]["namespace"], stored()["metadata"]["name"])
-
 
 def reconciler(server: Server, store: Store) -> Reconciler:
     """The reconciler on a server and caches of the test's, without pods."""
     store.put(INFERENCE_PIPELINES, stored())
-    return Reconciler(
-        server,
-        store,
-        builders.options(),
-        lambda uid, revision: "key",
-        unasked,
-        lambda: START,
-        "test",
-        Handover(),
-    )
+    return reconciler_of(server, store)
 
 
 def full_only(status: Object) -> None:

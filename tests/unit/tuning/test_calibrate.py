@@ -20,7 +20,8 @@ from triton_pipelines.tools.tuner.calibration import (
     estimate_spread,
 )
 from triton_pipelines.tools.tuner.prediction import StepModel, bursty, capacity, poisson, simulate
-from triton_pipelines.tools.tuner.profiling import BURSTS, burst_spec, contention
+from triton_pipelines.tools.tuner.profile_fit import contention
+from triton_pipelines.tools.tuner.profile_loads import BURSTS, burst_spec
 from triton_pipelines.tools.tuner.step_time_fit import StepCost
 
 # The step as it is: 2 ms and 1.5 us for every token, padding included; a request costs nothing of

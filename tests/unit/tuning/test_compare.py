@@ -17,7 +17,13 @@ from tests.unit.tuning.test_choose import BETTER, CURRENT, LATENCY_BUDGET, measu
 from tests.unit.tuning.test_rates import Slow, answered, begun
 from tests.unit.tuning.test_run import report_on
 from tests.unit.tuning.test_server import OTHER, StandIn, server
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, is_late, is_rejected
+from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
+from triton_pipelines.tools.loadgen.request_failure import (
+    RequestFailure,
+    error_response,
+    rejected,
+    timed_out,
+)
 from triton_pipelines.tools.tuner import TuneError, TuningOptions
 from triton_pipelines.tools.tuner import measured_server as tuned
 from triton_pipelines.tools.tuner.acceptance import BudgetCheck, SettingMeasurement, decide
@@ -33,7 +39,7 @@ from triton_pipelines.tools.tuner.output_comparison import (
     OutputComparison,
     requests_to_compare,
 )
-from triton_pipelines.tools.tuner.profiling import _timed_load
+from triton_pipelines.tools.tuner.profile_loads import timed_load
 from triton_pipelines.tools.tuner.run import TuningRun
 from triton_pipelines.triton.errors import DeadlineError, OverloadedError, UnreachableError
 
@@ -209,44 +215,46 @@ async def test_a_queue_that_is_still_full_after_a_load_is_waited_for(client: Ask
 
 
 @pytest.mark.parametrize(
-    ("message", "shed"),
+    ("failure", "shed"),
     [
-        (f"503 Service Unavailable: {FULL}", True),
-        ("UNAVAILABLE: Request timeout expired", True),
-        ("not sent: 20000 requests were waiting or under way", True),
-        ("no answer within 30 s", False),
-        ("given up 4 s after the end of the load", False),
-        ("no free connection within 30 s", False),
-        ("DEADLINE_EXCEEDED: Deadline Exceeded", False),
+        (error_response(f"503 Service Unavailable: {FULL}"), True),
+        (error_response("UNAVAILABLE: Request timeout expired"), True),
+        (rejected("not sent: 20000 requests were waiting or under way"), True),
+        (timed_out("no answer within 30 s"), False),
+        (timed_out("given up 4 s after the end of the load"), False),
+        (timed_out("no free connection within 30 s"), False),
+        (error_response("DEADLINE_EXCEEDED: Deadline Exceeded", is_timeout=True), False),
     ],
 )
-def test_what_is_turned_away_below_overload_is_late_and_no_fault(message: str, shed: bool) -> None:
-    assert is_late(message)
-    assert is_rejected(message) == shed
-    found = burst(message)
+def test_what_is_turned_away_below_overload_is_late_and_no_fault(
+    failure: RequestFailure, shed: bool
+) -> None:
+    assert failure.is_late
+    assert failure.is_rejected == shed
+    found = burst(failure)
     assert found.rate > 0.93 * found.offered, "no overload"
     assert (found.late, found.faults) == ((3, 0) if shed else (0, 3))
-    assert count_late(few_fail(message)) == (3 if shed else 0)
+    assert count_late(few_fail(failure)) == (3 if shed else 0)
 
 
-def few_fail(message: str) -> LoadResult:
+def few_fail(failure: RequestFailure) -> LoadResult:
     fine = answered(LoadSpec(rate=100, duration_s=8.0, warmup_s=0.0), 1e6)
     return replace(
         fine,
         error=np.where(np.isin(np.arange(len(fine.error)), (7, 257, 507)), 0, -1),
-        errors=(message,),
+        errors=(failure,),
     )
 
 
-def burst(message: str) -> LoadMeasurement:
+def burst(failure: RequestFailure) -> LoadMeasurement:
     """Three requests of 8 s fail so."""
-    found = measurement_of(few_fail(message))
+    found = measurement_of(few_fail(failure))
     assert found.failed == 3
     return found
 
 
 def test_a_shed_burst_proves_nothing_and_bars_nothing() -> None:
-    shed = SettingMeasurement(BETTER, 100, burst(FULL))
+    shed = SettingMeasurement(BETTER, 100, burst(error_response(FULL)))
     assert shed.check_budget(LATENCY_BUDGET) is BudgetCheck.INCONCLUSIVE
     fine = SettingMeasurement(
         BETTER, 90, LoadMeasurement(np.full(2400, 0.01), 2400, 0, 2400 / 90, "", 90)
@@ -268,7 +276,7 @@ async def test_a_shed_burst_does_not_end_the_calibration() -> None:
             return replace(
                 result,
                 error=np.where(np.arange(len(result.error)) == 3 * len(result.error) // 4, 0, -1),
-                errors=(self.message,),
+                errors=(error_response(self.message),),
             )
 
     one = Sheds(1e6, carried=1000.0)
@@ -286,21 +294,21 @@ class Bursts(Slow):
     description = FULL
 
     async def run(self, requests: object, spec: LoadSpec, tell: object = None) -> LoadResult:
-        return replace(few_fail(FULL), errors=(self.description,))
+        return few_fail(error_response(self.description))
 
 
 async def test_bursts_beyond_a_short_queue_still_time_the_steps() -> None:
     server = Bursts(1e6, carried=50.0)
-    found = await _timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
+    found = await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
     assert len(found.latencies) > 700
     server.description = "500 Internal MeasuredServer Error: no"
     with pytest.raises(TuneError, match="requests fail while the steps are timed: 500"):
-        await _timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
+        await timed_load(cast("Any", server), [], LoadSpec(concurrency=1))
 
 
 def test_a_shed_burst_is_told_as_such() -> None:
     built = builders.built(model={"maxBatchSize": 4}, slo={"p99Milliseconds": 35})
-    shed = SettingMeasurement(BETTER, 100, burst(FULL))
+    shed = SettingMeasurement(BETTER, 100, burst(error_response(FULL)))
     notes = report_on(built, [measured(CURRENT, 80, 0.02), shed]).notes
     assert any("were rejected at 100 requests/s" in note and FULL in note for note in notes)
     assert not any("far beyond" in note for note in notes)

@@ -10,8 +10,8 @@ from tests.support import builders
 from tests.unit.tuning.test_choose import measured
 from tests.unit.tuning.test_padding import BUCKETS, CPU, FIXED, GPU, LENGTHS, LONGEST, RAGGED
 from tests.unit.tuning.test_predict import PIPE
-from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
+from triton_pipelines.api.tuning_status import TuningStatus
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, build, check
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting, patch_pipeline

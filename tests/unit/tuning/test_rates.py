@@ -13,6 +13,12 @@ from tests.support import builders
 from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, LATENCY_BUDGET
 from tests.unit.tuning.test_predict import LENGTHS, PIPE
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, due_times
+from triton_pipelines.tools.loadgen.request_failure import (
+    RequestFailure,
+    error_response,
+    rejected,
+    timed_out,
+)
 from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions
 from triton_pipelines.tools.tuner.acceptance import (
     BudgetCheck,
@@ -47,7 +53,7 @@ def answered(spec: LoadSpec, capacity: float, alone: float = 0.002) -> LoadResul
         end,
         np.ones(len(due), dtype=np.int64),
         error,
-        ("deadline",),
+        (timed_out("deadline"),),
         spec.warmup_s,
         total,
         0.0,
@@ -249,32 +255,32 @@ def test_one_lost_request_of_the_current_setting_proves_nothing_for_another() ->
 
 
 def overload(
-    seconds: float, *, message: str, capacity: float = 100.0, ended: bool = True
+    seconds: float, *, failure: RequestFailure, capacity: float = 100.0, ended: bool = True
 ) -> LoadResult:
     """200 requests/s on a server that carries 100, some of them with an error."""
     spec = LoadSpec(rate=200, duration_s=seconds, warmup_s=0.0, timeout_s=seconds / 2)
-    return replace(answered(spec, capacity), errors=(message,), overloaded=ended)
+    return replace(answered(spec, capacity), errors=(failure,), overloaded=ended)
 
 
 @pytest.mark.parametrize(
-    ("message", "late"),
+    ("failure", "late"),
     [
-        ("given up 4 s after the end of the load", True),
-        ("no answer within 30 s", True),
-        ("no free connection within 30 s", True),
-        ("not sent: 20000 requests were waiting or under way", True),
-        ("DEADLINE_EXCEEDED: Deadline Exceeded", True),
-        ("503 Service Unavailable: [request id: x] Exceeds maximum queue size", True),
-        ("UNAVAILABLE: Request timeout expired", True),
-        ("the connection broke: Connection reset by peer", False),
-        ("500 Internal Server Error: Stub process is not healthy", False),
+        (timed_out("given up 4 s after the end of the load"), True),
+        (timed_out("no answer within 30 s"), True),
+        (timed_out("no free connection within 30 s"), True),
+        (rejected("not sent: 20000 requests were waiting or under way"), True),
+        (error_response("DEADLINE_EXCEEDED: Deadline Exceeded", is_timeout=True), True),
+        (error_response("503 Unavailable: [request id: x] Exceeds maximum queue size"), True),
+        (error_response("UNAVAILABLE: Request timeout expired"), True),
+        (RequestFailure("the connection broke: Connection reset by peer"), False),
+        (error_response("500 Internal Server Error: Stub process is not healthy"), False),
     ],
 )
-def test_what_overload_makes_fail_is_told_from_a_fault(message: str, late: bool) -> None:
-    found = measurement_of(overload(8.0, message=message))
+def test_what_overload_makes_fail_is_told_from_a_fault(failure: RequestFailure, late: bool) -> None:
+    found = measurement_of(overload(8.0, failure=failure))
     assert found.failed > 0
     assert (found.late, found.faults) == ((found.failed, 0) if late else (0, found.failed))
-    assert found.first_error == message
+    assert found.first_error == failure.message
     assert found.ended == 8.0
 
 
@@ -284,7 +290,12 @@ def test_a_request_that_is_lost_where_there_is_no_overload_is_a_fault_whatever_i
     lost = np.arange(len(fine.error)) == 7
     for end in (fine.end, fine.end + 30 * lost):
         found = measurement_of(
-            replace(fine, end=end, error=np.where(lost, 0, -1), errors=("no answer within 30 s",))
+            replace(
+                fine,
+                end=end,
+                error=np.where(lost, 0, -1),
+                errors=(timed_out("no answer within 30 s"),),
+            )
         )
         assert (found.failed, found.late, found.faults) == (1, 0, 1)
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.support import builders
 from tests.unit.tuning.test_predict import LENGTHS, MODEL, PIPE, TOKENIZER
-from triton_pipelines.api.status import TuningStatus
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.api.tuning import TuningMode
+from triton_pipelines.api.tuning_status import TuningStatus
 from triton_pipelines.compile.graph import build
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
 from triton_pipelines.tools.loadgen.plots import svg

@@ -11,28 +11,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
+from .secret_files import SENDABLE, file_stamp, read_secret
+
 DEFAULT: Final = "default"
-SECRET_BYTES_MAX: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, token
-# Characters that a header may carry unquoted: no blanks and no line ends.
-_SENDABLE: Final = re.compile(r"[\x21-\x7e]+")
 _OWN_HEADERS: Final = frozenset(
     {
         "authorization",
@@ -45,17 +42,6 @@ _OWN_HEADERS: Final = frozenset(
 )
 
 
-class ConnectionsError(ValueError):
-    """The connections are invalid; the message contains no secret.
-
-    Each line of the message names a field, the problem and what is expected.
-    """
-
-
-class SecretFileError(Exception):
-    """A file of a connection is not usable; the message names field and file, never the content."""
-
-
 class Security(StrEnum):
     """Whether the server's identity is verified."""
 
@@ -63,7 +49,9 @@ class Security(StrEnum):
     INSECURE = "Insecure"
 
 
-class _ConnectionModel(BaseModel):
+class ConnectionModel(BaseModel):
+    """Base of the connection's models; field names are in camel case."""
+
     # hide_input_in_errors: a user may enter a token where its file name belongs.
     model_config = ConfigDict(
         frozen=True,
@@ -85,14 +73,14 @@ def _label_name(value: str) -> str:
 LabelName = Annotated[str, AfterValidator(_label_name)]
 
 
-class BasicAuth(_ConnectionModel):
+class BasicAuth(ConnectionModel):
     """User and password, each from a file."""
 
     username_file: Path
     password_file: Path
 
 
-class Tls(_ConnectionModel):
+class Tls(ConnectionModel):
     """Certificate files in PEM format."""
 
     ca_file: Path | None = None
@@ -109,7 +97,7 @@ class Tls(_ConnectionModel):
         return self
 
 
-class Tenant(_ConnectionModel):
+class Tenant(ConnectionModel):
     """A header that names the tenant (Mimir, Cortex, Thanos)."""
 
     header: str = "X-Scope-OrgID"
@@ -134,7 +122,7 @@ class Tenant(_ConnectionModel):
     @field_validator("value")
     @classmethod
     def _value_can_be_sent(cls, value: str | None) -> str | None:
-        if value is not None and not _SENDABLE.fullmatch(value):
+        if value is not None and not SENDABLE.fullmatch(value):
             raise ValueError(
                 "a header's value has printable ASCII characters only, no blanks, and is not empty"
             )
@@ -147,7 +135,7 @@ class Tenant(_ConnectionModel):
         return self
 
 
-class SeriesLabels(_ConnectionModel):
+class SeriesLabels(ConnectionModel):
     """Labels that hold the namespace and the name of Triton's pods.
 
     Without honorLabels, these are ``exported_namespace`` and ``exported_pod``.
@@ -163,7 +151,7 @@ class ContainerLabels(SeriesLabels):
     container: LabelName = "container"
 
 
-class Connection(_ConnectionModel):
+class Connection(ConnectionModel):
     """A Prometheus server, or another server with the same query API.
 
     Attributes:
@@ -272,18 +260,18 @@ class Connection(_ConnectionModel):
         secrets: list[str] = []
         basic: tuple[str, str] | None = None
         if self.bearer_token_file is not None:
-            token = _secret("bearerTokenFile", self.bearer_token_file)
+            token = read_secret("bearerTokenFile", self.bearer_token_file)
             headers["Authorization"] = f"Bearer {token}"
             secrets.append(token)
         if self.basic_auth is not None:
-            user = _secret("basicAuth.usernameFile", self.basic_auth.username_file)
+            user = read_secret("basicAuth.usernameFile", self.basic_auth.username_file)
             basic = (
                 user,
-                _secret("basicAuth.passwordFile", self.basic_auth.password_file, blanks=True),
+                read_secret("basicAuth.passwordFile", self.basic_auth.password_file, blanks=True),
             )
         if self.tenant is not None:
             if self.tenant.value_file is not None:
-                value = _secret("tenant.valueFile", self.tenant.value_file)
+                value = read_secret("tenant.valueFile", self.tenant.value_file)
                 secrets.append(value)
             else:
                 value = self.tenant.value or ""
@@ -303,7 +291,7 @@ class Connection(_ConnectionModel):
             ("tls.certFile", self.tls.cert_file),
             ("tls.keyFile", self.tls.key_file),
         )
-        return tuple(_stamp(name, path) for name, path in files if path is not None)
+        return tuple(file_stamp(name, path) for name, path in files if path is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,118 +304,3 @@ class QueryCredentials:
     """User and password for basic authentication."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secret values, which must be removed from every message."""
-
-
-class _ConnectionsFile(_ConnectionModel):
-    connections: tuple[Connection, ...]
-
-
-def parse_connections(text: str, place: str = "metrics connections") -> dict[str, Connection]:
-    """Return the connections in a YAML text, by name; ``place`` is named in messages.
-
-    Raises:
-        ConnectionsError: The text is invalid; one line for each mistake, with its field.
-    """
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise ConnectionsError(
-            f"{place}: is no YAML{f', line {mark.line + 1}' if mark else ''}"
-        ) from None
-    if not isinstance(document, dict):
-        raise ConnectionsError(f"{place}: wanted is a mapping with the key connections")
-    return _validated(document, place)
-
-
-def load_connections(path: Path) -> dict[str, Connection]:
-    """Return the connections in a YAML file, by name.
-
-    Raises:
-        ConnectionsError: The file cannot be read, or it is invalid (one line for each mistake).
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConnectionsError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConnectionsError(f"{path}: is not UTF-8 text") from None
-    return parse_connections(text, str(path))
-
-
-def single_connection(url: str) -> dict[str, Connection]:
-    """Return the connection ``default`` that ``--prometheus-url`` defines.
-
-    Raises:
-        ConnectionsError: The URL is not usable.
-    """
-    try:
-        return {DEFAULT: Connection(url=url)}
-    except ValidationError as error:
-        raise ConnectionsError(_message(error.errors()[0])) from None
-
-
-def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
-    try:
-        found = _ConnectionsFile.model_validate(document).connections
-    except ValidationError as error:
-        raise ConnectionsError(
-            "\n".join(
-                f"{place}: {_field(finding)}: {_message(finding)}" for finding in error.errors()
-            )
-        ) from None
-    if not found:
-        raise ConnectionsError(f"{place}: connections: wanted is at least one")
-    named: dict[str, Connection] = {}
-    for index, one in enumerate(found):
-        if one.name in named:
-            raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is there twice"
-            )
-        named[one.name] = one
-    return named
-
-
-def _field(finding: Any) -> str:
-    parts = [
-        f"[{part}]" if isinstance(part, int) else f".{part}"
-        for part in finding["loc"]
-        if part != "[key]"
-    ]
-    return "".join(parts).removeprefix(".") or "connections"
-
-
-def _message(finding: Any) -> str:
-    if finding["type"] == "extra_forbidden":
-        return "no such field"
-    return str(finding["msg"]).removeprefix("Value error, ")
-
-
-def _secret(name: str, path: Path, *, blanks: bool = False) -> str:
-    try:
-        with path.open("rb") as handle:
-            data = handle.read(SECRET_BYTES_MAX + 1)
-    except OSError as error:
-        raise SecretFileError(f"{name}: {path} cannot be read: {error.strerror}") from None
-    if len(data) > SECRET_BYTES_MAX:
-        raise SecretFileError(f"{name}: {path} is longer than {SECRET_BYTES_MAX} bytes")
-    try:
-        text = data.decode("utf-8").strip("\r\n") if blanks else data.decode("utf-8").strip()
-    except UnicodeDecodeError:
-        raise SecretFileError(f"{name}: {path} is not text") from None
-    if not text:
-        raise SecretFileError(f"{name}: {path} is empty")
-    if not blanks and not _SENDABLE.fullmatch(text):
-        raise SecretFileError(
-            f"{name}: {path} holds what no header can carry (blanks, line ends or characters "
-            "beyond ASCII)"
-        )
-    return text
-
-
-def _stamp(name: str, path: Path) -> tuple[str, int, int]:
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise SecretFileError(f"{name}: {path} cannot be read: {error.strerror}") from None
-    return str(path), state.st_mtime_ns, state.st_size

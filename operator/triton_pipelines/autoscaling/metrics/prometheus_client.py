@@ -25,7 +25,8 @@ from urllib3.util.retry import Retry
 
 from triton_pipelines.redaction import Redactor
 
-from .connection import Connection, QueryCredentials, SecretFileError, Security
+from .connection import Connection, QueryCredentials, Security
+from .secret_files import SecretFileError
 
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 5.0

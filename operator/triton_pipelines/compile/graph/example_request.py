@@ -17,9 +17,9 @@ import ml_dtypes
 import numpy as np
 
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.batching import ControlKind
 from triton_pipelines.api.finding_codes import FindingCode
-from triton_pipelines.api.server import ExampleInput, InferenceHealth
+from triton_pipelines.api.health import ExampleInput, InferenceHealth
+from triton_pipelines.api.sequence_batching import ControlKind
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 

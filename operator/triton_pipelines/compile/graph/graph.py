@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from triton_pipelines.api.batching import DynamicBatching, SequenceBatching
+from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import CountBounds, InstanceResources
 from triton_pipelines.api.loadplan import FetchKind, source_key
+from triton_pipelines.api.observability import Tracing
 from triton_pipelines.api.optimization import TokenLengths, VersionPolicy
+from triton_pipelines.api.sequence_batching import SequenceBatching
 from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.api.v1alpha1 import Tracing
 
 from .tokenizer_settings import TokenizerSettings
 

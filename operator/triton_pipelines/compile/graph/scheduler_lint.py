@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding, Severity
-from triton_pipelines.api.batching import ControlKind
 from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.sequence_batching import ControlKind
 from triton_pipelines.api.tensors import DataType
 
 from .defaults import STRATEGY_FILE, STRATEGY_PARAMETER

@@ -5,7 +5,7 @@ Names, types, shapes, batch sizes, versions, decoupled models, circles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,14 +175,7 @@ class _Ensemble:
             )
 
     def _inputs(self, step: Any, path: str, model: Any) -> None:
-        names = {tensor.name for tensor in model.input}
-        for key in sorted(set(step.input_map) - names):
-            spot = keyed(f"{path}.input_map", key)
-            self.findings.add(
-                spot,
-                RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no input {key!r}; it has {listed(sorted(names))}",
-            )
+        self._unknown_tensors(step, path, "input", model.input)
         for tensor in model.input:
             if tensor.name in step.input_map:
                 use = self._use(step, "input", tensor, model)
@@ -198,14 +191,7 @@ class _Ensemble:
                 )
 
     def _outputs(self, step: Any, path: str, model: Any) -> None:
-        names = {tensor.name for tensor in model.output}
-        for key in sorted(set(step.output_map) - names):
-            spot = keyed(f"{path}.output_map", key)
-            self.findings.add(
-                spot,
-                RuleId.STEP_TENSOR,
-                f"model {step.model_name!r} has no output {key!r}; it has {listed(sorted(names))}",
-            )
+        self._unknown_tensors(step, path, "output", model.output)
         for tensor in model.output:
             if tensor.name in step.output_map:
                 use = self._use(step, "output", tensor, model)
@@ -213,6 +199,16 @@ class _Ensemble:
                 if self.written.setdefault(target, use) is not use or target in self.inputs:
                     continue  # written twice, which ``flow`` says
                 self._compare(keyed(f"{path}.output_map", tensor.name), target, use)
+
+    def _unknown_tensors(self, step: Any, path: str, side: str, tensors: Iterable[Any]) -> None:
+        """Refuse mapped tensors that the model does not have; ``side`` is input or output."""
+        names = {tensor.name for tensor in tensors}
+        for key in sorted(set(getattr(step, f"{side}_map")) - names):
+            self.findings.add(
+                keyed(f"{path}.{side}_map", key),
+                RuleId.STEP_TENSOR,
+                f"model {step.model_name!r} has no {side} {key!r}; it has {listed(sorted(names))}",
+            )
 
     def _use(self, step: Any, side: str, tensor: Any, model: Any) -> _Use:
         who = f"{side} {tensor.name!r} of model {step.model_name!r}"

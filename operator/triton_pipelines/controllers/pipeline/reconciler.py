@@ -15,7 +15,7 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (

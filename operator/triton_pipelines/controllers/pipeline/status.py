@@ -21,7 +21,7 @@ from triton_pipelines.api.conditions import (
     ReasonKind,
     merge,
 )
-from triton_pipelines.api.server import InferenceHealth
+from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.diff import covers, needs_apply
 from triton_pipelines.compile.graph.example_request import probe_blocker, public_shape, wire_type

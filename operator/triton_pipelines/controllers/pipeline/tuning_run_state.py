@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from triton_pipelines.api.status import TuningStatus
-from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.api.tuning import TuningMode
+from triton_pipelines.api.tuning_status import TuningStatus
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
 MESSAGE_MAX: Final = 1024

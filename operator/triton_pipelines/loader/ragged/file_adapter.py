@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from triton_pipelines.api.loadplan import PlanAdapt
-from triton_pipelines.loader.download import fsync_folder
+from triton_pipelines.loader.files import fsync_folder
 from triton_pipelines.loader.onnx_graph.graph_walk import opset
 from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
 from triton_pipelines.loader.onnx_graph.model_runner import Evaluator, GraphInput, graph_inputs

@@ -13,8 +13,8 @@ import httpx
 from triton_pipelines.api.loadplan import FetchKind, PlanFetch
 from triton_pipelines.loader import uris
 from triton_pipelines.loader.credentials import SourceCredentials
-from triton_pipelines.loader.download import Source
 from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.source import Source
 from triton_pipelines.loader.sources.folder import FolderSource
 
 TOKENIZER_SUFFIXES: Final = (".json", ".txt")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import obstore
 from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
-from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import MAX_FILES, ListedFile, SourceListing, folder
+from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.store_errors import StoreError, read_store_error
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from triton_pipelines.loader.download import BLOCK, FileBody
 from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.files import BLOCK
 from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
+from triton_pipelines.loader.source import FileBody
 
 
 class FolderSource:

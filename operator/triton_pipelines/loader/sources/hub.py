@@ -22,9 +22,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
+from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.transport_errors import (
     certificate_error,
     is_proxy_auth_error,

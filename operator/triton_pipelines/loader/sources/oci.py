@@ -24,9 +24,9 @@ from urllib.request import parse_http_list, parse_keqv_list
 import httpx
 
 from triton_pipelines.loader.credentials import SourceCredentials
-from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing, check_name, folder
+from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.folder import FolderSource
 from triton_pipelines.loader.sources.layers import scope_of, unpack
 from triton_pipelines.loader.sources.web import WebSource, stream, web_errors

@@ -14,9 +14,9 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 import httpx
 
-from triton_pipelines.loader.download import FileBody
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing
+from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.transport_errors import (
     certificate_error,
     is_proxy_auth_error,

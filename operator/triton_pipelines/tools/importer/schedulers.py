@@ -10,7 +10,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from triton_pipelines.api.batching import FLAG_TYPES
+from triton_pipelines.api.sequence_batching import FLAG_TYPES
 
 # The values of a control signal that the renderer writes, by their field.
 _FLAGS = {

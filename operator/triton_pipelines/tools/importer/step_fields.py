@@ -92,16 +92,24 @@ def _tensors(config: Any, wires: Mapping[str, str], *, python: bool) -> Fields:
     """Return ``inputs`` and ``outputs``."""
     fields: Fields = {}
     if config.input:
-        fields["inputs"] = [
-            {
-                **schedulers.tensor(item, python=python),
-                **({"from": wires[item.name]} if item.name in wires else {}),
-            }
-            for item in config.input
-        ]
+        fields["inputs"] = _inputs(config, wires, python=python)
     if config.output:
-        fields["outputs"] = [schedulers.tensor(item) for item in config.output]
+        fields["outputs"] = _outputs(config)
     return fields
+
+
+def _inputs(config: Any, wires: Mapping[str, str], *, python: bool) -> list[Fields]:
+    return [
+        {
+            **schedulers.tensor(item, python=python),
+            **({"from": wires[item.name]} if item.name in wires else {}),
+        }
+        for item in config.input
+    ]
+
+
+def _outputs(config: Any) -> list[Fields]:
+    return [schedulers.tensor(item) for item in config.output]
 
 
 def _runtime_fields(config: Any, platform: Platform | None) -> Fields:
@@ -129,13 +137,10 @@ def tokenizer(model: RepositoryModel, wires: Mapping[str, str], files: FileSourc
             **tokenizer_fields(model),
         }
     else:
-        fields |= {
-            "type": "Python",
-            "python": files.python(model, "spec.tokenizer.python", versions=False),
-        }
+        fields |= _custom_code(model, "spec.tokenizer", files)
         texts = [item.name for item in config.input]
         fields["inputs"] = dict(zip(("text", "textPair"), texts, strict=False))
-        fields["outputs"] = [schedulers.tensor(item) for item in config.output]
+        fields["outputs"] = _outputs(config)
     read: Fields = fields.get("inputs") or {"text": "TEXT"}
     for key in ("text", "textPair"):
         name = str(read.get(key, ""))
@@ -170,23 +175,18 @@ def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSou
         _same_code(model, "postprocess", files, "spec.postprocess")
         fields |= postprocess_fields(model, wires)
     else:
-        fields |= {
-            "type": "Python",
-            "python": files.python(model, "spec.postprocess.python", versions=False),
-        }
-        fields["inputs"] = [
-            {
-                **schedulers.tensor(item, python=True),
-                **({"from": wires[item.name]} if item.name in wires else {}),
-            }
-            for item in config.input
-        ]
-        fields["outputs"] = [schedulers.tensor(item) for item in config.output]
+        fields |= _custom_code(model, "spec.postprocess", files)
+        fields["inputs"] = _inputs(config, wires, python=True)
+        fields["outputs"] = _outputs(config)
     fields |= _batching(config, vllm=False)
     instances = _instances(model, "spec.postprocess", files)
     return (
         fields if instances == {"count": 1, "kind": "CPU"} else {**fields, "instances": instances}
     )
+
+
+def _custom_code(model: RepositoryModel, path: str, files: FileSources) -> Fields:
+    return {"type": "Python", "python": files.python(model, f"{path}.python", versions=False)}
 
 
 def _platform(model: RepositoryModel) -> Platform | None:

@@ -10,7 +10,8 @@ figures; :func:`summary_document` is their one JSON form. :class:`TextLengths` a
 """
 
 from triton_pipelines.tools.loadgen.arrivals import due_times
-from triton_pipelines.tools.loadgen.engine import precise_event_loop, run_blocking, run_load
+from triton_pipelines.tools.loadgen.engine import run_blocking, run_load
+from triton_pipelines.tools.loadgen.event_loop import precise_event_loop
 from triton_pipelines.tools.loadgen.grpc_client import INFER_METHOD
 from triton_pipelines.tools.loadgen.http_client import trusted_authorities
 from triton_pipelines.tools.loadgen.load_spec import (
@@ -23,12 +24,11 @@ from triton_pipelines.tools.loadgen.load_spec import (
     LoadTarget,
 )
 from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER, encode_requests, http_body
+from triton_pipelines.tools.loadgen.request_failure import FailureKind, RequestFailure
 from triton_pipelines.tools.loadgen.summary import (
     LoadResult,
     LoadStability,
     LoadSummary,
-    is_late,
-    is_rejected,
     stability,
     summarize,
     summary_document,
@@ -60,6 +60,7 @@ __all__ = [
     "LENGTH_HEADER",
     "Array",
     "Arrivals",
+    "FailureKind",
     "InferenceProtocol",
     "InputValue",
     "LoadGeneratorError",
@@ -70,6 +71,7 @@ __all__ = [
     "LoadSummary",
     "LoadTarget",
     "OnSweepProgress",
+    "RequestFailure",
     "StepStatistics",
     "SweepEndedError",
     "SweepResult",
@@ -80,9 +82,7 @@ __all__ = [
     "encode_requests",
     "generate_texts",
     "http_body",
-    "is_late",
     "is_perf_analyzer",
-    "is_rejected",
     "precise_event_loop",
     "read_lines",
     "read_perf_analyzer",

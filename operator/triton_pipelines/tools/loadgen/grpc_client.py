@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped]
 
 from triton_pipelines.tools.loadgen.load_spec import LoadGeneratorError
+from triton_pipelines.tools.loadgen.request_failure import OnRequestEnd, error_response
 
 INFER_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 _CALLS_PER_CHANNEL: Final = 16
@@ -64,7 +65,7 @@ class GrpcTransport:
                 f"{self._address} cannot be reached over gRPC within {self._timeout_s:g} s"
             ) from None
 
-    def send(self, payload: bytes, done: Callable[[str], None]) -> None:
+    def send(self, payload: bytes, done: OnRequestEnd) -> None:
         """Send now."""
         self._next = (self._next + 1) % len(self._calls)
         task = asyncio.get_running_loop().create_task(
@@ -81,10 +82,12 @@ class GrpcTransport:
         for channel in self._channels:
             await channel.close()
 
-    async def _call(self, call: Any, payload: bytes, done: Callable[[str], None]) -> None:
+    async def _call(self, call: Any, payload: bytes, done: OnRequestEnd) -> None:
         try:
             await call(payload, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            done(f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}")
+            message = f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}"
+            is_timeout = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            done(error_response(message, is_timeout=is_timeout))
         else:
-            done("")
+            done(None)

@@ -13,16 +13,19 @@ import os
 import re
 import ssl
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 
-from triton_pipelines.tools.loadgen.load_spec import NO_ANSWER, NO_CONNECTION, LoadGeneratorError
-
-Done = Callable[[str], None]
-"""Called once with the end of a request: "" for an answer, else what went wrong."""
+from triton_pipelines.tools.loadgen.load_spec import LoadGeneratorError
+from triton_pipelines.tools.loadgen.request_failure import (
+    OnRequestEnd,
+    RequestFailure,
+    error_response,
+    rejected,
+    timed_out,
+)
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -67,7 +70,7 @@ class HttpTransport:
         self._idle: list[_Connection] = []
         self._connections: set[_Connection] = set()
         self._opening = 0
-        self._waiting: deque[tuple[bytes, Done, float]] = deque()
+        self._waiting: deque[tuple[bytes, OnRequestEnd, float]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -88,7 +91,7 @@ class HttpTransport:
             ) from error
         self._task(self._sweep())
 
-    def send(self, payload: bytes, done: Done) -> None:
+    def send(self, payload: bytes, done: OnRequestEnd) -> None:
         """Send now, or as soon as a connection is free."""
         now = self._loop.time()
         if self._idle:
@@ -110,7 +113,7 @@ class HttpTransport:
         for connection in list(self._connections):
             connection.abort()
         while self._waiting:
-            self._waiting.popleft()[1]("not sent before the end")
+            self._waiting.popleft()[1](rejected("not sent before the end"))
         await asyncio.sleep(0)  # lets transports call connection_lost
 
     # --- inside -----------------------------------------------------------------------------------
@@ -148,7 +151,8 @@ class HttpTransport:
                 connection = await self._connect()
         except (OSError, TimeoutError) as error:
             if self._waiting:
-                self._waiting.popleft()[1](f"cannot connect: {_describe_error(error)}")
+                failure = RequestFailure(f"cannot connect: {_describe_error(error)}")
+                self._waiting.popleft()[1](failure)
         else:
             self.freed(connection)
         finally:
@@ -156,16 +160,17 @@ class HttpTransport:
 
     async def _sweep(self) -> None:
         """End requests that have exceeded their timeout."""
-        late = f"{NO_ANSWER} {self._timeout_s:g} s"
+        no_answer = timed_out(f"no answer within {self._timeout_s:g} s")
+        no_connection = timed_out(f"no free connection within {self._timeout_s:g} s")
         while True:
             await asyncio.sleep(min(_SWEEP_S, self._timeout_s / 4))
             before = self._loop.time() - self._timeout_s
             for connection in [
                 item for item in self._connections if item.done is not None and item.began < before
             ]:
-                connection.give_up(late)
+                connection.give_up(no_answer)
             while self._waiting and self._waiting[0][2] < before:
-                self._waiting.popleft()[1](f"{NO_CONNECTION} {self._timeout_s:g} s")
+                self._waiting.popleft()[1](no_connection)
 
     def _task(self, work: object) -> None:
         task: asyncio.Task[None] = self._loop.create_task(work)  # type: ignore[arg-type]
@@ -179,23 +184,23 @@ class _Connection(asyncio.Protocol):
     def __init__(self, owner: HttpTransport) -> None:
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self.done: Done | None = None
+        self.done: OnRequestEnd | None = None
         self.began = 0.0
         self._head = b""
         self._in_body = self._chunked = self._close = False
         self._left = 0  # bytes of the body still to come
         self._status = b""
-        self._describe_error = b""  # the end of a chunked body, the beginning of an error's
+        self._error_body = b""  # the end of a chunked body, the beginning of an error's
 
-    def send(self, payload: bytes, done: Done, now: float) -> None:
+    def send(self, payload: bytes, done: OnRequestEnd, now: float) -> None:
         self.done, self.began = done, now
-        self._head = self._describe_error = b""
+        self._head = self._error_body = b""
         self._in_body = False
         if self._transport is not None:
             self._transport.write(payload)
 
-    def give_up(self, reason: str) -> None:
-        self._end(reason)
+    def give_up(self, failure: RequestFailure) -> None:
+        self._end(failure)
         self.abort()
 
     def abort(self) -> None:
@@ -208,9 +213,8 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(
-            f"the connection broke: {_describe_error(error) if error else 'closed by the server'}"
-        )
+        reason = _describe_error(error) if error else "closed by the server"
+        self._end(RequestFailure(f"the connection broke: {reason}"))
         self._owner.lost(self)
 
     def data_received(self, data: bytes) -> None:
@@ -231,17 +235,17 @@ class _Connection(asyncio.Protocol):
             )
             self._chunked = length is None and _CHUNKED.search(head) is not None
             if length is None and not self._chunked:
-                self.give_up("the response has no length")
+                self.give_up(RequestFailure("the response has no length"))
                 return
             self._left = int(length[1]) if length else 0
         if self._chunked:
-            self._describe_error += data if len(self._describe_error) < _KEPT_BYTES else b""
-            complete = data.endswith(_LAST_CHUNK) or self._describe_error.endswith(_LAST_CHUNK)
+            self._error_body += data if len(self._error_body) < _KEPT_BYTES else b""
+            complete = data.endswith(_LAST_CHUNK) or self._error_body.endswith(_LAST_CHUNK)
         else:
             self._left -= len(data)
             complete = self._left <= 0
-            if not self._status.startswith(_OK) and len(self._describe_error) < _KEPT_BYTES:
-                self._describe_error += data
+            if not self._status.startswith(_OK) and len(self._error_body) < _KEPT_BYTES:
+                self._error_body += data
         if complete:
             self._answered()
 
@@ -249,17 +253,19 @@ class _Connection(asyncio.Protocol):
         done, self.done = self.done, None
         if done is None:
             return
-        error = "" if self._status.startswith(_OK) else _reason(self._status, self._describe_error)
+        failure = None
+        if not self._status.startswith(_OK):
+            failure = error_response(_reason(self._status, self._error_body))
         if (self._close or self._left < 0) and self._transport is not None:
             self._transport.close()
         else:
             self._owner.freed(self)
-        done(error)
+        done(failure)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, failure: RequestFailure) -> None:
         done, self.done = self.done, None
         if done is not None:
-            done(reason)
+            done(failure)
 
 
 def _describe_error(error: Exception) -> str:

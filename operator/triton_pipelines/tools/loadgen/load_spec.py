@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,12 +15,6 @@ Array = np.ndarray[Any, Any]
 
 WINDOWS = 3
 """Windows into which the measured time is divided; they must agree for it to count as stable."""
-
-# Prefixes of the messages of requests that failed because they were too late.
-GIVEN_UP: Final = "given up"
-NOT_SENT: Final = "not sent"
-NO_ANSWER: Final = "no answer within"
-NO_CONNECTION: Final = "no free connection within"
 
 
 class LoadGeneratorError(Exception):

@@ -12,13 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_pipelines.tools.loadgen.load_spec import (
-    GIVEN_UP,
-    NO_ANSWER,
-    NO_CONNECTION,
-    NOT_SENT,
     WINDOWS,
     LoadSpec,
 )
+from triton_pipelines.tools.loadgen.request_failure import RequestFailure
 from triton_pipelines.tools.loadgen.triton_statistics import StepStatistics
 
 TOLERANCE: Final = 0.1
@@ -27,29 +24,7 @@ TOLERANCE: Final = 0.1
 """
 PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
-# Triton's messages for a full queue, and for a request that exceeded its queue's timeout
-# (rate_limiter.cc, dynamic_batch_scheduler.cc).
-_REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
-_LATE_MESSAGES: Final = (GIVEN_UP, NO_ANSWER, NO_CONNECTION, "DEADLINE_EXCEEDED")
-
 Floats = NDArray[np.float64]
-
-
-def is_rejected(message: str) -> bool:
-    """Return whether a request was rejected, by its error message.
-
-    Full queues, queue timeouts, and the generator itself reject requests. Bursts cause that below
-    the sustainable mean rate as well; it never counts as an error of the server.
-    """
-    return message.startswith(NOT_SENT) or any(text in message for text in _REJECTED_MESSAGES)
-
-
-def is_late(message: str) -> bool:
-    """Return whether a request timed out or was rejected, by its error message.
-
-    Overload causes both; anything else is an error.
-    """
-    return message.startswith(_LATE_MESSAGES) or is_rejected(message)
 
 
 @dataclass(frozen=True)
@@ -68,8 +43,8 @@ class LoadResult:
     """Rows of each request."""
     error: NDArray[np.int64]
     """Index into ``errors``; -1 for an answered request."""
-    errors: tuple[str, ...]
-    """Error messages."""
+    errors: tuple[RequestFailure, ...]
+    """The different failures."""
     begin_s: float
     """Begin of the measured time, which is the last three windows."""
     end_s: float
@@ -232,9 +207,9 @@ def summarize(result: LoadResult) -> LoadSummary:
         lag_p99_s=percentiles(lag)["p99"],
         cpu_per_request_s=result.cpu_s / len(result.due) if len(result.due) else math.nan,
         cpu_share=result.cpu_s / result.elapsed_s if result.elapsed_s else math.nan,
-        errors={
-            result.errors[index]: count for index, count in Counter(failed.tolist()).most_common()
-        },
+        errors=dict(
+            Counter(result.errors[index].message for index in failed.tolist()).most_common()
+        ),
         stability=stability(result),
         steps=result.steps,
     )

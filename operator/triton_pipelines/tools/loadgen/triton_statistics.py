@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc  # type: ignore[import-untyped]
@@ -193,12 +192,7 @@ class StatisticsReader:
             self._client = self._stack.enter_context(client)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stack.close()
         if self._target.protocol is InferenceProtocol.GRPC:
             await self._channel.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from triton_pipelines.api.v1alpha1 import TuningMode
+from triton_pipelines.api.tuning import TuningMode
 
 from .options import TuningOptions
 

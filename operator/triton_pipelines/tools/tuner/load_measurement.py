@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_pipelines.tools.loadgen import Array, LoadResult, is_late, is_rejected
+from triton_pipelines.tools.loadgen import Array, LoadResult
 
 # A rate counts as sustained if this share of the offered requests is answered: Poisson arrivals of
 # some seconds vary by as much.
@@ -78,7 +78,7 @@ def measurement_of(result: LoadResult) -> LoadMeasurement:
     late = _late_requests(result, overload=_is_overload(found)) & counted
     codes = result.error[counted & (result.error >= 0) & ~late]
     codes = codes if len(codes) else result.error[counted & (result.error >= 0)]
-    first = result.errors[codes[0]] if len(codes) else ""
+    first = result.errors[codes[0]].message if len(codes) else ""
     return replace(found, first_error=first, late=int(np.count_nonzero(late)))
 
 
@@ -114,7 +114,7 @@ def _late_requests(result: LoadResult, *, overload: bool) -> NDArray[np.bool_]:
 
     A timeout is an error if the server keeps up; a full queue never is.
     """
-    is_excused = is_late if overload else is_rejected
+    excused = [error.is_late if overload else error.is_rejected for error in result.errors]
     # The last entry is that of code -1: answered.
-    by_code = np.array([*(is_excused(message) for message in result.errors), False], dtype=np.bool_)
+    by_code = np.array([*excused, False], dtype=np.bool_)
     return by_code[result.error]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.api.tuning import TuningMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.tools.loadgen import TextLengths
 

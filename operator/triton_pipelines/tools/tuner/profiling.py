@@ -21,31 +21,31 @@ from dataclasses import dataclass, replace
 
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.defaults import TOKENIZER
-from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
+from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
-from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, is_rejected
+from triton_pipelines.tools.loadgen import LoadResult
 
-from .calibration import StepExecutions, estimate_spread, padded_lengths
-from .errors import SettingRefusedError, TuneError
+from .calibration import StepExecutions
+from .errors import TuneError
 from .measured_server import MeasuredServer
 from .padding_candidates import longest_row, padding_effect
 from .prediction import PaddingEffect, PipelineModel, StepModel
-from .settings import BatchingSetting, needs_equal_lengths, tuned_step
-from .step_time_fit import StepCost, TimingSample, fit
-from .workload import RequestTensors, Workload
+from .profile_fit import contention, pipeline_model, token_length, with_spread
+from .profile_loads import (
+    MIN_SAMPLES,
+    apply_largest_accepted,
+    burst_spec,
+    closed_loop,
+    request_sizes,
+    timed_load,
+)
+from .settings import BatchingSetting, tuned_step
+from .step_time_fit import TimingSample, fit
+from .workload import Workload
 
 CELL_SECONDS = 0.3
 PROFILE_SECONDS = 15.0
-BURSTS_SECONDS = 1.2
-# Requests of a burst: the first is taken alone, the rest together.
-BURSTS = (2, 3, 5, 9, 17)
-# Time for a burst: this multiple of the time of one request with all its rows, plus seconds for
-# each request.
-_BURST_TIMES = 2.0
-_BURST_REQUEST = 0.001
 CROWD_SECONDS = 0.6
-_LONGEST_CELL = 4.0
-_MIN_SAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ async def profile(
         max(setting.tokenizer_instances for setting in wanted),
         padding,
     )
-    setting, notes = await _largest_accepted(server, largest, work)
+    setting, notes = await apply_largest_accepted(server, largest, work)
     timing = timing if setting.padding.mode else None
     profiler = _Profiler(server, graph, work, setting, timing, on_progress)
     await profiler.time_single_requests(latency_budget, seconds)
@@ -128,7 +128,7 @@ async def profile(
     mixed = await profiler.mixed_executions()
     on_progress(0.9)
     model = tuned_step(graph)
-    pipe = _with_spread(pipe, model.name, mixed, work)
+    pipe = with_spread(pipe, model.name, mixed, work)
     pipe = await _with_contention(server, graph, work, pipe, setting, profiler.most_rows)
     on_progress(1.0)
     return PipelineProfile(
@@ -179,8 +179,8 @@ class _Profiler:
         Raises:
             TuneError: The smallest one of the usual length exceeds the latency budget.
         """
-        sizes = _sizes(self._work.rows, self.most_rows)
-        few_sizes = sizes[:: max(1, len(sizes) // _MIN_SAMPLES)]
+        sizes = request_sizes(self._work.rows, self.most_rows)
+        few_sizes = sizes[:: max(1, len(sizes) // MIN_SAMPLES)]
         # The usual length first: if time runs out, the last points of the others are skipped.
         lengths = sorted(self._work.profile_lengths, key=lambda length: length != self._usual)
         cells = [(length, size) for length in lengths for size in sizes]
@@ -204,10 +204,10 @@ class _Profiler:
 
     async def _time_cell(self, length: int, size: int, *, is_smallest: bool) -> float:
         """Time single requests of one size and length; return the fastest in seconds."""
-        spec = _closed_loop(1, CELL_SECONDS)
-        result = await _timed_load(self._server, [self._work.uniform(length, size)], spec)
+        spec = closed_loop(1, CELL_SECONDS)
+        result = await timed_load(self._server, [self._work.uniform(length, size)], spec)
         for name, seen in executions_by_step(result, self._graph).items():
-            tokens = length if name == TOKENIZER else _tokens(self._effect, length)
+            tokens = length if name == TOKENIZER else token_length(self._effect, length)
             self.samples[name] += [
                 TimingSample(1, rows, tokens, seen.seconds, count)
                 for rows, count in seen.batches.items()
@@ -231,13 +231,13 @@ class _Profiler:
         """Time batches of several small requests of the usual length."""
         rows = self._work.rows
         small = self._work.uniform(self._usual, rows)
-        result = await _timed_load(self._server, [small], burst_spec(self._alone, rows))
+        result = await timed_load(self._server, [small], burst_spec(self._alone, rows))
         for name, seen in executions_by_step(result, self._graph).items():
-            tokens = self._usual if name == TOKENIZER else _tokens(self._effect, self._usual)
+            tokens = self._usual if name == TOKENIZER else token_length(self._effect, self._usual)
             self.samples[name] += [
                 TimingSample(max(1.0, size / rows), size, tokens, seen.times[size], count)
                 for size, count in seen.batches.items()
-                if count >= _MIN_SAMPLES
+                if count >= MIN_SAMPLES
             ]
 
     def fitted(self) -> PipelineModel:
@@ -251,7 +251,7 @@ class _Profiler:
             if not self.samples[step.name]:
                 raise TuneError(f"{step.name}: the server reports no batch statistics of it")
             costs[step.name] = fit(self.samples[step.name])
-        pipe = _pipe(self._graph, self._work, costs, self._overhead)
+        pipe = pipeline_model(self._graph, self._work, costs, self._overhead)
         if self._timing is None:
             return pipe
         return replace(
@@ -264,166 +264,8 @@ class _Profiler:
     async def mixed_executions(self) -> dict[str, StepExecutions]:
         """Return the executions during bursts of requests of the real mix."""
         spec = burst_spec(self._alone, self._work.rows)
-        result = await _timed_load(self._server, self._work.requests, spec)
+        result = await timed_load(self._server, self._work.requests, spec)
         return executions_by_step(result, self._graph)
-
-
-def _tokens(effect: PaddingEffect, length: int) -> int:
-    """Return the tokens of a lone request's rows after the tokenizer."""
-    return padded_lengths(
-        PipelineModel((), (length,), padding=effect.padding, buckets=effect.buckets)
-    )[0]
-
-
-async def _largest_accepted(
-    server: MeasuredServer, setting: BatchingSetting, work: Workload
-) -> tuple[BatchingSetting, list[str]]:
-    """Apply the largest setting that the server accepts, and return it with notes.
-
-    First the setting as given, then with fewer instances, then with the current batch size.
-    """
-    bare = replace(setting, padding=PaddingSetting())
-    tries = [
-        (setting, ""),
-        *(
-            [
-                (
-                    bare,
-                    f"padding {setting.padding}, to time rows of several lengths, is refused: {{}}",
-                )
-            ]
-            if setting.padding.mode
-            else []
-        ),
-        (
-            replace(bare, model_instances=server.current.model_instances),
-            f"{setting.model_instances} model instances are refused: {{}}",
-        ),
-        (
-            replace(server.current, queue_delay=0),
-            f"batch size {setting.max_batch_size} is refused: {{}}",
-        ),
-    ]
-    notes: list[str] = []
-    reason = ""
-    for one, note in tries:
-        try:
-            await server.apply(one, [work.uniform(work.profile_lengths[0], work.rows)] * 4)
-        except SettingRefusedError as error:
-            reason = str(error)
-            continue
-        if note:
-            notes.append(note.format(reason))
-        return one, notes
-    raise TuneError(f"the server refuses its own setting: {reason}")
-
-
-async def _timed_load(
-    server: MeasuredServer, requests: Sequence[RequestTensors], spec: LoadSpec
-) -> LoadResult:
-    """Put a short load on the server; a longer one if too few requests were answered."""
-    while True:
-        result = await server.run(requests, spec)
-        if (
-            len(result.latencies) >= max(_MIN_SAMPLES, spec.concurrency)
-            or spec.duration_s > _LONGEST_CELL
-        ):
-            # A burst may be more than a queue accepts: the requests that were answered suffice.
-            few = len(result.latencies) < _MIN_SAMPLES
-            if bad := next((text for text in result.errors if few or not is_rejected(text)), ""):
-                raise TuneError(f"requests fail while the steps are timed: {bad}")
-            return result
-        spec = replace(
-            spec,
-            duration_s=3 * spec.duration_s,
-            warmup_s=3 * spec.warmup_s,
-            schedule=[3 * due for due in spec.schedule],
-        )
-
-
-def _closed_loop(concurrency: int, seconds: float) -> LoadSpec:
-    return LoadSpec(concurrency=concurrency, duration_s=seconds, warmup_s=seconds / 4)
-
-
-def burst_spec(alone: Mapping[int, float], rows: int) -> LoadSpec:
-    """Return bursts of all sizes in turn, each with time to be finished before the next.
-
-    Args:
-        alone: Rows → seconds of one request with that number of rows.
-        rows: Rows of a request of a burst.
-    """
-    due: list[float] = []
-    at = 0.0
-    while at < BURSTS_SECONDS:
-        for count in BURSTS:
-            due += [at] * count
-            fits = [seconds for size, seconds in alone.items() if size >= count * rows]
-            at += _BURST_TIMES * min(fits, default=max(alone.values())) + _BURST_REQUEST * count
-            if at > _LONGEST_CELL:  # a slow step gets small bursts only
-                break
-    # Otherwise a whole number of turns, so that every size is measured.
-    return LoadSpec(schedule=due, duration_s=at, warmup_s=0.0)
-
-
-def _sizes(rows: int, largest: int) -> list[int]:
-    """Return the rows of the requests: those of a request times powers of two."""
-    sizes = [rows]
-    while sizes[-1] * 2 <= largest:
-        sizes.append(sizes[-1] * 2)
-    return sizes
-
-
-def _pipe(
-    graph: Graph, work: Workload, costs: Mapping[str, StepCost], overhead: Sequence[float]
-) -> PipelineModel:
-    model, tokenizer = tuned_step(graph), graph.tokenizer
-    effect = padding_effect(graph, longest_row(graph) or max(work.lengths))
-    return PipelineModel(
-        stages=tuple(_stage(step, costs[step.name], tokenizer) for step in graph.steps),
-        lengths=work.lengths,
-        rows=work.rows,
-        tokenizer=tokenizer.name if tokenizer is not None else "",
-        model=model.name,
-        padding=effect.padding,
-        buckets=effect.buckets,
-        overhead=tuple(sorted(overhead)) or (0.0,),
-        padding_effects={PaddingSetting(): effect},
-    )
-
-
-def _stage(step: Step, cost: StepCost, tokenizer: Step | None) -> StepModel:
-    delay = (step.batching.max_queue_delay_microseconds if step.batching is not None else None) or 0
-    own = step is tokenizer and step.implementation is Implementation.TOKENIZER
-    return StepModel(
-        name=step.name,
-        # The built-in tokenizer computes each row at its own length.
-        cost=replace(cost, spread=0.0) if own or step.name == TOKENIZER else cost,
-        batch=max(1, step.max_batch_size) if step.batching is not None else 1,
-        delay=delay / 1e6,
-        instances=step.instances.counts.initial,
-        equal_lengths=needs_equal_lengths(step),
-    )
-
-
-def _with_spread(
-    pipe: PipelineModel, model: str, mixed: Mapping[str, StepExecutions], work: Workload
-) -> PipelineModel:
-    """Add how rows of different length share a batch of the model, from the mixed load."""
-
-    def with_spread(stage: StepModel) -> StepModel:
-        if stage.name != model or stage.name not in mixed or stage.equal_lengths:
-            return stage
-        return replace(
-            stage,
-            cost=replace(
-                stage.cost,
-                spread=estimate_spread(
-                    stage.cost, mixed[stage.name], padded_lengths(pipe), work.rows
-                ),
-            ),
-        )
-
-    return replace(pipe, stages=tuple(map(with_spread, pipe.stages)))
 
 
 async def _with_contention(
@@ -451,9 +293,7 @@ async def _with_contention(
         return pipe
     size = min(8 * work.rows, rows)
     found = executions_by_step(
-        await _timed_load(
-            server, [work.uniform(usual, size)], _closed_loop(2 * most, CROWD_SECONDS)
-        ),
+        await timed_load(server, [work.uniform(usual, size)], closed_loop(2 * most, CROWD_SECONDS)),
         graph,
     )
 
@@ -468,20 +308,3 @@ async def _with_contention(
         )
 
     return replace(pipe, stages=tuple(map(stretched, pipe.stages)))
-
-
-def contention(factor: float, busy: float, copies: int) -> tuple[float, ...]:
-    """Return the slowdown of an execution for each number of instances that compute at once.
-
-    It is at most that of instances that take turns on one device: more comes from the client and
-    the server on the same cores, which real load has less of.
-
-    Args:
-        factor: Slowdown that was measured.
-        busy: Instances that were busy meanwhile.
-        copies: Number of instances.
-    """
-    # If another step is the bottleneck, not all instances are busy: claim only what was measured.
-    seen = max(1.0, min(float(copies), busy))
-    per = min(1.0, (max(1.0, factor) - 1.0) / (seen - 1.0)) if seen > 1.2 else 0.0
-    return tuple(1.0 + per * number for number in range(copies))

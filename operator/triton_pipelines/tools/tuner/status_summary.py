@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from triton_pipelines.api.status import TuningPoint, TuningStatus
+from triton_pipelines.api.tuning_status import TuningPoint, TuningStatus
 
 from .report import ReportPoint, TuningReport
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.server import RolloutStrategy
+from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.controllers.pipeline.actions import soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded

@@ -17,7 +17,8 @@ from typing import Any, Final
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import KIND_OF, Condition, Reason, ReasonKind
-from triton_pipelines.api.v1alpha1 import InferencePipeline, TuningMode
+from triton_pipelines.api.tuning import TuningMode
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.render.tuning_objects import (
     JOB_SECONDS,

@@ -1,0 +1,56 @@
+"""A custom batching library on top of the dynamic batcher of one step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, FieldRule
+from .source import SourceSpec
+
+# A path below a model's folder.
+LIBRARY_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_./]*$"
+
+
+class BatchStrategy(ApiModel):
+    """A custom batching library.
+
+    Its C functions decide which requests join a batch, on top of the dynamic batcher.
+    """
+
+    source: Annotated[
+        SourceSpec | None,
+        Field(
+            description=(
+                "The shared library; it becomes batchstrategy.so in the model's folder, where"
+                " Triton looks for it."
+            )
+        ),
+    ] = None
+    path: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=256,
+            pattern=LIBRARY_PATTERN,
+            description=(
+                "A library in the model's source: its path below the model's folder, such as"
+                " 1/libvolume.so."
+            ),
+        ),
+    ] = None
+
+    rules = (
+        FieldRule(
+            cel="has(self.source) != has(self.path)",
+            message="exactly one of batchStrategy.source and batchStrategy.path is required",
+            holds=lambda b: (b.source is None) != (b.path is None),
+        ),
+        FieldRule(
+            cel="!has(self.path) || !self.path.contains('..')",
+            message="path must be inside the model's folder, without '..'",
+            holds=lambda b: b.path is None or ".." not in b.path,
+            field="path",
+        ),
+    )

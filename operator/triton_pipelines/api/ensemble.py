@@ -1,0 +1,106 @@
+"""The public interface of the pipeline: model name, tensors, entry point, response cache."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, FieldRule, Switch, TritonName
+from .batching import MAX_BATCH
+from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN
+from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
+
+
+class Ensemble(ApiModel):
+    """The public face of the pipeline."""
+
+    model_name: Annotated[
+        TritonName | None, Field(description="Name that clients call. Default: metadata.name.")
+    ] = None
+    inputs: Annotated[
+        tuple[PublicInput, ...],
+        Field(
+            max_length=MAX_TENSORS,
+            description=(
+                "Inputs, in this order. Default: the tokenizer's texts (STRING, dims [1]), then the"
+                " tensors that steps read from pipeline."
+            ),
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    outputs: Annotated[
+        tuple[PublicOutput, ...],
+        Field(
+            max_length=MAX_TENSORS,
+            description="Outputs, in this order, of any step. Default: all of the last step's.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    max_batch_size: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_BATCH,
+            description=(
+                "Most rows in a request; 0: dims include the batch axis. Default: the smallest of"
+                " the steps'."
+            ),
+        ),
+    ] = None
+    entry_point: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=STEP_NAME_MAX,
+            pattern=STEP_NAME_PATTERN,
+            description=(
+                "Name of a step that calls the others itself (business logic scripting): clients"
+                " call its model, and no ensemble is created."
+            ),
+        ),
+    ] = None
+    max_inflight_requests: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=2**31 - 1,
+            description=(
+                "Requests that may be in flight between two steps; server 25.11 or newer. Default"
+                " 0: no limit."
+            ),
+        ),
+    ] = None
+    response_cache: Annotated[
+        Switch | None,
+        Field(
+            description=(
+                "Enabled: equal requests are answered from Triton's local response cache. Default:"
+                " Disabled."
+            )
+        ),
+    ] = None
+
+    rules = (
+        FieldRule(
+            cel=(
+                "!has(self.entryPoint) || !(has(self.modelName) || has(self.inputs) ||"
+                " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
+            ),
+            message=(
+                "entryPoint replaces the ensemble, so name, tensors and batch size are those of the"
+                " step; remove the other fields"
+            ),
+            holds=lambda e: (
+                e.entry_point is None
+                or not (
+                    e.model_name
+                    or e.inputs
+                    or e.outputs
+                    or e.max_batch_size is not None
+                    or e.max_inflight_requests is not None
+                )
+            ),
+            field="entryPoint",
+        ),
+    )

@@ -1,0 +1,91 @@
+"""Test inferences of the pods and their example request."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel, FieldRule, TensorName, Text
+from .tensors import ATOMIC, BY_NAME
+
+
+class InferenceHealth(StrEnum):
+    """Whether pods are probed with a real inference."""
+
+    AUTO = "Auto"
+    DISABLED = "Disabled"
+
+
+class ExampleInput(ApiModel):
+    """One tensor of an example request."""
+
+    name: Annotated[TensorName, Field(description="Name of the pipeline's input.")]
+    shape: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...],
+        Field(
+            max_length=17, description="Its shape, with the batch axis.", json_schema_extra=ATOMIC
+        ),
+    ]
+    data: Annotated[
+        tuple[Annotated[str, Field(max_length=65536)], ...],
+        Field(
+            min_length=1,
+            max_length=4096,
+            description="Its elements as text, in row-major order; a single one is used for all.",
+            json_schema_extra=ATOMIC,
+        ),
+    ]
+
+
+class Health(ApiModel):
+    """A test inference per pod, in addition to Triton's readiness.
+
+    Triton reports a pod with a dead process as ready.
+    """
+
+    inference: Annotated[
+        InferenceHealth,
+        Field(
+            description=(
+                "Auto: each ready pod is probed with an example request, which text pipelines may"
+                " omit. Disabled: pods are not probed."
+            )
+        ),
+    ] = InferenceHealth.AUTO
+    text: Annotated[
+        Text | None,
+        Field(description="The example text, for every input of text. Default: a short sentence."),
+    ] = None
+    inputs: Annotated[
+        tuple[ExampleInput, ...],
+        Field(
+            max_length=64,
+            description="An example request, for pipelines that read more than text.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    period_seconds: Annotated[
+        int, Field(ge=5, le=3600, description="Time between two inferences.")
+    ] = 30
+
+    rules = (
+        FieldRule(
+            cel=(
+                "!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference !="
+                " 'Disabled'"
+            ),
+            message="text and inputs have no effect with inference Disabled; remove one of them",
+            holds=lambda h: (
+                (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED
+            ),
+            field="inference",
+        ),
+        FieldRule(
+            cel="!(has(self.text) && has(self.inputs))",
+            message="text and inputs exclude each other; write the text in inputs, or only text",
+            holds=lambda h: h.text is None or not h.inputs,
+            field="text",
+        ),
+    )

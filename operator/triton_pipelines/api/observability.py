@@ -1,0 +1,68 @@
+"""Metrics, alerts and traces of the pods."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel
+
+OTLP_PATTERN = r"^https?://[^\s,]+$"
+
+
+class Tracing(ApiModel):
+    """Triton's OpenTelemetry traces."""
+
+    otlp_endpoint: Annotated[
+        str,
+        Field(
+            max_length=512,
+            pattern=OTLP_PATTERN,
+            description="OTLP over HTTP, such as http://collector:4318/v1/traces.",
+        ),
+    ]
+    sample_every: Annotated[
+        int, Field(ge=1, le=1_000_000_000, description="One request out of this number is traced.")
+    ] = 1000
+
+
+class Presence(StrEnum):
+    """Whether to create an object of another operator's kind."""
+
+    AUTO = "Auto"
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
+class Observability(ApiModel):
+    """Metrics, alerts and traces of the pods."""
+
+    pod_monitor: Annotated[
+        Presence | None,
+        Field(
+            description=(
+                "Create a PodMonitor for the Prometheus operator. Auto: if the cluster has that"
+                " kind; Enabled: warn if it does not. Default: Auto."
+            )
+        ),
+    ] = None
+    prometheus_rule: Annotated[
+        Presence | None,
+        Field(
+            description=(
+                "A PrometheusRule with the pipeline's recording rules and alerts. Default: Auto."
+            )
+        ),
+    ] = None
+
+    tracing: Annotated[
+        Tracing | None,
+        Field(
+            description=(
+                "Traces. Triton reads them only at start, so a change creates a new revision."
+                " Default: none."
+            )
+        ),
+    ] = None

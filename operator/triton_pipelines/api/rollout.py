@@ -1,0 +1,55 @@
+"""How a new revision takes over: strategy, deadline and drain."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel
+
+
+class RolloutStrategy(StrEnum):
+    """How a new revision takes over."""
+
+    AUTO = "Auto"
+    SURGE = "Surge"
+    NO_SURGE = "NoSurge"
+    RECREATE = "Recreate"
+
+
+class RolloutSpec(ApiModel):
+    """How a new revision takes over, and how long pods may take to terminate."""
+
+    strategy: Annotated[
+        RolloutStrategy,
+        Field(
+            description=(
+                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
+                " all; Auto tries Surge and falls back to NoSurge if no node has room for another"
+                " pod."
+            )
+        ),
+    ] = RolloutStrategy.AUTO
+    progress_deadline_seconds: Annotated[
+        int,
+        Field(
+            ge=10, le=86400, description="Seconds without progress after which the rollout fails."
+        ),
+    ] = 900
+    drain_seconds: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=3600,
+            description=(
+                "Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is"
+                " equally long."
+            ),
+        ),
+    ] = 30
+    revision_history_limit: Annotated[
+        int,
+        Field(ge=1, le=20, description="Old revisions whose ConfigMaps and ReplicaSets are kept."),
+    ] = 3

@@ -1,0 +1,73 @@
+"""Scaling part of the status: figures, decisions and history of live scaling."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ApiModel
+from .status_types import ATOMIC, Count, Short
+
+
+class ScaleEvent(ApiModel):
+    """A change of a count."""
+
+    time: Annotated[
+        str,
+        Field(
+            max_length=64,
+            description="When it was decided.",
+            json_schema_extra={"format": "date-time"},
+        ),
+    ]
+    step: Annotated[Short, Field(description="Step whose count changed.")]
+    from_: Annotated[Count, Field(alias="from", description="Instances before.")] = 0
+    to: Annotated[Count, Field(description="Instances after.")] = 0
+    reason: Annotated[Short, Field(description="Why, with the numbers that decided.")] = ""
+
+
+class ScalingFigures(ApiModel):
+    """Figures of a scaled step over all pods.
+
+    They change only by more than a tenth; live numbers are in the metrics.
+    """
+
+    step: Annotated[Short, Field(description="Name of the scaled step.")]
+    requests_per_second: Annotated[Count, Field(description="Arriving requests.")] = 0
+    busy_percent: Annotated[
+        Count, Field(description="Utilization of its instances in percent.")
+    ] = 0
+    wait_milliseconds: Annotated[Count, Field(description="Wait before it.")] = 0
+
+
+class ScalingStatus(ApiModel):
+    """Signals and decisions of live scaling."""
+
+    bottleneck: Annotated[Short, Field(description="What limits the pipeline.")] = ""
+    mode: Annotated[Short, Field(description="Mode in force: Active or Advisory.")] = ""
+    last_scale_time: Annotated[
+        str | None,
+        Field(
+            max_length=64,
+            description="When a count last changed.",
+            json_schema_extra={"format": "date-time"},
+        ),
+    ] = None
+    history: Annotated[
+        tuple[ScaleEvent, ...],
+        Field(
+            max_length=5, description="The last changes, newest first.", json_schema_extra=ATOMIC
+        ),
+    ] = ()
+    figures: Annotated[
+        tuple[ScalingFigures, ...],
+        Field(
+            max_length=64,
+            description="Figures by step.",
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["step"],
+            },
+        ),
+    ] = ()

@@ -1,0 +1,167 @@
+"""Download the files of a source together, into its staging folder."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from triton_pipelines.api.loadplan import (
+    PlanFetch,
+    ResolvedSource,
+)
+from triton_pipelines.loader.download import Downloader, DownloadJob
+from triton_pipelines.loader.errors import NoSpaceError
+from triton_pipelines.loader.files import free_bytes, sha256_of
+from triton_pipelines.loader.listing import ListedFile
+from triton_pipelines.loader.partial_file import DownloadedFile
+from triton_pipelines.loader.progress import GroupProgress
+from triton_pipelines.loader.repository import below
+from triton_pipelines.loader.sources import OpenedSource
+
+PARALLEL: Final = 4
+"""Files of a source that are fetched at once; more would share the same network."""
+
+
+@dataclass(frozen=True)
+class StagingRequest:
+    """What is staged, from where and to where."""
+
+    item: PlanFetch
+    """The plan's item."""
+    source: OpenedSource
+    """Its source."""
+    folder: Path
+    """The staging folder."""
+    what: str
+    """Field and URI: the start of every log line."""
+    commit: str | None
+    """The commit that the source is at, if it has commits."""
+    resolved: ResolvedSource | None
+    """What the source was at this revision's first load, if known."""
+    scope: str
+    """Identifies the source in the cache's keys."""
+
+
+class GroupDownloader:
+    """Download files of one source; ``parallel`` files at once."""
+
+    def __init__(
+        self, downloader: Downloader, log: logging.Logger, parallel: int = PARALLEL
+    ) -> None:
+        self._downloader, self._log, self._parallel = downloader, log, parallel
+
+    def fetch_one(self, stage: StagingRequest, name: str) -> DownloadedFile:
+        """Fetch one file into the staging folder, by its name in the source."""
+        what = f"{stage.what} {name}" if stage.source.file != name else stage.what
+        return self._downloader.fetch(
+            DownloadJob(stage.source.source, name, below(stage.folder, name), what, stage.scope)
+        )
+
+    def path_of(self, stage: StagingRequest, name: str) -> Path:
+        """Return a path in a folder of its own for each file, so that names cannot collide."""
+        return (
+            stage.folder
+            / "files"
+            / sha256(name.encode()).hexdigest()[:16]
+            / PurePosixPath(name).name
+        )
+
+    def fetch_all(
+        self,
+        stage: StagingRequest,
+        wanted: Sequence[tuple[str, str, Path]],
+        entries: Mapping[str, ListedFile],
+    ) -> dict[str, DownloadedFile]:
+        """Fetch files, several at once; the first that fails ends the others.
+
+        Args:
+            stage: what is staged.
+            wanted: key, name in the source and staged path of each file.
+            entries: key → listed file, where it is known.
+
+        Returns:
+            The files by key.
+        """
+        from triton_pipelines.loader.sources.oci import OciSource
+
+        source, found = stage.source.source, dict[str, DownloadedFile]()
+        jobs: list[tuple[str, DownloadJob]] = []
+        sizes = [entries[key].size if key in entries else None for key, _, _ in wanted]
+        total = (
+            sum(size or 0 for size in sizes) if all(size is not None for size in sizes) else None
+        )
+        group = (
+            GroupProgress(self._log, stage.what, len(wanted), total, self._downloader.clock)
+            if len(wanted) > 1
+            else None
+        )
+        for key, name, path in wanted:
+            if isinstance(source, OciSource) and (local := source.local(name)) is not None:
+                found[key] = DownloadedFile(
+                    local, sha256_of(local), local.stat().st_size, stage.commit, resumed=False
+                )
+                if group is not None:
+                    group.there(key, found[key].size)
+                continue
+            what = (
+                stage.what
+                if len(wanted) == 1 and name == stage.source.place
+                else f"{stage.what} {key}"
+            )
+            jobs.append(
+                (
+                    key,
+                    DownloadJob(
+                        source, name, path, what, stage.scope, group.of(key) if group else None
+                    ),
+                )
+            )
+        if total is not None and group is not None:
+            self._check_space(stage, total - sum(done.size for done in found.values()))
+        found |= self._fetch_together(jobs)
+        if group is not None:
+            group.finish()
+        return {key: found[key] for key, _, _ in wanted}
+
+    def _check_space(self, stage: StagingRequest, needed: int) -> None:
+        """Check that the volume has room before the first byte is written.
+
+        Files that an earlier attempt left count as written.
+        """
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        there = sum(
+            path.stat().st_size for path in (stage.folder / "files").rglob("*") if path.is_file()
+        )
+        free = free_bytes(stage.folder)
+        if needed - there > free:
+            raise NoSpaceError(needed - there, free, stage.what)
+
+    def _fetch_together(self, jobs: Sequence[tuple[str, DownloadJob]]) -> dict[str, DownloadedFile]:
+        if len(jobs) == 1:
+            return {jobs[0][0]: self._downloader.fetch(jobs[0][1])}
+        stop = threading.Event()
+        futures: dict[str, Future[DownloadedFile]] = {}
+        with ThreadPoolExecutor(self._parallel, thread_name_prefix="fetch") as pool:
+            try:
+                futures = {key: pool.submit(self._downloader.fetch, job, stop) for key, job in jobs}
+                done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+                failed = next(
+                    (
+                        error
+                        for error in (future.exception() for future in done)
+                        if error is not None
+                    ),
+                    None,
+                )
+                if failed is not None:
+                    raise failed
+            finally:
+                stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+        return {key: future.result() for key, future in futures.items()}

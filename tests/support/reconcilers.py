@@ -1,0 +1,90 @@
+"""The real reconciler on a fake API server that holds one pipeline."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+from tests.support import builders
+from tests.support.worlds import START
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import Resource
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.snapshot import Probe
+
+KEY = ("nlp", "sentiment")
+"""Namespace and name of the pipeline that :func:`stored` returns."""
+
+
+def stored(**spec: Any) -> Object:
+    """Return a pipeline as the API server stores it."""
+    document = builders.document(**spec)
+    document["metadata"] |= {"generation": 1, "resourceVersion": "1"}
+    return document
+
+
+class AcceptingClient(Client):
+    """A fake API server that accepts every write and stores nothing but statuses and events."""
+
+    def __init__(self) -> None:
+        self.statuses: list[Object] = []
+        self.events: list[Object] = []
+
+    async def apply(self, obj: Object, **_: Any) -> Object:
+        return obj
+
+    async def apply_status(self, obj: Object, **_: Any) -> Object:
+        self.statuses.append(obj["status"])
+        return obj
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        raise NotFound(404, "NotFound", name)
+
+    async def create(self, obj: Object) -> Object:
+        self.events.append(obj)
+        return obj
+
+
+async def no_probe(target: ProbeTarget, now: dt.datetime) -> Probe:
+    """Fail the test: there is no pod to probe."""
+    raise AssertionError("there is no pod to probe")
+
+
+def reconciler_of(
+    client: Client,
+    store: Store,
+    *,
+    prober: Prober = no_probe,
+    clock: Callable[[], dt.datetime] = lambda: START,
+    options: Options | None = None,
+    derive: Callable[[str, str], str] = lambda uid, revision: f"key of {uid} {revision}",
+) -> Reconciler:
+    """Return a reconciler of its own process, with the options of the tests' builders."""
+    given = builders.options() if options is None else options
+    return Reconciler(client, store, given, derive, prober, clock, "test", Handover())
+
+
+def ready_pod(labels: Object) -> Object:
+    """Return a ready pod with these labels whose server runs, as the API server stores it."""
+    server = {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
+    return {
+        "metadata": {
+            "name": "pod",
+            "namespace": KEY[0],
+            "uid": "u",
+            "resourceVersion": "2",
+            "labels": labels,
+        },
+        "status": {
+            "phase": "Running",
+            "podIP": "10.0.0.1",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [server],
+        },
+    }
