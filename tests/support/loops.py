@@ -212,7 +212,7 @@ class Loop:
             intent=self.scaler.handover.intent(self.key),
             view=self.scaler.handover.view(self.key),
         )
-        context = Context(self.world.options, control_key, remembering=self.resolver.resolve)
+        context = Context(self.world.options, control_key, cached_resolve=self.resolver.resolve)
         decided = plan(observed, context, self.world.now, self.resolve(observed))
         if self.writes:
             for item in decided.apply:

@@ -366,9 +366,9 @@ class World:
             + len(decided.tuning_objects)
         )
         turn: list[Object | Deletion] = [
-            *decided.apply[: decided.first],
+            *decided.apply[: decided.apply_before_clear],
             *decided.clear,
-            *decided.apply[decided.first :],
+            *decided.apply[decided.apply_before_clear :],
         ]
         for done in turn[: max(left, 0)]:
             if isinstance(done, Deletion):

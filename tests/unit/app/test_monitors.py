@@ -116,7 +116,7 @@ async def test_a_spec_that_cannot_be_acted_on_takes_no_object_away() -> None:
     monitors, server, _ = watching([], podMonitor="Enabled")
     pipeline, _ = parse(document := builders.document(observability={"podMonitor": "Enabled"}))
     assert pipeline is not None
-    data = last_good_data(pipeline, Snapshot(document), held=False)
+    data = last_good_data(pipeline, Snapshot(document), is_blocked=False)
     live = live_config_map(pipeline, data)
     live["metadata"]["resourceVersion"] = "2"
     monitors.store.put(CONFIG_MAPS, live)

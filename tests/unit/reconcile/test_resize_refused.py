@@ -15,8 +15,6 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden
-from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline.resize_rejections import BACKOFF
 
 SPEC: dict[str, Any] = {

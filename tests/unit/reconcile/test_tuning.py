@@ -491,7 +491,7 @@ def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
     world.settle()
     assert world.left == []
     run = Run.parse(world.state.tuning_run.document)
-    assert not run.active
+    assert not run.is_active
 
 
 @given(

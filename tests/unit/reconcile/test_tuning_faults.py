@@ -346,7 +346,7 @@ def test_a_job_that_was_never_made_is_made() -> None:
     world = asked().canary_ready()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]
-    assert Run.parse(world.state.tuning_run.document).made == ""
+    assert Run.parse(world.state.tuning_run.document).job_uid == ""
     world.step()
     assert len(world.ours("Job")) == 1
 
@@ -484,7 +484,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
     failed(world, "the spec has become invalid during the run; mend it, then ask again")
-    assert not Run.parse(world.state.tuning_run.document).active
+    assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().is_empty
     world.change(model={"maxBatchSize": 64}).settle()

@@ -20,6 +20,8 @@ CORRECTION_PERIOD: Final = dt.timedelta(minutes=10)
 # Separator of the names of managers, in records and messages, and the most names kept.
 _AND: Final = " and "
 MANAGERS_MAX: Final = 4
+# Fields of alternating managers, and their JSON keys.
+_ALTERNATION_KEYS: Final = {"last": "last", "names": "names", "changes": "often", "at": "at"}
 # Changes of hands after which two managers alternate: each has overwritten the other, and one of
 # them has written again.
 _CHANGES_MIN: Final = 3
@@ -107,9 +109,9 @@ class AlternatingManagers:
     """When it last did (RFC 3339)."""
 
     @classmethod
-    def parse(cls, to_document: Mapping[str, Any]) -> AlternatingManagers:
+    def parse(cls, document: Mapping[str, Any]) -> AlternatingManagers:
         """Read it from state that may have been edited; anything invalid counts as no record."""
-        last, names, changes, at = (to_document.get(key) for key in cls.__slots__)
+        last, names, changes, at = (document.get(key) for key in _ALTERNATION_KEYS.values())
         if not (
             isinstance(last, str)
             and isinstance(names or "", str)
@@ -125,7 +127,8 @@ class AlternatingManagers:
 
     def to_document(self) -> dict[str, Any]:
         """Return it for the recorded state, without empty fields."""
-        return {key: value for key in self.__slots__ if (value := getattr(self, key))}
+        values = {key: getattr(self, name) for name, key in _ALTERNATION_KEYS.items()}
+        return {key: value for key, value in values.items() if value}
 
     def with_manager(self, manager: str, now: dt.datetime) -> AlternatingManagers:
         """Return the state after an observation of the present ``writer``; empty: unknown."""

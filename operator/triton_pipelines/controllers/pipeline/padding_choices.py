@@ -42,7 +42,7 @@ KEPT_PADDINGS: Final = 8
 # Room in status.padding (512 in all) for the figures, and for why a choice was rolled back.
 FIGURES_MAX: Final = 400
 REJECTION_MAX: Final = 160
-# Names of the fields in the record, and in the status.
+# JSON keys of a choice in the record, and in the status.
 _STATUS_NAMES: Final = {
     "mode": "padding",
     "buckets": "buckets",
@@ -51,6 +51,8 @@ _STATUS_NAMES: Final = {
     "at": "time",
     "barred": "barred",
 }
+# Text fields of a choice, and their JSON keys.
+_TEXT_KEYS: Final = {"figures": "said", "request": "request", "at": "at", "rejection": "barred"}
 _MODES: Final = tuple(mode.value for mode in Padding if mode is not Padding.AUTO)
 _BUCKETS_MAX: Final = 32
 _TOKENS_MAX: Final = 2**31 - 1
@@ -85,7 +87,7 @@ class VerifiedPadding:
         """Read a choice; ``None`` if a manual edit has made it unreadable."""
         if not isinstance(document, Mapping):
             return None
-        texts = {key: document.get(key, "") for key in ("said", "request", "at", "barred")}
+        texts = {name: document.get(key, "") for name, key in _TEXT_KEYS.items()}
         buckets = document.get("buckets", [])
         if document.get("mode") not in _MODES or not all(
             isinstance(text, str) for text in texts.values()
@@ -104,7 +106,7 @@ class VerifiedPadding:
     def to_document(self) -> dict[str, Any]:
         """Return the record, without empty fields."""
         values: dict[str, Any] = {"mode": self.mode.value, "buckets": list(self.buckets)}
-        values |= {key: getattr(self, key) for key in ("said", "request", "at", "barred")}
+        values |= {key: getattr(self, name) for name, key in _TEXT_KEYS.items()}
         return {key: value for key, value in values.items() if value}
 
     @classmethod
@@ -181,9 +183,9 @@ def updated(
 
     Args:
         before: The choices recorded so far.
-        proven: What a tuning run has verified.
+        verified: What a tuning run has verified.
         current: Fingerprint of the current spec, whose choice is rejected if its revision failed.
-        back: Why that revision failed; empty if it did not.
+        failure: Why that revision failed; empty if it did not.
     """
     choices = dict(before)
     if failure and current in choices and not choices[current].rejection:
@@ -214,9 +216,7 @@ def events_of(rejection: Sequence[VerifiedPadding]) -> tuple[Event, ...]:
         figures.format(one.setting, shorten(one.request, REQUEST_MAX), one.rejection)
         for one in rejection
     )
-    return tuple(
-        Event(True, "PaddingReverted", "Rollout", note_on_others) for note_on_others in notes
-    )
+    return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
 
 
 def with_rejection(run: Run, rejection: Sequence[VerifiedPadding]) -> Run:
@@ -289,10 +289,10 @@ def split_result(
 
     Args:
         pipeline: The pipeline that was measured.
-        in_force: Its padding.
+        current_padding: Its padding.
         result: Fields of ``status.tuning`` as reported by the run. A patch in it was verified.
         run: Request and end (RFC 3339) of the run.
-        wall: The p99 limit in milliseconds within which requests were counted.
+        budget: The latency budget in milliseconds within which requests were counted.
         fingerprint: Returns the fingerprint of a resource.
     """
     patch = patch_in(result)
@@ -368,24 +368,19 @@ def note_on_others(
         fingerprint: Fingerprint of the current spec.
         request: Request of the run in ``status.tuning`` if it measured the desired revision; empty
             if it did not.
-        in_force: Whether a choice is in force.
+        is_in_force: Whether a choice is in force.
     """
-    recorded_choice = choices.get(fingerprint)
-    if recorded_choice is not None and recorded_choice.rejection:
-        return (
-            f"; {recorded_choice.setting}, which tuning run {shorten(recorded_choice.request, REQUEST_MAX)!r} measured,"
-            f" was taken back: {recorded_choice.rejection}"
-        )
-    if recorded_choice is not None and not is_in_force:
-        return (
-            f"; {recorded_choice.setting}, which tuning run {shorten(recorded_choice.request, REQUEST_MAX)!r} measured,"
-            " is none that this pipeline can take"
-        )
+    current = choices.get(fingerprint)
+    if current is not None:
+        measured = f"; {current.setting}, which {_run_text(current)} measured,"
+        if current.rejection:
+            return f"{measured} was taken back: {current.rejection}"
+        return "" if is_in_force else f"{measured} is none that this pipeline can take"
     others = [choice for choice in choices.values() if not choice.rejection]
-    if recorded_choice is not None or not others:
+    if not others:
         return ""
     newest = max(others, key=lambda choice: choice.age)
-    run = f"tuning run {shorten(newest.request, REQUEST_MAX)!r}"
+    run = _run_text(newest)
     if newest.request == request:
         return (
             f"; {run} measured {newest.setting} to be better together with the patch"
@@ -397,6 +392,10 @@ def note_on_others(
     )
 
 
+def _run_text(choice: VerifiedPadding) -> str:
+    return f"tuning run {shorten(choice.request, REQUEST_MAX)!r}"
+
+
 def _figures_text(
     setting: PaddingSetting,
     before: PaddingSetting,
@@ -404,7 +403,7 @@ def _figures_text(
     budget: float | None,
     has_other_settings: bool,
 ) -> str:
-    """Return the verified gain as text. ``more``: other settings changed as well."""
+    """Return the verified gain as text. ``has_other_settings``: others changed as well."""
     within = f" within {budget:g} ms" if budget is not None else ""
     times = f"{1 + gain / 100:.2f} times"
     if setting == before:
@@ -431,7 +430,6 @@ def _without_padding(patch: Mapping[str, Any]) -> dict[str, Any]:
     spec = {key: value for key, value in spec.items() if key != "tokenizer"} | (
         {"tokenizer": tokenizer} if tokenizer else {}
     )
-    rest = {key: value for key, value in patch.items() if key != "spec"} | (
+    return {key: value for key, value in patch.items() if key != "spec"} | (
         {"spec": spec} if spec else {}
     )
-    return rest

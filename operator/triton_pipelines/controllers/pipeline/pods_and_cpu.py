@@ -53,9 +53,9 @@ def observation_of(
     Args:
         pods: The pods of the pipeline.
         deployment: Its Deployment.
-        wanted: The desired CPU limit of each pod; ``None``: any.
-        refused: Resizes that the API server rejected, by pod uid. If a node is too small, the API
-            server reports it (Kubernetes 1.36, measured) before the kubelet could.
+        desired: The desired CPU limit of each pod; ``None``: any.
+        rejections: Resizes that the API server rejected, by pod uid. If a node is too small, the
+            API server reports it (Kubernetes 1.36, measured) before the kubelet could.
         state: State of the policies.
     """
     state, rejections = state or PipelineState(), rejections or {}

@@ -173,13 +173,11 @@ class Reconciler:
         sources = self.resolver.read(raw).sources
         snapshot = await self._observe(key, raw, sources)
         compiled = self.resolver.resolve(snapshot)
-        effective = self.resolver.effective_spec(snapshot, compiled)
+        acted = self.resolver.effective_spec(snapshot, compiled)
         if (effective := self.resolver.effective(raw)) is not None:
             self.handover.effective_specs[key] = effective
         probe_after = (
-            await self._probe_due_pods(key, effective[1], effective[0])
-            if effective is not None
-            else None
+            await self._probe_due_pods(key, acted[1], acted[0]) if acted is not None else None
         )
         self.handover.resize_rejections[key] = rejections_of(
             self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}

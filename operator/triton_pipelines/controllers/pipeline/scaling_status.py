@@ -56,7 +56,7 @@ def blocked_status(
             :func:`~.status.compute`, of the last good spec.
         graph: Graph of that spec.
         snapshot: What is observed.
-        wanted: The desired revision.
+        desired: The desired revision.
         counts: Desired counts of steps.
         diverged: As in :func:`~.status.compute`.
         number: The number of pods and its owner.

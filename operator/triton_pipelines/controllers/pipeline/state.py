@@ -18,6 +18,8 @@ from triton_pipelines.controllers.timestamps import moment
 
 from .field_managers import OtherManagers
 
+# Metadata of a field whose JSON key is not its name.
+_KEY: Final = "key"
 # A figure beyond this was edited by hand, and may be too large an integer for a float.
 _FIGURE_MAX: Final = 1e12
 
@@ -32,19 +34,21 @@ class PolicyState:
         if not isinstance(document, Mapping):
             return cls()
         blank = cls()
-        known = [(item.name, getattr(blank, item.name)) for item in dataclasses.fields(cls)]
-        return cls(
-            **{
-                name: document[name]
-                for name, default in known
-                if name in document and type(document[name]) is type(default)
-            }
-        )
+        values = {
+            item.name: document[_json_key(item)]
+            for item in dataclasses.fields(cls)
+            if type(document.get(_json_key(item))) is type(getattr(blank, item.name))
+        }
+        return cls(**values)
 
     def to_document(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
-        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value}
+        values = {_json_key(item): getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {key: value for key, value in values.items() if value}
+
+
+def _json_key(item: dataclasses.Field[Any]) -> str:
+    return str(item.metadata.get(_KEY, item.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +187,9 @@ class FieldManagersState(PolicyState):
 class ReplicasState(FieldManagersState):
     """Other managers of the number of pods, and the number during a rollout."""
 
-    alternating: Mapping[str, Any] = field(default_factory=dict)
-    """Who writes ``spec.replicas`` of the pipeline (:class:`~.field_managers.AlternatingManagers`)."""
+    alternating: Mapping[str, Any] = field(default_factory=dict, metadata={_KEY: "turns"})
+    """Who writes ``spec.replicas`` of the pipeline
+    (:class:`~.field_managers.AlternatingManagers`)."""
     rollout_pods: int = 0
     """Pods with which a rollout continues if scaling wants more than fit; 0: all."""
 

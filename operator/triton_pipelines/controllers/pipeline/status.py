@@ -33,7 +33,7 @@ from .pod_problems import Problem, most_severe
 from .policies.cpu_resize import CpuResize
 from .policies.replicas import Replicas
 from .policies.rollout import Rollout
-from .scaling_status import kept_conditions, live_conditions, live_parts
+from .scaling_status import kept_conditions, live_conditions, live_fields
 from .snapshot import Pod, Probe, Snapshot
 
 WARNINGS_MAX = 20
@@ -162,7 +162,7 @@ def compute(
         ),
         "endpoints": _endpoints(pipeline),
         "ensemble": _ensemble(graph),
-        **live_parts(pipeline, graph, snapshot, desired, counts, diverged),
+        **live_fields(pipeline, graph, snapshot, desired, counts, diverged),
         "sources": _sources(snapshot, desired),
         "warnings": [
             {"path": item.path[:SHORT_MAX], "message": item.message[:MESSAGE_MAX]}

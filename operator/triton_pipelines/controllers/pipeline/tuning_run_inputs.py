@@ -34,9 +34,9 @@ class Stage:
     target: str
     """The revision to run: another one after a rollback."""
     is_settled: bool
-    """Whether ``wanted`` alone serves the whole pipeline."""
+    """Whether ``desired`` alone serves the whole pipeline."""
     watched_until: str
-    """Until when (RFC 3339) a watch can judge its latency; empty without such a watch."""
+    """Until when (RFC 3339) a watch compares its latency; empty without such a watch."""
     replicas: int
     """Desired number of pods."""
     ready: Callable[[], Condition]
@@ -112,7 +112,7 @@ def stage_of(
 
 
 def leftover_objects(snapshot: Snapshot, current: Sequence[Object]) -> list[Object]:
-    """Return leftover objects of runs, except those of the present run (``staying``)."""
+    """Return leftover objects of runs, except those of the present run (``current``)."""
     desired, uid = (
         {(item["kind"], item["metadata"]["name"]) for item in current},
         str(snapshot.pipeline["metadata"].get("uid", "")),
@@ -127,7 +127,7 @@ def leftover_objects(snapshot: Snapshot, current: Sequence[Object]) -> list[Obje
 
 
 def cleared(snapshot: Snapshot, current: Sequence[Object]) -> tuple[Deletion, ...]:
-    """Return deletions of what runs have left, except for the present run (``staying``)."""
+    """Return deletions of what runs have left, except for the present run (``current``)."""
     return tuple(
         Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", ""))
         for item in leftover_objects(snapshot, current)

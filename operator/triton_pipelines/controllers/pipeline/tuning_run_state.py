@@ -20,19 +20,20 @@ MESSAGE_MAX: Final = 1024
 SHORT_MAX: Final = 512
 # Fields of status.tuning that the Job may fill in; the others are set here.
 RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
-_TEXTS: Final = (
-    "request",
-    "state",
-    "mode",
-    "asked",
-    "revision",
-    "start",
-    "pod",
-    "job",
-    "made",
-    "end",
-    "recommended",
-)
+# Text fields of a run, and their JSON keys.
+_TEXT_KEYS: Final = {
+    "request": "request",
+    "state": "state",
+    "mode": "mode",
+    "waiting_since": "asked",
+    "revision": "revision",
+    "start": "start",
+    "server": "pod",
+    "job_start": "job",
+    "job_uid": "made",
+    "end": "end",
+    "recommended": "recommended",
+}
 # Names of the fields that the status shows, in the record and in the status.
 _STATUS_NAMES: Final = {
     "request": "request",
@@ -42,7 +43,7 @@ _STATUS_NAMES: Final = {
     "end": "completionTime",
     "recommended": "recommendedRevision",
 }
-_TIMES: Final = ("asked", "start", "job", "end")
+_TIMES: Final = ("waiting_since", "start", "job_start", "end")
 
 
 class State(StrEnum):
@@ -107,7 +108,7 @@ class Run:
     def parse(cls, document: Mapping[str, Any]) -> Run:
         """Read it; what an edit has made unreadable counts as no run."""
         blank = cls()
-        texts = {key: document.get(key, getattr(blank, key)) for key in _TEXTS}
+        texts = {name: document.get(key, getattr(blank, name)) for name, key in _TEXT_KEYS.items()}
         if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()):
             return blank
         serial = document.get("serial", 0)
@@ -119,7 +120,7 @@ class Run:
             or texts["mode"] not in {*TuningMode}
         ):
             return blank
-        if any(texts[key] and moment(texts[key]) is None for key in _TIMES):
+        if any(texts[name] and moment(texts[name]) is None for name in _TIMES):
             return blank
         found = result_of(document.get("result") or {})
         return cls(**(texts | {"state": State(texts["state"])}), serial=serial, result=found or {})
@@ -127,13 +128,14 @@ class Run:
     def to_document(self) -> dict[str, Any]:
         """Return the record, without fields that have their default."""
         blank = type(self)()
-        values = {
-            key: getattr(self, key)
-            for key in self.__slots__
-            if getattr(self, key) != getattr(blank, key)
+        changed = {
+            name: getattr(self, name)
+            for name in self.__slots__
+            if getattr(self, name) != getattr(blank, name)
         }
         return {
-            key: str(value) if isinstance(value, State) else value for key, value in values.items()
+            _TEXT_KEYS.get(name, name): str(value) if isinstance(value, State) else value
+            for name, value in changed.items()
         }
 
     def status(self, message: str = "") -> dict[str, Any]:
@@ -163,7 +165,7 @@ class Run:
 
 
 def last_run(document: Mapping[str, Any], reported: Any) -> Run:
-    """Return the last run, from the record and from ``status.tuning`` (``told``).
+    """Return the last run, from the record and from ``status.tuning`` (``reported``).
 
     The status has more on a run that has ended if the record is lost, for example with a deleted
     live ConfigMap, or if the API server rejected the record of its end. Such a run is not repeated,
@@ -194,7 +196,7 @@ def last_run(document: Mapping[str, Any], reported: Any) -> Run:
 
 
 def with_tuning(status: Mapping[str, Any], reported: Any) -> dict[str, Any]:
-    """Return a status of the pipeline with ``told`` as ``status.tuning``, or without it."""
+    """Return a status of the pipeline with ``reported`` as ``status.tuning``, or without it."""
     return {key: value for key, value in status.items() if key != "tuning"} | (
         {"tuning": reported} if reported else {}
     )

@@ -46,7 +46,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         pipeline,
         _template(draft.of(ReconciledSpec).revision, rollout, snapshot),
         rollout.mode,
-        number.revision_data,
+        number.applied,
         _predecessor(rollout, snapshot),
     )
     return Outcome(
@@ -79,7 +79,7 @@ def _revision_record(snapshot: Snapshot, draft: Draft) -> list[Apply]:
 def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
     spec, number = draft.of(ReconciledSpec), draft.of(Replicas)
     counts, sources = draft.of(InstanceCounts).by_step, draft.of(KeptRevisions).sources
-    rejections = spec.graph.padding.rejections if spec.graph.padding else {}
+    rejections = spec.graph.padding.refused if spec.graph.padding else {}
     return live_config_map(
         spec.pipeline,
         live_data(draft.state, counts, sources, snapshot)

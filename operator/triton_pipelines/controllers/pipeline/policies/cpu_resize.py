@@ -186,7 +186,7 @@ def _resize_entries(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str
 
 def _conflict_message(pipeline: str, others: OtherManagers, change: Resize) -> str:
     resize, pronoun, possessive = (
-        ("resize", "them", "their") if others.several else ("resizes", "it", "its")
+        ("resize", "them", "their") if others.has_several else ("resizes", "it", "its")
     )
     return (
         f"cpu: {others.names} {resize} the pods of {pipeline} again and again: pod {change.pod}"

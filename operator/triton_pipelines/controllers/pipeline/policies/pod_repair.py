@@ -84,7 +84,8 @@ def choose_repairs(
                     True,
                     "BackendProcessDied",
                     "DeletePod",
-                    f"pod {dead.name} is deleted, since a process of a model in it is gone: {error}",
+                    f"pod {dead.name} is deleted, since a process of a model in it is gone:"
+                    f" {error}",
                 )
             )
     return PodRepairs(tuple(to_delete), tuple(events), state, dict(changed.values()))

@@ -320,8 +320,8 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
     if not manager:
         return ""
     return (
-        f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale;"
-        f" to {pipeline.spec.replicas}), but spec.scaling.pods"
+        f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl"
+        f" scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
         f" owns the number of pods, so spec.replicas is ignored and {_pods_stay(number)}:"
         " remove that autoscaler, then write spec.replicas once"
         " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
@@ -367,8 +367,8 @@ def _alternation_message(
         else f"but spec.scaling.pods owns the number, and {_pods_stay(number)}"
     )
     return (
-        f"{alternating.alternating} write spec.replicas of this pipeline in turn, {follows}: leave it to one."
-        " For an autoscaler take replicas out of what is"
+        f"{alternating.alternating} write spec.replicas of this pipeline in turn, {follows}:"
+        " leave it to one. For an autoscaler take replicas out of what is"
         " applied (Git, a chart, kubectl apply), or take the autoscaler away"
     )
 

@@ -283,9 +283,9 @@ def _downtime_text(
         mode: The strategy.
         replicas: The desired number of pods.
         snapshot: What is observed.
-        coming: Whether a surge has found no room, and the old pod will be removed for it. This is
-            announced in the reconcile iterations before that one, since the pod leaves as soon as
-            the Deployment is changed.
+        is_imminent: Whether a surge has found no room, and the old pod will be removed for it. This
+            is announced in the reconcile iterations before that one, since the pod leaves as soon
+            as the Deployment is changed.
     """
     if (mode is RolloutStrategy.SURGE and not is_imminent) or any(
         pod.serving and pod.revision == target for pod in snapshot.pods
@@ -320,7 +320,7 @@ def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _F
     """
     pods = {pod.name for pod in snapshot.pods if pod.revision == target}
     for problem in problems:
-        if problem.pod in pods and problem.final:
+        if problem.pod in pods and problem.is_final:
             return _Failure(problem.reason, problem.message)
     exceeded = deadline_exceeded(target, snapshot, problems)
     return _Failure(*exceeded) if exceeded is not None else None

@@ -83,7 +83,7 @@ def unknown_latency_warnings(
     """Return a warning if the SLO cannot be watched because the p99 is unknown.
 
     Args:
-        limit: The latency budget in milliseconds; ``None`` without an SLO.
+        budget: The latency budget in milliseconds; ``None`` without an SLO.
         latencies: The known latencies; ``None``: no pod was read yet.
         revision: The revision that should be watched.
         said: The reported warnings, which hold until pods have been measured.
@@ -123,10 +123,10 @@ def continue_watch(
 
     Args:
         watch: The recorded watch.
-        wanted: The revision that the spec requests and that is being rolled out or serves.
-        proven: The revision that last served the whole pipeline, before this reconcile iteration.
-        limit: The latency budget (:func:`latency_budget_of`).
-        whole: Whether ``wanted`` alone serves the whole pipeline. ``None``: no pods are desired
+        desired: The revision that the spec requests and that is being rolled out or serves.
+        verified: The revision that last served the whole pipeline, before this reconcile iteration.
+        budget: The latency budget (:func:`latency_budget_of`).
+        serves_whole_pipeline: Whether ``desired`` alone does so. ``None``: no pods are desired
             (suspended, or no replicas), so there is nothing to watch, and the watch starts again
             with the next ones.
         latencies: The known latencies; ``None``: no pod was read yet.
@@ -164,8 +164,8 @@ def continue_watch(
 def watched_until(watch: SloGuardState, budget: float | None) -> str:
     """Return until when (RFC 3339) this watch may roll a revision back.
 
-    Empty if there is no watch, or if it cannot judge: the latency of the predecessor is not known,
-    or was over the ``limit`` (milliseconds) as well.
+    Empty if there is no watch, or if it has nothing to compare: the latency of the predecessor
+    is not known, or was over the ``budget`` (milliseconds) as well.
     """
     since = moment(watch.since) if watch.since else None
     if since is None or budget is None or not 0 < watch.before <= budget:

@@ -43,7 +43,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
     A rejection changes what the spec compiles to, so the next iteration follows at once.
     """
-    spec, run = draft.of(ReconciledSpec), draft.of(TuningProgress).updated
+    spec, run = draft.of(ReconciledSpec), draft.of(TuningProgress).after
     fingerprint = cost_fingerprint(spec.pipeline, draft.context.options, snapshot.digests)
     failure = failure_of(
         spec.graph, spec.revision.name, draft.of(DesiredRevision).name, draft.of(Rollout)

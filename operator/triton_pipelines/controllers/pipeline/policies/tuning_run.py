@@ -30,7 +30,7 @@ from triton_pipelines.compile.render.tuning_objects import (
 from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended
+from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended_revision
 from triton_pipelines.controllers.pipeline.latency_figures import latency_budget_of
 from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPaddings, split_result
 from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, problem_of
@@ -89,7 +89,7 @@ class TuningDecision:
         """
         return (
             RECHECK_SECONDS
-            if self.run.active and (self.run.has_begun or self.run.waiting_since)
+            if self.run.is_active and (self.run.has_begun or self.run.waiting_since)
             else None
         )
 
@@ -138,7 +138,7 @@ def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
         )[0]
 
     def revision_of(patch: Mapping[str, Any]) -> str:
-        return recommended(pipeline, patch, snapshot, options)
+        return recommended_revision(pipeline, patch, snapshot, options)
 
     return stage_of(
         pipeline,
@@ -167,7 +167,7 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
                 Run(serial=before.serial),
                 events=_stop_event(before, "spec.tuning.request was removed"),
             )
-            if before.active
+            if before.is_active
             else TuningDecision(before)
         )
     mode = (spec.mode or TuningMode.QUICK).value
@@ -177,7 +177,7 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
     )
     if before.request != spec.request:
         run, reason = new, f"{spec.request!r} is asked for instead"
-    elif before.active and before.mode != mode:
+    elif before.is_active and before.mode != mode:
         run, reason = (
             (new, f"spec.tuning.mode is {mode} now, and it begins anew")
             if before.has_begun
@@ -185,7 +185,7 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
         )
     else:
         run = before
-    if not run.active:
+    if not run.is_active:
         return TuningDecision(run)
     after = _next(stage, run, now)
     return replace(
@@ -200,7 +200,7 @@ def interrupt(
 
     A run that has begun ends: it holds room for a spec that cannot be acted on.
     """
-    if not (before.active and before.has_begun):
+    if not (before.is_active and before.has_begun):
         return TuningDecision(before)
     after = TuningDecision(before.failed(f"{reason}; mend it, then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
@@ -222,11 +222,11 @@ def _next(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision:
 
 def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     """Return a request that waits for the pipeline or has failed; ``None`` if it can begin."""
-    if stage.suspended or stage.replicas == 0:
+    if stage.is_suspended or stage.replicas == 0:
         # While no pods are desired, the time spent waiting does not count.
         wait = (
             "the pipeline is suspended; it begins when it serves again"
-            if stage.suspended
+            if stage.is_suspended
             else "spec.replicas is 0; it begins when pods serve"
         )
         return TuningDecision(replace(run, waiting_since=""), message=wait)
@@ -288,7 +288,7 @@ def _missing_slo(pipeline: InferencePipeline) -> str:
 
 def _early_end(stage: Stage, run: Run) -> str:
     """Return why a run that has begun cannot continue; empty if it can."""
-    if stage.suspended:
+    if stage.is_suspended:
         return "the pipeline was suspended during the run"
     if stage.desired != run.revision:
         return f"revision {run.revision} is no longer wanted, but {stage.desired}"
@@ -325,7 +325,7 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
     pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
     ready = next((pod for pod in pods if pod.serving and pod.ip), None)
     if ready is not None:
-        run = replace(run, state=State.RUNNING, job=rfc3339(now), pod=_server_of(ready))
+        run = replace(run, state=State.RUNNING, job_start=rfc3339(now), server=_server_of(ready))
         return TuningDecision(
             run,
             (*_canary_objects(stage, name), _job(stage, run, name, ready)),
@@ -334,7 +334,7 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
     problem = _problem(stage, pods)
     rejection = stage.snapshot.pods_rejected_of(names.tuning_name(stage.snapshot.name, name))
     reason = problem.message if problem is not None else rejection or "no pod yet"
-    if problem is not None and problem.final:
+    if problem is not None and problem.is_final:
         return TuningDecision(
             run.failed(
                 f"the pod to measure does not come up ({problem.reason.value}): {reason}", now
@@ -419,7 +419,7 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
             run, (*_canary_objects(stage, name), _job(stage, run, name, canary_pod)), message
         )
     return TuningDecision(
-        replace(run, job_object=str(job_object["metadata"].get("uid", ""))),
+        replace(run, job_uid=str(job_object["metadata"].get("uid", ""))),
         (*_canary_objects(stage, name), job_object),
         message,
     )
@@ -447,7 +447,8 @@ def _canary_end(stage: Stage, name: str) -> str:
             message = ": ".join(
                 text for key in ("reason", "message") if (text := str(status.get(key) or ""))
             )
-            return f"pod {pod.name}, which was measured, has ended{f' ({message[:300]})' if message else ''}"
+            detail = f" ({message[:300]})" if message else ""
+            return f"pod {pod.name}, which was measured, has ended{detail}"
     problem = _problem(stage, pods)
     return (
         "the pod that was measured is gone, or its server was started again"
@@ -612,7 +613,7 @@ def _stop_event(run: Run, reason: str) -> tuple[Event, ...]:
     """Return the event for an unfinished run that the status no longer shows."""
     return (
         (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {reason}"),)
-        if run.active
+        if run.is_active
         else ()
     )
 

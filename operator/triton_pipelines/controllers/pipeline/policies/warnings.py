@@ -13,9 +13,9 @@ from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 from .revision import DesiredRevision
 from .rollout import Rollout
-from .slo_guard import doubts as slo_warnings
+from .slo_guard import unknown_latency_warnings
 from .tuned_padding import TunedPadding
-from .tuning_run import doubts as tuning_warnings
+from .tuning_run import stale_result_warnings
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
@@ -28,13 +28,13 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     return Outcome(
         warnings=(
             *lint(spec.pipeline, spec.graph, draft.context.options),
-            *slo_warnings(
+            *unknown_latency_warnings(
                 latency_budget_of(spec.pipeline),
                 snapshot.latencies,
                 draft.of(Rollout).target,
                 snapshot.status.get("warnings") or (),
             ),
-            *tuning_warnings(draft.of(TunedPadding).run, desired),
+            *stale_result_warnings(draft.of(TunedPadding).run, desired),
             *snapshot.monitoring_warnings(),
             *loader_warnings(snapshot, desired),
             *spec.mismatches,
