@@ -417,8 +417,8 @@ async def test_auto_takes_a_proven_padding_and_keeps_it_over_restarts_and_a_lost
                 "by rule again", lambda: padded(admin, namespace, "Fixed"), DEADLINE_SECONDS
             )
             assert (
-                "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs"
-                in other["padding"]["reason"]
+                "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other "
+                "settings" in other["padding"]["reason"]
             )
 
 

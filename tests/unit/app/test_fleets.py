@@ -335,7 +335,7 @@ async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(
         await loop.tick(5.0)
         await loop.settle()
     resizes = [made.resize for made in loop.plans if made.resize is not None]
-    assert len(resizes) == 2, "asked once, taken back once"
+    assert len(resizes) == 2, "asked once, reverted once"
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
     assert loop.counts == {"tokenizer": 1}
     assert (
@@ -352,7 +352,7 @@ def refusing(
 
     def resize(decided: Any) -> None:
         if (asked := decided.resize) is not None:
-            text = f"is not given {asked.limit}m: no"
+            text = f"cannot get {asked.limit}m: no"
             known[asked.uid] = ResizeRejection(
                 asked.pod, kind, asked.limit, text, loop.world.now + dt.timedelta(seconds=60)
             )
@@ -407,7 +407,7 @@ async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is
         told = loop.world.condition("ScalingLimited")
         assert (told["reason"], told["message"]) == (
             "ActuationFailed",
-            f"cpu: pod {loop.world.pods[0].name} is not given {wanted}m: no",
+            f"cpu: pod {loop.world.pods[0].name} cannot get {wanted}m: no",
         )
     refused.clear()
     await run(loop, 60, cores=0.98 * start / 1000, throttled=0.3, **FULL)

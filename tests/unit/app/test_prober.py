@@ -43,13 +43,13 @@ def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
         (
             {},
             False,
-            "no (asked with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs gives "
+            "no (probed with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs sets "
             "another example, of one row)",
         ),
         (
             {},
             True,
-            "no (asked with 'Hello.'; spec.health.text or spec.health.inputs gives "
+            "no (probed with 'Hello.'; spec.health.text or spec.health.inputs sets "
             "another example)",
         ),
         ({"health": {"text": "SELECT 1"}}, False, "no"),

@@ -120,7 +120,7 @@ def test_the_step_and_the_event_say_what_was_loaded() -> None:
     assert event.warning
     assert event.reason == "SourceChanged"
     assert event.note.startswith(
-        "pod b is deleted and loads again what is recorded: s3://models/model.onnx"
+        "pod b is deleted so that it loads the recorded content again: s3://models/model.onnx"
     )
 
 

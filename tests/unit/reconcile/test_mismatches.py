@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.support import builders
 from tests.support.worlds import World
-from triton_pipelines.controllers.pipeline.output_mismatch import PATH, WORDS
+from triton_pipelines.controllers.pipeline.output_mismatch import PATH, PREFIX
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 WIDE = "output RAW is FP64, declared FP32 (made by spec.model)"
@@ -47,7 +47,7 @@ class Answering(World):
     def doubts(self) -> list[str]:
         """Warnings of mismatches."""
         return [
-            item["message"].removeprefix(WORDS)
+            item["message"].removeprefix(PREFIX)
             for item in self.status.get("warnings", [])
             if item["path"] == PATH
         ]

@@ -96,7 +96,7 @@ def error(status: int, message: str, **details: Any) -> Any:
 def test_a_refusal_is_known_by_its_words(status: int, message: str, kind: RejectionCause) -> None:
     found = rejection_of(error(status, message), "p", 3350, None, NOW)
     assert found.cause is kind
-    assert found.text.startswith("cpu: pod p is not given 3350m: ")
+    assert found.text.startswith("cpu: pod p cannot get 3350m: ")
     assert found.text.endswith(message), "the API server's own words are told"
     assert found.is_node_limit == (kind is RejectionCause.NODE), (
         "nothing else bounds what the pod can have"
@@ -167,7 +167,7 @@ def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(
     said = with_quota_advice(UNSET + rest)
     assert said.startswith(f"{UNSET}{rest}; ResourceQuota team counts {fields}: ")
     assert [
-        way for way in (LOADER_WAY, "spec.server.resources") if f"write it in {way}" in said
+        way for way in (LOADER_WAY, "spec.server.resources") if f"set it in {way}" in said
     ] == ways
     assert said.endswith("give the namespace a LimitRange with defaults")
 

@@ -266,7 +266,7 @@ def test_what_the_api_server_refuses_of_one_pod_is_left_alone_and_said() -> None
     (found,) = [item for item in decided.status["conditions"] if item["type"] == "ScalingLimited"]
     assert (found["reason"], found["message"]) == (
         "ActuationFailed",
-        f"cpu: pod {first.pod} is not given 3750m: no",
+        f"cpu: pod {first.pod} cannot get 3750m: no",
     )
     assert decided.requeue_after == 30
     told = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get(
@@ -304,7 +304,7 @@ def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None =
         resize.pod,
         RejectionCause(kind),
         resize.limit,
-        f"is not given {resize.limit}m: no",
+        f"cannot get {resize.limit}m: no",
         until or made.now + dt.timedelta(seconds=30),
     )
     return replace(made.observed(), resize_rejections={resize.uid: refusal})

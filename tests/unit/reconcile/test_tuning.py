@@ -53,7 +53,7 @@ def test_a_run_from_the_request_to_the_result() -> None:
     world.step()
     assert world.run == {
         "state": "Pending",
-        "message": "waits for a pod that serves nobody",
+        "message": "waits for a pod without client traffic",
         "request": "monday",
     }
     assert [kind for kind, _ in sorted(world.left)] == [
@@ -64,7 +64,7 @@ def test_a_run_from_the_request_to_the_result() -> None:
     ]
     world.measuring()
     assert world.run["state"] == "Running"
-    assert world.run["message"].endswith("-x, which serves nobody, is being measured")
+    assert world.run["message"].endswith("-x, which has no client traffic, is being measured")
     (job,) = world.ours("Job")
     assert world.step().is_empty
     world.job_ends(json.dumps(RESULT))
@@ -222,7 +222,7 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
     world.change(slo=SLO).settle()
     assert world.run == {
         "state": "Pending",
-        "message": "waits for a pod that serves nobody",
+        "message": "waits for a pod without client traffic",
         "request": "monday",
     }
     assert len(world.ours("Deployment")) == 1
@@ -233,7 +233,7 @@ def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judg
     world = Tuning(builders.document(), rendered=RENDERED).settle()
     world.change(slo=SLO, tuning={"request": "monday"}).settle()
     assert world.state.slo_guard.since, "it is watched all the same"
-    assert world.run["message"] == "waits for a pod that serves nobody"
+    assert world.run["message"] == "waits for a pod without client traffic"
     assert len(world.ours("Deployment")) == 1
 
 
@@ -245,14 +245,14 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH_PERIOD
     assert world.run["message"] == (
-        f"waits until the watch over revision {world.deployed}, whose latency a measurement "
-        f"beside it could disturb, is over at {rfc3339(until)}"
+        f"waits until {rfc3339(until)}: until then the latency of revision {world.deployed} is "
+        "watched, which a measurement could disturb"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()
     assert world.left == []
     world.pass_time(1).settle()
-    assert world.run["message"] == "waits for a pod that serves nobody"
+    assert world.run["message"] == "waits for a pod without client traffic"
 
 
 def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:
@@ -374,7 +374,7 @@ def test_a_new_request_in_the_middle_is_a_new_run() -> None:
 
 def test_what_the_api_server_refuses_ends_it() -> None:
     world = asked()
-    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server rejects an object of the run: exceeded quota"
     world.step()
     assert world.run["state"] == "Failed"
     assert "exceeded quota" in world.run["message"]

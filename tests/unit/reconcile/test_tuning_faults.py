@@ -158,7 +158,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> Non
     serving, deployed = [pod.name for pod in world.serving], world.deployed
     world.change(tuning={"request": "a"}).step()
     failed(world, f"revision {world.status['revision']} does not serve (RolledBack): ")
-    assert f"revision {deployed} was taken back" in world.run["message"]
+    assert f"revision {deployed} was rolled back" in world.run["message"]
     for _ in range(5):
         world.pass_time(5).control().run_pods()
         assert [pod.name for pod in world.serving] == serving, (
@@ -191,7 +191,7 @@ def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
         then == "Thorough"
     )
     assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
-        f"request 'a': spec.tuning.mode is {then} now, and it begins anew"
+        f"request 'a': spec.tuning.mode is {then} now, and the run starts again"
     ]
     world.job_ends(json.dumps(RESULT))
     assert (world.run["state"], world.left) == ("Succeeded", [])
@@ -225,7 +225,7 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
     ] == [f"request '{name}'" for name in "abac"]
     # What the API server said of an object of an earlier one is nothing against this one.
     world.change(tuning={"request": "d"})
-    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server rejects an object of the run: exceeded quota"
     world.step()
     world.tuning_rejection = ""
     assert world.run["state"] == "Pending"
@@ -241,7 +241,7 @@ def test_a_canary_gives_its_room_to_a_pod_that_serves() -> None:
     del world.pods[0]
     world.control().run_pods().pass_time(1).step()
     assert [pod.phase for pod in world.pods if not pod.serving] == ["Unschedulable"]
-    failed(world, "of the pipeline, which serves, finds no room, and the run gives up its own")
+    failed(world, "of the pipeline cannot be scheduled, so the run releases its resources")
 
 
 def test_a_quota_is_the_pipelines_first() -> None:
@@ -251,7 +251,7 @@ def test_a_quota_is_the_pipelines_first() -> None:
     failed(
         world,
         (
-            "the API server takes no further pod that serves, and the run gives up its own: "
+            "the API server rejects further serving pods, so the run releases its resources: "
             "exceeded quota"
         ),
     )
@@ -280,7 +280,7 @@ def test_a_canary_that_a_quota_refuses_says_so_while_it_waits_and_gives_up() -> 
     refuse_pods(world, canary["metadata"]["name"])
     world.step()
     assert world.run["state"] == "Pending"
-    assert f"the API server takes none: {QUOTA}" in world.run["message"]
+    assert f"the API server rejects it: {QUOTA}" in world.run["message"]
     assert world.condition("Ready")["status"] == "True"
     assert world.step().is_empty
     world.pass_time(PENDING_SECONDS + 1).step()
@@ -483,7 +483,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     world.change(model={"maxBatchSize": -1})
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
-    failed(world, "the spec has become invalid during the run; mend it, then ask again")
+    failed(world, "the spec has become invalid during the run; correct it, then set another")
     assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().is_empty
@@ -495,7 +495,7 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     world = asked().measuring()
     del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
     world.change(model={"maxBatchSize": -1}).step()
-    failed(world, "the spec has become invalid during the run; mend it, then ask again")
+    failed(world, "the spec has become invalid during the run; correct it, then set another")
     assert world.left == []
 
 

@@ -75,8 +75,8 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     assert world.told()["Available"] == "True Serving"
     said = world.condition("Ready")["message"]
     assert said == (
-        f"revision {new} serves, but breaks the SLO that revision {old} kept, which is taken "
-        "back: its p99 in the server is 90.0 ms and more"
+        f"revision {new} serves, but violates the SLO that revision {old} met, and was rolled "
+        "back to it: its p99 in the server is 90.0 ms and more"
         f" for 75 s at 55 requests/s in a pod, that of revision {old} was at most 40.0 ms at "
         "50; spec.slo leaves 80 ms; it is tried again when the spec changes"
     )
@@ -299,7 +299,7 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
     ]
     assert warning["message"] == (
         "the p99 of the pods is not known: their metrics pages cannot be read; a revision "
-        "that breaks the SLO is not taken back"
+        "that violates the SLO is not rolled back"
     )
     world.latencies = None
     assert world.think().is_empty

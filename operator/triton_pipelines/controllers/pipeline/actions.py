@@ -67,7 +67,7 @@ class Resize:
 
     @property
     def is_reduction(self) -> bool:
-        """Whether CPU is only given back."""
+        """Whether CPU is only reduced."""
         return self.limit <= self.before[0] and self.request <= self.before[1]
 
     @property
@@ -81,8 +81,9 @@ class Resize:
 class Plan:
     """What an iteration does.
 
-    Carried out in this order: the first ``first`` objects of ``apply``, ``clear``, the rest of
-    ``apply``, ``delete``, ``resize``, ``notes``, ``status``, ``events``, ``beside``.
+    Carried out in this order: the first ``apply_before_clear`` objects of ``apply``, ``clear``, the
+    rest of ``apply``, ``delete``, ``resize``, ``action_events``, ``status``, ``events``,
+    ``tuning_objects``.
     """
 
     apply: tuple[Object, ...] = ()

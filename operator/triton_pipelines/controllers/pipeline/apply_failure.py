@@ -19,20 +19,20 @@ from .snapshot import Snapshot
 from .status_events import Event
 from .tuning_run_state import with_tuning
 
-Refused = ClusterError | NameTaken | FormerChild
+ApplyFailure = ClusterError | NameTaken | FormerChild
 _MESSAGES: Final = {
     # What the API server rejects in a child object came from the spec: affinity, tolerations, env
     # and the like are passed on unchanged.
-    Reason.INVALID_SPEC: "the API server refuses what the spec asks for: {}",
+    Reason.INVALID_SPEC: "the API server rejects what the spec requests: {}",
     # Quota, admission or a missing permission: others than the operator have to act, so the status
     # has to show it, not only the operator's log.
-    Reason.API_ERROR: "the API server refuses an object of the pipeline: {}",
+    Reason.API_ERROR: "the API server rejects an object of the pipeline: {}",
     Reason.NAME_CONFLICT: "{}",
-    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to go",
+    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to be deleted",
 }
 
 
-def reason_of(error: Refused) -> Reason:
+def reason_of(error: ApplyFailure) -> Reason:
     """Return the reason that the conditions report."""
     if isinstance(error, NameTaken):
         return Reason.NAME_CONFLICT
@@ -42,7 +42,7 @@ def reason_of(error: Refused) -> Reason:
 
 
 def status_after_failure(
-    snapshot: Snapshot, decided: Plan, error: Refused, now: dt.datetime
+    snapshot: Snapshot, decided: Plan, error: ApplyFailure, now: dt.datetime
 ) -> dict[str, Any]:
     """Return the status after an object of the pipeline could not be applied.
 
@@ -62,9 +62,9 @@ def status_after_failure(
 
 
 def _with_scaling(status: Mapping[str, Any], reported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``status`` with the scaling fields of ``said``.
+    """Return ``status`` with the scaling fields of ``reported``.
 
-    Steps are copied only if ``said`` describes the revision that keeps running.
+    Steps are copied only if ``reported`` describes the revision that keeps running.
     """
     scaling = [
         item for item in reported.get("conditions") or () if item.get("type") in SCALING_CONDITIONS

@@ -1,4 +1,4 @@
-"""The policy chain: policies decide in turn over one snapshot, and their outcomes are merged.
+"""The policy chain: policies decide one after the other, and their outcomes are merged.
 
 A policy is a pure function ``decide(snapshot, draft, now) -> Outcome``. The rules of the merge:
 
@@ -8,7 +8,7 @@ A policy is a pure function ``decide(snapshot, draft, now) -> Outcome``. The rul
 - Objects are applied in the order of :class:`~.actions.ApplyStage`, whatever policy wants them.
 - There is one status and at most one resize.
 - Deletions, warnings and events follow each other in the order of the policies.
-- The next iteration comes after the least of the times that policies ask for.
+- The next iteration comes after the least of the times that policies request.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Policy:
 
 
 def run(policies: Sequence[Policy], snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Draft:
-    """Let the policies decide in turn."""
+    """Let the policies decide one after the other."""
     for policy in policies:
         draft = draft.extended(policy, policy.decide(snapshot, draft, now))
     return draft

@@ -142,8 +142,8 @@ def _stays_rolled_back(
 ) -> bool:
     """Return whether the revision of a rejected padding stays desired until the spec changes.
 
-    It stays, rolled back, if Auto's rule would create a third revision of this spec, which nobody
-    has tried. If the rule creates the revision that serves now, that one is used.
+    It stays, rolled back, if Auto's rule would create a third revision of this spec, which has
+    not been tried. If the rule creates the revision that serves now, that one is used.
     """
     return inputs.failed == compiled.revision.name and by_rule.revision.name != inputs.restored
 

@@ -1,4 +1,4 @@
-"""Judge outputs whose type, shape or number of rows differs from the declaration. Pure.
+"""Detect outputs whose type, shape or number of rows differs from the declaration. Pure.
 
 Such a mismatch blocks a new revision, and is a warning on one that serves. Triton passes such
 outputs on, and clients that read the actual shape get on with them. New code is best rejected
@@ -16,7 +16,7 @@ from triton_pipelines.api.base import Finding, Severity
 from .snapshot import Snapshot
 
 PATH: Final = "spec.health.inference"
-WORDS: Final = "a test inference is answered otherwise than declared: "
+PREFIX: Final = "the output of a test inference differs from its declaration: "
 
 
 def count_new_mismatches(snapshot: Snapshot, proven: str) -> tuple[Snapshot, list[Finding]]:
@@ -45,7 +45,7 @@ def count_new_mismatches(snapshot: Snapshot, proven: str) -> tuple[Snapshot, lis
         if asked
         else said
     )
-    warnings = [Finding(PATH, WORDS + text, Severity.WARNING) for text in sorted(found)]
+    warnings = [Finding(PATH, PREFIX + text, Severity.WARNING) for text in sorted(found)]
     return replace(snapshot, probes={**snapshot.probes, **failed}) if failed else snapshot, warnings
 
 
@@ -55,4 +55,4 @@ def _said(snapshot: Snapshot) -> set[str]:
         for item in snapshot.status.get("warnings") or ()
         if item.get("path") == PATH
     ]
-    return {text.removeprefix(WORDS) for text in said if text.startswith(WORDS)}
+    return {text.removeprefix(PREFIX) for text in said if text.startswith(PREFIX)}

@@ -208,12 +208,12 @@ def newly_rejected(before: VerifiedPaddings, choices: VerifiedPaddings) -> list[
 
 def events_of(rejection: Sequence[VerifiedPadding]) -> tuple[Event, ...]:
     """Return the events that report rejected choices, and why."""
-    figures = (
-        "{0}, which tuning run {1!r} measured, is taken back for this spec"
-        " until another run proves it: {2}"
+    template = (
+        "{0}, which tuning run {1!r} measured, is reverted for this spec"
+        " until another run verifies it: {2}"
     )
     notes = (
-        figures.format(one.setting, shorten(one.request, REQUEST_MAX), one.rejection)
+        template.format(one.setting, shorten(one.request, REQUEST_MAX), one.rejection)
         for one in rejection
     )
     return tuple(Event(True, "PaddingReverted", "Rollout", note) for note in notes)
@@ -226,7 +226,7 @@ def with_rejection(run: Run, rejection: Sequence[VerifiedPadding]) -> Run:
     """
     for choice in rejection:
         if (choice.request, choice.at) == (run.request, run.end):
-            add = f" Auto has taken padding {choice.setting} back since: {choice.rejection}"
+            add = f" Auto has reverted padding {choice.setting} since: {choice.rejection}"
             message = shorten(str(run.result.get("message") or ""), MESSAGE_MAX - len(add)) + add
             run = replace(run, result={**run.result, "message": message.lstrip()})
     return run
@@ -305,8 +305,8 @@ def split_result(
     ):
         return unchanged
     try:
-        wanted = patch_pipeline(pipeline, patch)
-        tokenizer, rest = wanted.spec.tokenizer, _without_padding(patch)
+        patched = patch_pipeline(pipeline, patch)
+        tokenizer, rest = patched.spec.tokenizer, _without_padding(patch)
         is_named = tokenizer is not None and not left_to_auto(tokenizer)
         if tokenizer is None or not (is_named or current_padding.measured):
             return unchanged  # Auto's rule applies before and after.
@@ -333,12 +333,12 @@ def split_result(
         when = "once that patch is in the spec" if rest else "from now on for this spec"
         room = (
             1024
-            - len(" Auto takes padding  , with which it was measured,.")
+            - len(" Auto uses padding  , with which it was measured,.")
             - len(str(setting))
             - len(when)
         )
         from_status["message"] = (
-            f"{shorten(str(result.get('message') or ''), room)} Auto takes padding {setting},"
+            f"{shorten(str(result.get('message') or ''), room)} Auto uses padding {setting},"
             f" with which it was measured, {when}.".lstrip()
         )
     return PaddingResult(
@@ -374,8 +374,8 @@ def note_on_others(
     if current is not None:
         measured = f"; {current.setting}, which {_run_text(current)} measured,"
         if current.rejection:
-            return f"{measured} was taken back: {current.rejection}"
-        return "" if is_in_force else f"{measured} is none that this pipeline can take"
+            return f"{measured} was reverted: {current.rejection}"
+        return "" if is_in_force else f"{measured} does not fit this pipeline"
     others = [choice for choice in choices.values() if not choice.rejection]
     if not others:
         return ""
@@ -384,11 +384,11 @@ def note_on_others(
     if newest.request == request:
         return (
             f"; {run} measured {newest.setting} to be better together with the patch"
-            " in status.tuning: Auto takes it with that"
+            " in status.tuning: Auto uses it with that"
         )
     return (
-        f"; {run} measured {newest.setting} to be better, but with other knobs:"
-        " another spec.tuning.request measures these"
+        f"; {run} measured {newest.setting} to be better, but with other settings:"
+        " another spec.tuning.request measures the current ones"
     )
 
 
@@ -408,12 +408,12 @@ def _figures_text(
     times = f"{1 + gain / 100:.2f} times"
     if setting == before:
         return (
-            f"measured: {setting} stays; with the knobs of the patch it carries {times}"
+            f"measured: {setting} stays; with the settings of the patch it carries {times}"
             f" what it did before{within}"
         )
     if has_other_settings:
         return (
-            f"measured: {setting} with the knobs of the patch carries {times}"
+            f"measured: {setting} with the settings of the patch carries {times}"
             f" what {before} did with those before{within}"
         )
     return f"measured: {setting} carries {times} what {before} does{within}"

@@ -90,7 +90,7 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
         )
         return Problem(
             Reason.WAITING_FOR_GPU,
-            f"pod {pod.name} asks for {request_text}; {offered}scheduler: {message}",
+            f"pod {pod.name} requests {request_text}; {offered}scheduler: {message}",
             pod.name,
         )
     missing = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
@@ -98,7 +98,7 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
     shortage = f"short of {', '.join(missing)}; " if missing else ""
     return Problem(
         Reason.WAITING_FOR_RESOURCES,
-        f"pod {pod.name} asks for {request_text}; {shortage}scheduler: {message}",
+        f"pod {pod.name} requests {request_text}; {shortage}scheduler: {message}",
         pod.name,
     )
 

@@ -177,15 +177,14 @@ def pending_reason(pod: Pod) -> str:
         return ""
     if actual_limit(pod) is None:
         return (
-            "tells no CPU limit in force: Kubernetes 1.33 or newer is needed"
-            " to resize pods in place"
+            "reports no CPU limit in force: resizing pods in place needs Kubernetes 1.33 or newer"
         )
     state, why = resize_state(pod)
     node = str((pod.raw.get("spec") or {}).get("nodeName") or "its node")
     if state:
         return f"is {state} on node {node}{f': {why}' if why else ''}"
     failed = str(pod.condition(IN_PROGRESS).get("message", ""))
-    return f"has not got {requested_limit(pod)}m yet{f': {failed}' if failed else ''}"
+    return f"does not have {requested_limit(pod)}m yet{f': {failed}' if failed else ''}"
 
 
 def _lacks_cpu(pod: Pod) -> bool:

@@ -59,8 +59,8 @@ def example_note(rows: int) -> str:
     count_text = f" in {rows} rows" if rows > 1 else ""
     hint = ", of one row" if rows > 1 else ""
     return (
-        f" (asked with {DEFAULT_TEXT!r}{count_text};"
-        f" spec.health.text or spec.health.inputs gives another example{hint})"
+        f" (probed with {DEFAULT_TEXT!r}{count_text};"
+        f" spec.health.text or spec.health.inputs sets another example{hint})"
     )
 
 

@@ -50,7 +50,7 @@ from triton_pipelines.controllers.handover import Handover
 
 from . import status as statuses
 from .actions import Deletion, Plan, Resize, soonest
-from .apply_failure import Refused, events_after_failure, status_after_failure
+from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .chain import Context
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
@@ -78,7 +78,7 @@ UNREADY_PROBE_SECONDS = 5.0
 # How often (seconds) the content of ConfigMap sources is compared while they are not watched: they
 # do not have our label.
 SOURCE_POLL_SECONDS = 60.0
-REFUSALS = (Forbidden, Invalid, NameTaken, FormerChild)
+REJECTIONS = (Forbidden, Invalid, NameTaken, FormerChild)
 # Delay (seconds) before the next iteration while the garbage collector deletes children of a former
 # pipeline of the same name. They usually go within moments.
 FORMER_CHILD_SECONDS = 2.0
@@ -205,7 +205,7 @@ class Reconciler:
             await self._carry_out(key, snapshot, decided)
         except NamespaceTerminating:
             raise
-        except REFUSALS as error:
+        except REJECTIONS as error:
             result = await self._report_apply_failure(key, snapshot, decided, error)
             if isinstance(error, Forbidden):
                 raise
@@ -355,7 +355,7 @@ class Reconciler:
     # --- apply ------------------------------------------------------------------------------
 
     async def _report_apply_failure(
-        self, key: Key, snapshot: Snapshot, decided: Plan, error: Refused
+        self, key: Key, snapshot: Snapshot, decided: Plan, error: ApplyFailure
     ) -> Result:
         """Report what the API server rejected, then release what an ended tuning run holds.
 
@@ -408,9 +408,9 @@ class Reconciler:
                 await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except NamespaceTerminating:
             raise
-        except REFUSALS as error:
+        except REJECTIONS as error:
             self._tuning_rejection[key] = (
-                f"the API server refuses an object of the run: {getattr(error, 'message', error)}"
+                f"the API server rejects an object of the run: {getattr(error, 'message', error)}"
             )
             return True
         return False
@@ -531,7 +531,7 @@ class Reconciler:
     async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
         """Report in the previous status that the new one was rejected; return the message."""
         text = (
-            "the API server refuses the pipeline's status, so the rest of it is out of date:"
+            "the API server rejects the pipeline's status, so the rest of it is out of date:"
             f" {error.message}; is the CRD that of this operator's release?"
         )
         key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
@@ -540,12 +540,10 @@ class Reconciler:
             try:
                 await self._put_status(snapshot.pipeline, stalled)
             except Invalid as second_error:
-                await _log.aerror(
-                    "not even the conditions of a status are taken", error=second_error.message
-                )
+                await _log.aerror("conditions of a status rejected", error=second_error.message)
         if self._rejected_status.get(key) != text:
             self._rejected_status[key] = text
-            await _log.aerror("status refused", error=error.message)
+            await _log.aerror("status rejected", error=error.message)
             await self._post(
                 snapshot.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
             )

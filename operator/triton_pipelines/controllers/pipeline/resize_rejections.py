@@ -1,6 +1,6 @@
 """Explain why the API server rejects a resize, and decide when it is retried. Pure.
 
-The clock is passed in. A 403 has many causes, which only the API server's messages tell apart
+The clock is passed in. A 403 has many causes, which only the API server's messages distinguish
 (Kubernetes 1.36: plugin/pkg/admission/podresize, resourcequota, limitranger;
 endpoints/handlers/responsewriters). Only a node that is too small limits what a pod can have. What
 may pass with time, or what an administrator can fix, is retried with exponential back-off.
@@ -34,9 +34,9 @@ _QUOTA_UNSET: Final = re.compile(r"failed quota: (?P<quota>[^:\s]+): must specif
 _FIELD: Final = re.compile(r"(?:limits|requests)\.[a-z-]+")
 _CONTAINER: Final = re.compile(r"(?<= for: )[a-z0-9-]+|(?<=,)[a-z0-9-]+(?=[;,]|$)")
 _QUOTA_ADVICE: Final[Mapping[str, str]] = {
-    names.CONTAINER_LOADER: "write it in resources of init container load"
+    names.CONTAINER_LOADER: "set it in resources of init container load"
     " in spec.server.podTemplate.spec.initContainers",
-    names.CONTAINER_SERVER: "write it in spec.server.resources",
+    names.CONTAINER_SERVER: "set it in spec.server.resources",
 }
 _RIGHTS: Final = re.compile(r"\bcannot patch resource\b")
 _RANGE: Final = re.compile(r"(maximum|minimum) cpu usage per |max limit to request ratio per ")
@@ -59,15 +59,15 @@ _AFFECTS_ALL_PODS: Final = frozenset(
     {RejectionCause.QUOTA, RejectionCause.RIGHTS, RejectionCause.ABSENT}
 )
 _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
-    RejectionCause.NODE: "its node cannot hold that",
+    RejectionCause.NODE: "its node is too small",
     RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it;"
     " raise it, or lower instances.max",
-    RejectionCause.RIGHTS: "the operator has no right to it;"
-    " give its role the verb patch on pods/resize (rbac.podResize of the chart)",
+    RejectionCause.RIGHTS: "the operator lacks the permission;"
+    " grant its role the verb patch on pods/resize (rbac.podResize of the chart)",
     RejectionCause.RANGE: "a LimitRange of the namespace does not allow it;"
     " change that, or lower instances.max",
-    RejectionCause.ADMISSION: "an admission controller or policy refuses it",
-    RejectionCause.INVALID: "the API server holds it to be invalid",
+    RejectionCause.ADMISSION: "an admission controller or policy rejects it",
+    RejectionCause.INVALID: "the API server rejects it as invalid",
     RejectionCause.ABSENT: "this cluster cannot resize pods in place;"
     " that needs Kubernetes 1.33 or newer, else leave out scaling.cpuResize",
 }
@@ -150,19 +150,19 @@ def with_quota_advice(message: str) -> str:
 def rejection_of(
     error: ClusterError, pod: str, limit: int, previous: ResizeRejection | None, now: dt.datetime
 ) -> ResizeRejection:
-    """Return a rejected resize. ``before``: the last one of the pod, if none succeeded since."""
+    """Return a rejected resize. ``previous``: the last one of the pod, if none succeeded since."""
     cause = cause_of(error)
     is_repeated = previous is not None and previous.cause is cause
     attempts = previous.attempts + 1 if previous is not None and is_repeated else 1
     delay = min(BACKOFF_MAX, BACKOFF * 2 ** min(attempts - 1, 16))
-    reason = f"is not given {limit}m: {_EXPLANATIONS[cause]}: {error.message}"
+    reason = f"cannot get {limit}m: {_EXPLANATIONS[cause]}: {error.message}"
     return ResizeRejection(pod, cause, limit, reason, now + delay, attempts)
 
 
 def rejections_of(
     rejections: Mapping[str, ResizeRejection], uids: Collection[str]
 ) -> dict[str, ResizeRejection]:
-    """Return the rejections, by pod uid, of the pods (by uid) that are ``there``."""
+    """Return the rejections, by pod uid, of these pods."""
     return {uid: rejection for uid, rejection in rejections.items() if uid in uids}
 
 

@@ -93,8 +93,8 @@ class Probe:
         )
         dead, wrong = (last.consecutive_dead, last.consecutive_wrong) if last else (0, 0)
         if self.dead:
-            dead += 1  # which says nothing about outputs
-        elif not self.error:  # a probe without a response says nothing about either
+            dead += 1  # which does not concern outputs
+        elif not self.error:  # a probe without a response concerns neither
             dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
         return replace(
             self,

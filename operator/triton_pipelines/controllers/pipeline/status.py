@@ -278,7 +278,8 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     remaining = sum(not pod.deleting for pod in snapshot.pods)
     if remaining:
         return _draining(
-            f"being suspended: {remaining} pods have to go", _available(serving, snapshot)
+            f"being suspended: {remaining} pods are still to be deleted",
+            _available(serving, snapshot),
         )
     text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
     return [
@@ -294,15 +295,14 @@ def _rolled_back(case: _Case) -> list[Condition] | None:
         return None
     why = Reason(state.failed_reason)
     text = (
-        f"revision {case.desired} failed and revision {target} was taken back ({why.value}):"
-        f" {state.failed_message};"
-        " it is tried again when the spec changes"
+        f"revision {case.desired} failed and was rolled back to revision {target} ({why.value}):"
+        f" {state.failed_message}; it is tried again when the spec changes"
     )
     if why is Reason.SLO_VIOLATED:
         text = (
-            f"revision {case.desired} serves, but breaks the SLO that revision {target} kept,"
-            " which is taken back:"
-            f" {state.failed_message}; it is tried again when the spec changes"
+            f"revision {case.desired} serves, but violates the SLO that revision {target} met,"
+            f" and was rolled back to it: {state.failed_message}; it is tried again when the spec"
+            " changes"
         )
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
 
@@ -322,7 +322,7 @@ def _pods_failed(case: _Case) -> list[Condition] | None:
 
 def _scaled_to_zero(case: _Case) -> list[Condition] | None:
     if case.replicas == 0 and all(pod.deleting for pod in case.snapshot.pods):
-        return case.ready("replicas is 0: no pods are wanted")
+        return case.ready("replicas is 0: no pods are desired")
     return None
 
 
@@ -366,11 +366,11 @@ def _waiting_for(case: _Case) -> tuple[Reason, str]:
             f"{f': {error}' if error else ''}"
         )
     if leading is None and case.surplus > 0 and not case.other_pods:
-        return Reason.DRAINING, f"{progress}; {case.surplus} pods more than that have to go"
+        return Reason.DRAINING, f"{progress}; {case.surplus} surplus pods are still to be deleted"
     if leading is None and case.other_pods and complete:
         return (
             Reason.DRAINING,
-            f"{progress}; {len(case.other_pods)} pods of older revisions are leaving",
+            f"{progress}; {len(case.other_pods)} pods of older revisions still run",
         )
     rejected = case.snapshot.pods_rejected
     if (
@@ -379,7 +379,7 @@ def _waiting_for(case: _Case) -> tuple[Reason, str]:
         and (leading is None or leading.reason in (Reason.LOADING, Reason.PROGRESSING))
     ):
         # There is no pod to report a problem, or the existing ones are making progress.
-        return Reason.API_ERROR, f"{progress}; the API server takes no further pod: {rejected}"
+        return Reason.API_ERROR, f"{progress}; the API server rejects further pods: {rejected}"
     if leading is not None:
         return leading.reason, f"{progress}; {leading.message}"
     return Reason.PROGRESSING, progress

@@ -29,6 +29,8 @@ from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import CpuResizeState
 from triton_pipelines.controllers.timestamps import timestamp
 
+from .replicas import UNNAMED_MANAGER
+
 _SUBRESOURCE: Final = "resize"
 _ADMITTED_BY: Final = "vpaUpdates"
 _UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (?P<changes>.+)")
@@ -123,7 +125,7 @@ def _deviating_manager(pod: Pod, change: Resize) -> _CpuManager | None:
         if current != target
     }
     for entry, fields in _resize_entries(pod):
-        manager = str(entry.get("manager", "")) or "somebody"
+        manager = str(entry.get("manager", "")) or UNNAMED_MANAGER
         if deviating & fields and not manager.startswith(names.MANAGER_CHILDREN):
             return _CpuManager(manager, timestamp(str(entry.get("time") or "")))
         deviating -= fields
@@ -185,14 +187,12 @@ def _resize_entries(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str
 
 
 def _conflict_message(pipeline: str, others: OtherManagers, change: Resize) -> str:
-    resize, pronoun, possessive = (
-        ("resize", "them", "their") if others.has_several else ("resizes", "it", "its")
-    )
+    resize, pronoun = ("resize", "them") if others.has_several else ("resizes", "it")
     return (
-        f"cpu: {others.names} {resize} the pods of {pipeline} again and again: pod {change.pod}"
+        f"cpu: {others.names} repeatedly {resize} the pods of {pipeline}: pod {change.pod}"
         f" has a CPU limit of {change.before[0]}m and a request of"
-        f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m;"
-        f" it is left to {pronoun}. Take these pods out of {possessive} reach"
-        " (of a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu),"
+        f" {change.before[1]}m instead of {change.limit}m and {change.request}m;"
+        f" the CPU is left to {pronoun}. Exclude these pods from {pronoun}"
+        " (for a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu),"
         " or set spec.scaling.cpuResize to Disabled"
     )

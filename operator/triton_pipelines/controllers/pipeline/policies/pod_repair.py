@@ -61,7 +61,8 @@ def choose_repairs(
             True,
             "SourceChanged",
             "DeletePod",
-            f"pod {pod.name} is deleted and loads again what is recorded: {changed[pod.name][1]}",
+            f"pod {pod.name} is deleted so that it loads the recorded content again:"
+            f" {changed[pod.name][1]}",
         )
         for pod in to_delete
     ]
@@ -84,7 +85,7 @@ def choose_repairs(
                     True,
                     "BackendProcessDied",
                     "DeletePod",
-                    f"pod {dead.name} is deleted, since a process of a model in it is gone:"
+                    f"pod {dead.name} is deleted because a process of one of its models died:"
                     f" {error}",
                 )
             )

@@ -30,9 +30,14 @@ from triton_pipelines.controllers.timestamps import timestamp
 
 from .revision import DesiredRevision
 
-# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36
+# Name of a manager that writes the pipeline's scale subresource: API servers up to 1.36
 # (measured) record a field manager of that only if the number had one before.
-UNNAMED_SCALER: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+UNNAMED_SCALER: Final = "a client of its scale subresource (an HPA, KEDA or kubectl scale)"
+# The same in state that earlier releases wrote.
+_FORMER_UNNAMED_SCALER: Final = (
+    "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+)
+UNNAMED_MANAGER: Final = "an unnamed manager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +276,7 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
         return None
     found = [
         _Owner(
-            str(entry.get("manager", "")) or "somebody",
+            str(entry.get("manager", "")) or UNNAMED_MANAGER,
             entry.get("subresource") == "scale",
             timestamp(str(entry.get("time") or "")),
         )
@@ -316,7 +321,7 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
         and snapshot.pipeline["metadata"].get("managedFields")
         and pipeline.spec.replicas != 1
     ):
-        manager = "somebody"
+        manager = UNNAMED_MANAGER
     if not manager:
         return ""
     return (
@@ -339,10 +344,11 @@ def _alternating_managers(
 
     If several set the same number, the previous writer still counts as the owner.
     """
+    known = known.with_name(_FORMER_UNNAMED_SCALER, UNNAMED_SCALER)
     if not snapshot.pipeline["metadata"].get("managedFields"):
         return known.with_manager("", now)
     found = {
-        str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale"
+        str(entry.get("manager", "")) or UNNAMED_MANAGER: entry.get("subresource") == "scale"
         for entry in _owners(snapshot.pipeline)
     }
     for manager, scale in found.items():
@@ -362,32 +368,28 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so pods come and go with each of them"
+        "so the number of pods changes with each of them"
         if bounds is None
         else f"but spec.scaling.pods owns the number, and {_pods_stay(number)}"
     )
     return (
-        f"{alternating.alternating} write spec.replicas of this pipeline in turn, {follows}:"
-        " leave it to one. For an autoscaler take replicas out of what is"
-        " applied (Git, a chart, kubectl apply), or take the autoscaler away"
+        f"{alternating.alternating} alternate in writing spec.replicas of this pipeline,"
+        f" {follows}: keep one of them. To keep an autoscaler, remove replicas from what is applied"
+        " (Git, a chart, kubectl apply); otherwise remove the autoscaler"
     )
 
 
 def _conflict_message(
     pipeline: InferencePipeline, others: OtherManagers, live: int, number: int, *, scale: bool
 ) -> str:
-    how = (
-        "through its scale subresource (an HPA, KEDA or kubectl scale)"
-        if scale
-        else "again and again"
-    )
+    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if scale else "repeatedly"
     verb, pronoun = ("writes", "it") if not others.has_several else ("write", "them")
     if others.has_several:
-        how = "in turn"
+        how = "alternately"
     return (
         f"{others.names} {verb} the number of pods of Deployment {pipeline.name} {how}:"
-        f" {live} where this pipeline says {number}; it is left to"
+        f" {live} instead of {number}; the number is left to"
         f" {pronoun}. Point the autoscaler at InferencePipeline {pipeline.name} instead,"
-        " which has a scale subresource; or remove it and give the number"
-        f" back: kubectl scale deployment {pipeline.name} --replicas={number}"
+        " which has a scale subresource; or remove it and return the number to this pipeline:"
+        f" kubectl scale deployment {pipeline.name} --replicas={number}"
     )

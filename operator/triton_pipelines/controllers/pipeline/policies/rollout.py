@@ -299,7 +299,7 @@ def _downtime_text(
     if mode is not RolloutStrategy.RECREATE and replicas > 1:
         return ""
     why = "strategy Recreate" if mode is RolloutStrategy.RECREATE else "no room for a second pod"
-    return f"{why}: the old pod goes first, and no pod serves until the new one is ready"
+    return f"{why}: the old pod is removed first, and no pod serves until the new one is ready"
 
 
 def _has_removed_old_pods(mode: RolloutStrategy, snapshot: Snapshot, desired: str) -> bool:

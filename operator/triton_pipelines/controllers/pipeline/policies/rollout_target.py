@@ -17,7 +17,7 @@ from .revision import DesiredRevision
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """The revision to run before this iteration judges it."""
+    """The revision to run before this iteration compares it with the SLO."""
 
     revision: str
     serves_whole_pipeline: bool

@@ -101,7 +101,7 @@ def unknown_latency_warnings(
         [
             Finding(
                 UNKNOWN_PATH,
-                f"{UNKNOWN}: {why}; a revision that breaks the SLO is not taken back",
+                f"{UNKNOWN}: {why}; a revision that violates the SLO is not rolled back",
                 Severity.WARNING,
             )
         ]
@@ -183,7 +183,7 @@ def _watch_of_rollout(watch: SloGuardState, desired: str, verified: str) -> SloG
     if verified in ("", desired):
         return SloGuardState()
     if watch.revision == verified:
-        # The replaced revision has not been judged yet, so a rollback still restores the one
+        # The replaced revision has not been compared yet, so a rollback still restores the one
         # before.
         return (
             SloGuardState()
@@ -208,13 +208,13 @@ def _summary(
             or f"fewer than {REQUESTS_MIN} requests in {WINDOW_SECONDS:.0f} s in each of its pods"
         )
         return f"{begin}, and its p99 is not known: {why}"
-    said = (
+    summary = (
         f"{begin}: p99 in the server at most {new.high:.1f} ms"
         f" at {new.rate:.0f} requests/s in a pod; {budget_text}"
     )
     if not watch.before:
         return (
-            f"{said}; that of revision {watch.predecessor} before it was not known,"
+            f"{summary}; that of revision {watch.predecessor} before it was not known,"
             " so nothing could be compared"
         )
-    return f"{said}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"
+    return f"{summary}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"

@@ -60,7 +60,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     )
 
 
-def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> str:
+def failure_of(graph: Graph, revision: str, desired: str, rollout: Rollout) -> str:
     """Return why the revision of a measured padding was rolled back, or cannot come to serve.
 
     Empty if neither holds, or if the padding comes from Auto's rule.
@@ -69,4 +69,4 @@ def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> st
         return ""
     if rollout.state.failed_revision == revision:
         return rollout.state.failed_message
-    return rollout.failure_message if wanted == revision else ""
+    return rollout.failure_message if desired == revision else ""

@@ -59,7 +59,7 @@ RECHECK_SECONDS: Final = 15.0
 SILENT_SECONDS: Final = 10
 # Events of a run that has ended.
 RUN_END_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
-RETRY_ADVICE: Final = "ask again with another spec.tuning.request"
+RETRY_ADVICE: Final = "set another spec.tuning.request to try again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,10 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
         "",
     )
     if before.request != spec.request:
-        run, reason = new, f"{spec.request!r} is asked for instead"
+        run, reason = new, f"{spec.request!r} is requested instead"
     elif before.is_active and before.mode != mode:
         run, reason = (
-            (new, f"spec.tuning.mode is {mode} now, and it begins anew")
+            (new, f"spec.tuning.mode is {mode} now, and the run starts again")
             if before.has_begun
             else (replace(before, mode=mode), "")
         )
@@ -196,13 +196,13 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
 def interrupt(
     before: Run, now: dt.datetime, reason: str = "the spec has become invalid during the run"
 ) -> TuningDecision:
-    """Return the run while the spec cannot be acted on at all, for the reason ``why``.
+    """Return the run while the spec cannot be acted on at all, for this ``reason``.
 
     A run that has begun ends: it holds room for a spec that cannot be acted on.
     """
     if not (before.is_active and before.has_begun):
         return TuningDecision(before)
-    after = TuningDecision(before.failed(f"{reason}; mend it, then {RETRY_ADVICE}", now))
+    after = TuningDecision(before.failed(f"{reason}; correct it, then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
 
 
@@ -241,8 +241,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.is_settled:
         message = (
-            f"waits until the watch over revision {stage.desired}, whose latency a measurement"
-            f" beside it could disturb, is over at {stage.watched_until}"
+            f"waits until {stage.watched_until}: until then the latency of revision"
+            f" {stage.desired} is watched, which a measurement could disturb"
         )
         return TuningDecision(run, message=message)
     else:
@@ -251,7 +251,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
             return TuningDecision(
                 run.failed(
                     f"revision {stage.desired} does not serve ({ready.reason.value}):"
-                    f" {ready.message}; mend that, then {RETRY_ADVICE}",
+                    f" {ready.message}; correct that, then {RETRY_ADVICE}",
                     now,
                 )
             )
@@ -291,14 +291,14 @@ def _early_end(stage: Stage, run: Run) -> str:
     if stage.is_suspended:
         return "the pipeline was suspended during the run"
     if stage.desired != run.revision:
-        return f"revision {run.revision} is no longer wanted, but {stage.desired}"
+        return f"the desired revision is {stage.desired} now, no longer {run.revision}"
     if stage.target != run.revision:
-        return f"revision {run.revision} was taken back: {stage.ready().message}"
-    return _room_shortage(stage)
+        return f"revision {run.revision} was rolled back: {stage.ready().message}"
+    return _serving_pod_blocked(stage)
 
 
-def _room_shortage(stage: Stage) -> str:
-    """Return why the run gives up its room: a serving pod finds none; empty if it need not.
+def _serving_pod_blocked(stage: Stage) -> str:
+    """Return why the run releases its resources: a serving pod lacks them; empty otherwise.
 
     Otherwise a rollout would remove an old pod for the room that a canary holds.
     """
@@ -309,12 +309,12 @@ def _room_shortage(stage: Stage) -> str:
             and pod.condition("PodScheduled").get("reason") == "Unschedulable"
         ):
             return (
-                f"pod {pod.name} of the pipeline, which serves, finds no room,"
-                " and the run gives up its own"
+                f"serving pod {pod.name} of the pipeline cannot be scheduled,"
+                " so the run releases its resources"
             )
     if stage.snapshot.pods_rejected:
         return (
-            "the API server takes no further pod that serves, and the run gives up its own:"
+            "the API server rejects further serving pods, so the run releases its resources:"
             f" {stage.snapshot.pods_rejected}"
         )
     return ""
@@ -337,7 +337,7 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
     if problem is not None and problem.is_final:
         return TuningDecision(
             run.failed(
-                f"the pod to measure does not come up ({problem.reason.value}): {reason}", now
+                f"the pod to measure does not become ready ({problem.reason.value}): {reason}", now
             )
         )
     if _is_past(run.start, PENDING_SECONDS, now):
@@ -346,11 +346,11 @@ def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
                 f"the pod to measure was not ready within {PENDING_SECONDS} s: {reason}", now
             )
         )
-    message = "waits for a pod that serves nobody"
+    message = "waits for a pod without client traffic"
     if problem is not None:
         message = f"{problem.reason.value}: {reason}"
     elif rejection:
-        message += f"; the API server takes none: {rejection}"
+        message += f"; the API server rejects it: {rejection}"
     return TuningDecision(run, tuple(_canary_objects(stage, name)), message)
 
 
@@ -385,7 +385,7 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
             run.failed(
                 message
                 if end_condition["type"] == "Failed"
-                else f"the Job ended, but its pod is gone, and its result with it; {RETRY_ADVICE}",
+                else f"the Job ended, but its result was lost with its pod; {RETRY_ADVICE}",
                 now,
             )
         )
@@ -412,7 +412,7 @@ def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecis
     message = (
         _not_running_text(blocker)
         if blocker
-        else f"pod {canary_pod.name}, which serves nobody, is being measured"
+        else f"pod {canary_pod.name}, which has no client traffic, is being measured"
     )
     if job_object is None:
         return TuningDecision(
@@ -451,7 +451,7 @@ def _canary_end(stage: Stage, name: str) -> str:
             return f"pod {pod.name}, which was measured, has ended{detail}"
     problem = _problem(stage, pods)
     return (
-        "the pod that was measured is gone, or its server was started again"
+        "the measured pod no longer exists, or its server was restarted"
         f"{f' ({problem.message})' if problem is not None else ''}"
     )
 
@@ -502,7 +502,7 @@ def _result_of_job(
     if result is None:
         return TuningDecision(
             run.failed(
-                "what the Job reports cannot be read;"
+                "the report of the Job cannot be read;"
                 " is its image that of this operator's release (loader.image)?",
                 now,
             )
@@ -556,11 +556,11 @@ def _job(stage: Stage, run: Run, name: str, pod: Pod) -> Object:
 
 
 def _pods(snapshot: Snapshot, name: str, component: str) -> list[Pod]:
-    wanted = {names.LABEL_RUN: name, names.LABEL_COMPONENT: component}
+    labels = {names.LABEL_RUN: name, names.LABEL_COMPONENT: component}
     return [
         pod
         for pod in snapshot.tuning_pods
-        if wanted.items() <= (pod.raw["metadata"].get("labels") or {}).items()
+        if labels.items() <= (pod.raw["metadata"].get("labels") or {}).items()
     ]
 
 
@@ -597,7 +597,7 @@ def _events(before: Run, tuned: TuningDecision) -> tuple[Event, ...]:
         return ()
     message = (
         after.result.get("message")
-        or f"a pod of revision {after.revision}, which serves nobody, is measured"
+        or f"a pod of revision {after.revision}, which has no client traffic, is measured"
     )
     return (
         Event(
