@@ -21,7 +21,7 @@ WARNED = {"path": "spec.model.source", "message": "AnswersNotCompared: 5 GiB are
 
 
 def seen(world: World, *findings: tuple[LoadFinding, ...]) -> Plan:
-    """A pass where pods have reported these findings, pod by pod; its status is written."""
+    """Reconcile while pods report these findings, pod by pod; write objects and status."""
     observed = world.observed()
     for pod, noted in zip(observed.pods, findings, strict=True):
         report = LoadReport(ok=True, revision=pod.revision, findings=noted)
@@ -33,6 +33,8 @@ def seen(world: World, *findings: tuple[LoadFinding, ...]) -> Plan:
         Context(builders.options(), lambda uid, revision: f"key of {uid} {revision}"),
         world.now,
     )
+    for item in decided.apply:
+        world.take(item)
     if decided.status is not None:
         world.document["status"] = decided.status
     return decided

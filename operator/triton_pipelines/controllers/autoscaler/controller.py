@@ -59,6 +59,7 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover, ScalingView
+from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
@@ -232,7 +233,10 @@ class Autoscaler:
                 effective.pipeline,
                 effective.graph,
                 self.clock().timestamp(),
-                ReportedStatus.of(raw.get("status") or {}),
+                ReportedStatus.of(
+                    raw.get("status") or {},
+                    stored_state(self.store, key).scaling_report.metrics_source,
+                ),
             )
             self.handover.scaling[key] = state.output
         elif state.graph is not effective.graph:

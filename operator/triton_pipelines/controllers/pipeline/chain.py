@@ -24,8 +24,9 @@ from triton_pipelines.compile.graph import Options
 from .actions import Apply, Deletion, Resize, soonest
 from .compiled_pipeline import CompiledPipeline, resolve
 from .pod_problems import Problem
+from .policy_state import PolicyState
 from .snapshot import Object, Snapshot
-from .state import STATE_NAMES, PipelineState, PolicyState
+from .state import STATE_NAMES, PipelineState
 from .status_events import Event
 
 Resolve = Callable[[Snapshot], CompiledPipeline | list[Finding]]

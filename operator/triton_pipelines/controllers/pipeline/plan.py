@@ -35,6 +35,7 @@ from .policies import (
     revision,
     rollout,
     rollout_target,
+    scaling_report,
     slo_guard,
     stalled_rollout,
     stalled_spec,
@@ -60,9 +61,10 @@ POLICIES: Final = (
     Policy("control_secrets", control_secrets.decide),
     Policy("tuning_run", tuning_run.decide),
     Policy("tuned_padding", tuned_padding.decide, amends=("tuning_run",)),  # its message
+    Policy("warnings", warnings.decide),
+    Policy("scaling_report", scaling_report.decide),
     Policy("children", children.decide),
     Policy("retention", retention.decide),
-    Policy("warnings", warnings.decide),
     Policy("status_report", status_report.decide),
 )
 # While nothing can be compiled and no revision is known that could be kept.
@@ -106,7 +108,7 @@ def plan(
 def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt.datetime) -> Plan:
     """Decide one iteration for a spec that was compiled."""
     state = snapshot.state()
-    snapshot, mismatches = count_new_mismatches(snapshot, state.rollout.verified)
+    snapshot, mismatches = count_new_mismatches(snapshot)
     spec = ReconciledSpec(spec.compiled, spec.blocked, mismatches)
     gpu = spec.pipeline.spec.server.gpu.resource_name
     found = (

@@ -108,7 +108,11 @@ def live_conditions(
     if pipeline.spec.suspend is Switch.ENABLED:
         return []
     conditions = scaling_conditions(
-        snapshot.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), snapshot.status
+        snapshot.view,
+        pipeline.spec.scaling.mode,
+        bool(scaled_steps(graph)),
+        snapshot.status,
+        snapshot.state().scaling_report.limited,
     )
     return with_owner_conflicts(
         conditions,

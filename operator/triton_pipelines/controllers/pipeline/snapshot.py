@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 
@@ -227,15 +227,6 @@ class Snapshot:
         """The recorded last good spec (:mod:`~.policies.last_good_spec`)."""
         return str(self.live_data().get(names.KEY_ACCEPTED) or self.last_good_in_memory)
 
-    def monitoring_warnings(self) -> list[Finding]:
-        """Return findings on PodMonitor and PrometheusRule.
-
-        These are the reported ones until the objects are checked.
-        """
-        if self.monitoring is not None:
-            return list(self.monitoring)
-        return reported_monitoring_findings(self.status)
-
     @property
     def name(self) -> str:
         """Name of the pipeline."""
@@ -339,19 +330,6 @@ def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
     status = (deployment or {}).get("status") or {}
     found = [item for item in status.get("conditions") or () if item.get("type") == kind]
     return found[0] if found else {}
-
-
-def reported_monitoring_findings(status: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings on PodMonitor and PrometheusRule that a status reports."""
-    reported = [
-        (str(item.get("path", "")), str(item.get("message", "")))
-        for item in status.get("warnings") or ()
-    ]
-    return [
-        Finding(path, message, Severity.WARNING)
-        for path, message in reported
-        if path.startswith("spec.observability.")
-    ]
 
 
 def is_alive(pod: Object) -> bool:

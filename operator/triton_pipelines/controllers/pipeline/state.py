@@ -17,38 +17,11 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.controllers.timestamps import moment
 
 from .field_managers import OtherManagers
+from .policy_state import JSON_KEY, PolicyState
+from .report_state import ScalingReportState, WarningsState
 
-# Metadata of a field whose JSON key is not its name.
-_KEY: Final = "key"
 # A figure beyond this was edited by hand, and may be too large an integer for a float.
 _FIGURE_MAX: Final = 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyState:
-    """State of one policy. Every field has an empty default, which is not written."""
-
-    @classmethod
-    def parse(cls, document: Any) -> Self:
-        """Read a document. A field of another type, as after an edit by hand, counts as empty."""
-        if not isinstance(document, Mapping):
-            return cls()
-        blank = cls()
-        values = {
-            item.name: document[_json_key(item)]
-            for item in dataclasses.fields(cls)
-            if type(document.get(_json_key(item))) is type(getattr(blank, item.name))
-        }
-        return cls(**values)
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the fields that are not empty."""
-        values = {_json_key(item): getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {key: value for key, value in values.items() if value}
-
-
-def _json_key(item: dataclasses.Field[Any]) -> str:
-    return str(item.metadata.get(_KEY, item.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +160,7 @@ class FieldManagersState(PolicyState):
 class ReplicasState(FieldManagersState):
     """Other managers of the number of pods, and the number during a rollout."""
 
-    alternating: Mapping[str, Any] = field(default_factory=dict, metadata={_KEY: "turns"})
+    alternating: Mapping[str, Any] = field(default_factory=dict, metadata={JSON_KEY: "turns"})
     """Who writes ``spec.replicas`` of the pipeline
     (:class:`~.field_managers.AlternatingManagers`)."""
     rollout_pods: int = 0
@@ -264,6 +237,8 @@ class PipelineState:
     pod_repair: PodRepairState = PodRepairState()
     control_secrets: ControlSecretsState = field(default_factory=ControlSecretsState)
     tuning_run: TuningRunState = field(default_factory=TuningRunState)
+    warnings: WarningsState = field(default_factory=WarningsState)
+    scaling_report: ScalingReportState = field(default_factory=ScalingReportState)
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -296,6 +271,8 @@ STATES: Final[Mapping[str, type[PolicyState]]] = {
     "pod_repair": PodRepairState,
     "control_secrets": ControlSecretsState,
     "tuning_run": TuningRunState,
+    "warnings": WarningsState,
+    "scaling_report": ScalingReportState,
 }
 STATE_NAMES: Final = {kind: name for name, kind in STATES.items()}
 # Fields of the flat document of earlier releases: policy and field; "" stands for the whole state.

@@ -7,9 +7,8 @@ revision stays.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
@@ -74,40 +73,28 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     return Outcome(verdict, (watch,), events=(watched,) if verdict.summary else ())
 
 
-def unknown_latency_warnings(
-    budget: float | None,
-    latencies: Latencies | None,
-    revision: str,
-    said: Sequence[Mapping[str, Any]],
-) -> list[Finding]:
-    """Return a warning if the SLO cannot be watched because the p99 is unknown.
+def unknown_latency(
+    budget: float | None, latencies: Latencies | None, revision: str, recorded: str
+) -> str:
+    """Return why the SLO cannot be watched: the p99 is unknown. Empty if it is known.
 
     Args:
         budget: The latency budget in milliseconds; ``None`` without an SLO.
         latencies: The known latencies; ``None``: no pod was read yet.
         revision: The revision that should be watched.
-        said: The reported warnings, which hold until pods have been measured.
+        recorded: The recorded reason, which holds until pods have been measured.
     """
     if budget is None:
+        return ""
+    return recorded if latencies is None else latencies.missing.get(revision, "")
+
+
+def unknown_latency_warnings(reason: str) -> list[Finding]:
+    """Return the warning that the p99 is unknown for this ``reason``; none if that is empty."""
+    if not reason:
         return []
-    if latencies is None:
-        return [
-            Finding(UNKNOWN_PATH, text, Severity.WARNING)
-            for item in said
-            if (text := str(item.get("message", ""))).startswith(UNKNOWN)
-        ]
-    why = latencies.missing.get(revision)
-    return (
-        [
-            Finding(
-                UNKNOWN_PATH,
-                f"{UNKNOWN}: {why}; a revision that violates the SLO is not rolled back",
-                Severity.WARNING,
-            )
-        ]
-        if why
-        else []
-    )
+    text = f"{UNKNOWN}: {reason}; a revision that violates the SLO is not rolled back"
+    return [Finding(UNKNOWN_PATH, text, Severity.WARNING)]
 
 
 def continue_watch(
