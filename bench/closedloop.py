@@ -62,8 +62,8 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.prober import probe_pod
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.triton.client import TritonClient

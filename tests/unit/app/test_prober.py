@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.builders import built
 from triton_pipelines.compile.graph.example_request import example_of
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.prober import probe_pod, probe_request
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.triton.probe import ProbeResult
 

@@ -24,12 +24,9 @@ from triton_pipelines.controllers.pipeline.policies.slo_guard import (
     Latencies,
     RevisionLatency,
 )
-from triton_pipelines.controllers.pipeline.policies.tuning_run import (
-    PENDING_SECONDS,
-    SILENT_SECONDS,
-    WAITING_SECONDS,
-)
+from triton_pipelines.controllers.pipeline.policies.tuning_run import WAITING_SECONDS
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State
+from triton_pipelines.controllers.pipeline.tuning_steps import PENDING_SECONDS, SILENT_SECONDS
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."

@@ -17,12 +17,10 @@ from tests.support.tuningworld import RENDERED, RESULT, SLO, Tuning, asked
 from tests.support.worlds import BAD, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
-from triton_pipelines.controllers.pipeline.policies.tuning_run import (
-    PENDING_SECONDS,
-    WAITING_SECONDS,
-)
+from triton_pipelines.controllers.pipeline.policies.tuning_run import WAITING_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run
+from triton_pipelines.controllers.pipeline.tuning_steps import PENDING_SECONDS
 
 NO_ROOM = {
     "type": "PodScheduled",

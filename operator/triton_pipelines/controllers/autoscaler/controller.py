@@ -61,8 +61,8 @@ from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover, ScalingView
 from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import (
     Pod,
     is_alive,

@@ -12,23 +12,16 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import yaml
-
 from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.graph import Graph, MeasuredPadding, PaddingChoice
+from triton_pipelines.compile.graph.graph import Graph, MeasuredPadding
 from triton_pipelines.compile.graph.resource_patch import (
     PaddingSetting,
-    merge_patch,
-    padding_fields,
-    patch_pipeline,
 )
-from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.controllers.timestamps import moment
 
 from .ragged_fallback import REQUEST_MAX, shorten
@@ -39,8 +32,7 @@ from .tuning_run_state import MESSAGE_MAX, Run
 
 # Choices kept: the newest ones and the one in force. A spec that is restored finds its own again.
 KEPT_PADDINGS: Final = 8
-# Room in status.padding (512 in all) for the figures, and for why a choice was rolled back.
-FIGURES_MAX: Final = 400
+# Room in status.padding (512 in all) for why a choice was rolled back.
 REJECTION_MAX: Final = 160
 # JSON keys of a choice in the record, and in the status.
 _STATUS_NAMES: Final = {
@@ -128,18 +120,6 @@ class VerifiedPadding:
 
 
 VerifiedPaddings = Mapping[str, VerifiedPadding]
-
-
-@dataclass(frozen=True, slots=True)
-class PaddingResult:
-    """The part of a tuning result that ``Auto`` applies by itself, and the rest."""
-
-    result: Mapping[str, Any]
-    """Fields of ``status.tuning``, whose patch no longer names a padding."""
-    patch: Mapping[str, Any]
-    """That patch, with the padding that belongs to it written out."""
-    choices: VerifiedPaddings
-    """The verified choice by fingerprint: none or one."""
 
 
 def recorded(snapshot: Snapshot) -> dict[str, VerifiedPadding]:
@@ -275,89 +255,6 @@ def revision_data(choices: VerifiedPaddings, current: str, graph: Graph) -> dict
     return data({current: choice}) if choice is not None else {}
 
 
-def split_result(
-    pipeline: InferencePipeline,
-    current_padding: PaddingChoice | None,
-    result: Mapping[str, Any],
-    run: tuple[str, str],
-    budget: float | None,
-    fingerprint: Callable[[InferencePipeline], str],
-) -> PaddingResult:
-    """Take out of a tuning result what ``Auto`` applies by itself.
-
-    The result is unchanged if the resource names its padding.
-
-    Args:
-        pipeline: The pipeline that was measured.
-        current_padding: Its padding.
-        result: Fields of ``status.tuning`` as reported by the run. A patch in it was verified.
-        run: Request and end (RFC 3339) of the run.
-        budget: The latency budget in milliseconds within which requests were counted.
-        fingerprint: Returns the fingerprint of a resource.
-    """
-    patch = patch_in(result)
-    gain, unchanged = int(result.get("gainPercent") or 0), PaddingResult(result, patch, {})
-    if (
-        not patch
-        or gain <= 0
-        or current_padding is None
-        or not left_to_auto(pipeline.spec.tokenizer)
-    ):
-        return unchanged
-    try:
-        patched = patch_pipeline(pipeline, patch)
-        tokenizer, rest = patched.spec.tokenizer, _without_padding(patch)
-        is_named = tokenizer is not None and not left_to_auto(tokenizer)
-        if tokenizer is None or not (is_named or current_padding.measured):
-            return unchanged  # Auto's rule applies before and after.
-        before = setting = PaddingSetting(current_padding.chosen.value, current_padding.buckets)
-        if is_named and tokenizer.padding is not None:
-            # Otherwise the run verified its setting with the padding in force.
-            setting = PaddingSetting(tokenizer.padding.value, tokenizer.buckets)
-        target = fingerprint(patch_pipeline(pipeline, rest))
-    except ValueError:
-        return unchanged
-    request, at = run
-    figures = _figures_text(setting, before, gain, budget, bool(rest))
-    measured = f"; {result['padding']}" if result.get("padding") else ""
-    figures = shorten(
-        f"{figures} (tuning run {shorten(request, REQUEST_MAX)!r}{measured})", FIGURES_MAX
-    )
-    choice = VerifiedPadding(Padding(setting.mode), setting.buckets, figures, request, at)
-    from_status = (
-        {**result, "patch": yaml.safe_dump(rest, sort_keys=False)}
-        if rest
-        else {key: value for key, value in result.items() if key != "patch"}
-    )
-    if is_named:
-        when = "once that patch is in the spec" if rest else "from now on for this spec"
-        room = (
-            1024
-            - len(" Auto uses padding  , with which it was measured,.")
-            - len(str(setting))
-            - len(when)
-        )
-        from_status["message"] = (
-            f"{shorten(str(result.get('message') or ''), room)} Auto uses padding {setting},"
-            f" with which it was measured, {when}.".lstrip()
-        )
-    return PaddingResult(
-        from_status,
-        merge_patch(rest, {"spec": {"tokenizer": padding_fields(pipeline, setting)}}),
-        {target: choice},
-    )
-
-
-def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the merge patch of a result; empty if there is none or it cannot be read."""
-    try:
-        patch = yaml.safe_load(str(result.get("patch") or ""))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        # ValueError: a text that looks like a date but is not a valid one.
-        return {}
-    return patch if isinstance(patch, Mapping) else {}
-
-
 def note_on_others(
     choices: VerifiedPaddings, fingerprint: str, request: str, *, is_in_force: bool
 ) -> str:
@@ -394,42 +291,3 @@ def note_on_others(
 
 def _run_text(choice: VerifiedPadding) -> str:
     return f"tuning run {shorten(choice.request, REQUEST_MAX)!r}"
-
-
-def _figures_text(
-    setting: PaddingSetting,
-    before: PaddingSetting,
-    gain: int,
-    budget: float | None,
-    has_other_settings: bool,
-) -> str:
-    """Return the verified gain as text. ``has_other_settings``: others changed as well."""
-    within = f" within {budget:g} ms" if budget is not None else ""
-    times = f"{1 + gain / 100:.2f} times"
-    if setting == before:
-        return (
-            f"measured: {setting} stays; with the settings of the patch it carries {times}"
-            f" what it did before{within}"
-        )
-    if has_other_settings:
-        return (
-            f"measured: {setting} with the settings of the patch carries {times}"
-            f" what {before} did with those before{within}"
-        )
-    return f"measured: {setting} carries {times} what {before} does{within}"
-
-
-def _without_padding(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the patch without padding and buckets; empty if it has nothing else."""
-    spec = dict(patch.get("spec") or {})
-    tokenizer = {
-        key: value
-        for key, value in (spec.get("tokenizer") or {}).items()
-        if key not in ("padding", "buckets")
-    }
-    spec = {key: value for key, value in spec.items() if key != "tokenizer"} | (
-        {"tokenizer": tokenizer} if tokenizer else {}
-    )
-    return {key: value for key, value in patch.items() if key != "spec"} | (
-        {"spec": spec} if spec else {}
-    )

@@ -10,7 +10,7 @@ import numpy as np
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, ExampleRequest
 from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 

@@ -5,17 +5,13 @@ The only part of this package that does I/O.
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import structlog
 
-from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
@@ -26,7 +22,6 @@ from triton_pipelines.cluster.errors import (
     NamespaceTerminating,
     NotFound,
 )
-from triton_pipelines.cluster.events import event_object, post_event
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -43,25 +38,24 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.cluster.store import Store, owner_key
 from triton_pipelines.cluster.work_queue import Key, Result
-from triton_pipelines.compile.graph import Graph, Options
-from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
+from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.controllers.handover import Handover
 
-from . import status as statuses
 from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .chain import Context
-from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import is_rolling_out
 from .effective_spec import Resolver
 from .owner_references import FormerChild, NameTaken, check_owner
 from .plan import is_unmanaged, plan
+from .pod_probes import PodProbes, Prober
 from .policies.last_good_spec import last_good_after
 from .resize_rejections import rejection_of, rejections_of
-from .snapshot import Object, Pod, Probe, Snapshot, is_alive, is_pipeline_pod
-from .status_events import Event, transitions
+from .snapshot import Object, Pod, Snapshot, is_alive, is_pipeline_pod
+from .status_events import Event
+from .status_writer import StatusRejected, StatusWriter
 
 CHILD_RESOURCES: tuple[Resource, ...] = (
     DEPLOYMENTS,
@@ -72,9 +66,6 @@ CHILD_RESOURCES: tuple[Resource, ...] = (
     JOBS,
 )
 RESOURCE_OF_KIND = {resource.kind: resource for resource in (*CHILD_RESOURCES, SECRETS, PODS)}
-# How often (seconds) a pod that is not ready is probed for the reason. A ready one is probed every
-# health.periodSeconds.
-UNREADY_PROBE_SECONDS = 5.0
 # How often (seconds) the content of ConfigMap sources is compared while they are not watched: they
 # do not have our label.
 SOURCE_POLL_SECONDS = 60.0
@@ -84,23 +75,6 @@ REJECTIONS = (Forbidden, Invalid, NameTaken, FormerChild)
 FORMER_CHILD_SECONDS = 2.0
 
 _log = structlog.get_logger(__name__)
-
-
-class StatusRejected(Exception):  # noqa: N818
-    """The API server does not take a status of ours: a defect, or a CRD of another release."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeTarget:
-    """A pod to probe: its address, its models and the test inference, if any."""
-
-    pod: Pod
-    graph: Graph
-    control_key: str
-    example: ExampleRequest | None
-
-
-Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
 
 
 @dataclass(slots=True)
@@ -123,13 +97,12 @@ class Reconciler:
     handover: Handover
     max_concurrent_rollouts: int = 5
     resolver: Resolver = field(init=False)
-    _probes: dict[Key, dict[str, Probe]] = field(default_factory=dict)
+    _probes: PodProbes = field(init=False)
+    _status: StatusWriter = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
     _deleted_pods: dict[Key, set[str]] = field(default_factory=dict)
     """Uids of pods that were deleted here."""
-    _rejected_status: dict[Key, str] = field(default_factory=dict)
-    """Messages of rejected status writes, as reported."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
     """Why an object of a tuning run was rejected."""
     _terminating: set[Key] = field(default_factory=set)
@@ -139,6 +112,8 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
+        self._probes = PodProbes(self.prober, self.derive, self.clock)
+        self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
     async def reconcile(self, key: Key) -> Result:
         """Run one reconcile iteration.
@@ -162,8 +137,9 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            for known in (self._probes, self._rejected_status, self._accepted):
-                known.pop(key, None)
+            self._probes.forget(key)
+            self._status.forget(key)
+            self._accepted.pop(key, None)
             self.handover.resize_rejections.pop(key, None)
             self.handover.effective_specs.pop(key, None)
             self.resolver.forget(key)
@@ -177,14 +153,14 @@ class Reconciler:
         if (effective := self.resolver.effective(raw)) is not None:
             self.handover.effective_specs[key] = effective
         probe_after = (
-            await self._probe_due_pods(key, acted[1], acted[0]) if acted is not None else None
+            await self._probes.refresh(key, acted[1], acted[0]) if acted is not None else None
         )
         self.handover.resize_rejections[key] = rejections_of(
             self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
         )
         snapshot = replace(
             snapshot,
-            probes=dict(self._probes.get(key, {})),
+            probes=self._probes.of(key),
             resize_rejections=dict(self.handover.resize_rejections[key]),
         )
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
@@ -213,7 +189,7 @@ class Reconciler:
         finally:
             self._starting.discard(key)
         if decided.status is not None:
-            await self._write_status(snapshot, decided.status, decided.events)
+            await self._status.write(snapshot, decided.status, decided.events)
         has_unreported = (
             await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
@@ -269,81 +245,6 @@ class Reconciler:
             # A namespaced operator may not see nodes; the scheduler's own message is shown.
             return None
 
-    # --- probe pods -------------------------------------------------------------------------
-
-    async def _probe_due_pods(
-        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
-    ) -> float | None:
-        """Probe the pods that are due, concurrently.
-
-        Only pods that run the effective spec are probed: other revisions may have other model names
-        and inputs. Their last result stays.
-
-        Returns:
-            The seconds until the next pod is due.
-        """
-        now = self.clock()
-        pipeline, state = compiled.pipeline, snapshot.state().revision
-        # The second is a revision of the same spec that waits to be replaced by one with this
-        # operator's templates.
-        revisions = {
-            compiled.revision.name,
-            state.desired if state.generation == snapshot.generation else "",
-        }
-        health = pipeline.spec.health
-        effective = health.inference is InferenceHealth.AUTO and not probe_blocker(
-            pipeline, compiled.graph
-        )
-        known = self._probes.setdefault(key, {})
-        running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
-        for uid in set(known) - set(running):
-            del known[uid]
-        pods = {uid: pod for uid, pod in running.items() if pod.revision in revisions}
-
-        def due_in(pod: Pod) -> float:
-            last = known.get(pod.uid)
-            is_unverified = (
-                last is not None and effective and last.inference_error is None and not last.error
-            )
-            if last is None or (pod.ready and (is_unverified or not last.ensemble_ready)):
-                return 0.0
-            # A first wrong answer may be an accident; a rollout is decided by the second.
-            settled = (
-                pod.ready
-                and not last.error
-                and not last.inference_error
-                and last.consecutive_wrong != 1
-            )
-            period = (
-                float(health.period_seconds)
-                if settled
-                else min(UNREADY_PROBE_SECONDS, float(health.period_seconds))
-            )
-            return period - (now - last.at).total_seconds()
-
-        due = [pod for pod in pods.values() if due_in(pod) <= 0]
-        if due:
-            example = (
-                example_of(pipeline, compiled.graph) if any(pod.ready for pod in due) else None
-            )
-            targets = [
-                ProbeTarget(
-                    pod,
-                    compiled.graph,
-                    self.derive(pipeline.metadata.uid, pod.revision),
-                    example if pod.ready else None,
-                )
-                for pod in due
-            ]
-            results = await asyncio.gather(*(self.prober(target, now) for target in targets))
-            known.update(
-                {
-                    pod.uid: result.merged_with(known.get(pod.uid))
-                    for pod, result in zip(due, results, strict=True)
-                }
-            )
-        return max(1.0, min(due_in(pod) for pod in pods.values())) if pods else None
-
     def _may_roll(self, key: Key) -> bool:
         rolling = {
             owner_key(DEPLOYMENTS, item)
@@ -363,7 +264,7 @@ class Reconciler:
         the Job stays, and the next iteration reads its result again.
         """
         try:
-            await self._write_status(
+            await self._status.write(
                 snapshot, status_after_failure(snapshot, decided, error, self.clock())
             )
         except StatusRejected:
@@ -372,7 +273,7 @@ class Reconciler:
             raise
         await self._clear(key, decided)
         for event in events_after_failure(decided):
-            await self._post(snapshot.pipeline, event)
+            await self._status.post(snapshot.pipeline, event)
         waiting = isinstance(error, FormerChild)
         return Result(
             requeue_after=FORMER_CHILD_SECONDS if waiting else SOURCE_POLL_SECONDS,
@@ -391,7 +292,7 @@ class Reconciler:
         if decided.resize is not None:
             await self._resize(key, snapshot, decided.resize)
         for event in decided.action_events:
-            await self._post(snapshot.pipeline, event)
+            await self._status.post(snapshot.pipeline, event)
 
     async def _clear(self, key: Key, decided: Plan) -> None:
         for deletion in decided.clear:
@@ -433,7 +334,7 @@ class Reconciler:
                 error, resize.pod, resize.limit, before, self.clock()
             )
             if before is None or (before.cause, before.limit) != (now.cause, now.limit):
-                await self._post(
+                await self._status.post(
                     snapshot.pipeline,
                     Event(True, Reason.ACTUATION_FAILED.value, "Resize", now.text),
                 )
@@ -481,85 +382,5 @@ class Reconciler:
             return
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
 
-    async def _write_status(
-        self, snapshot: Snapshot, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
-    ) -> None:
-        """Write a status and post its events.
 
-        Args:
-            snapshot: What was observed.
-            status: The status to write.
-            events: Events to post. ``None``: write only if the status changes anything, and post
-                the events of that change.
-
-        Raises:
-            StatusRejected: The API server rejects it. The conditions of the pipeline say so if
-                they can be written.
-        """
-        if events is None:
-            if not statuses.differs(snapshot.pipeline, status):
-                return
-            events = tuple(transitions(snapshot.status, status))
-        try:
-            await self._put_status(snapshot.pipeline, status)
-        except Invalid as error:
-            raise StatusRejected(await self._report_status_rejection(snapshot, error)) from error
-        self._rejected_status.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
-        for event in events:
-            await self._post(snapshot.pipeline, event)
-
-    async def _put_status(self, pipeline: Object, status: Mapping[str, Any]) -> None:
-        metadata = pipeline["metadata"]
-        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        body = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-        }
-        since = self.store.mark()
-        try:
-            applied = await self.client.apply_status({**body, "status": dict(status)})
-        except NotFound:
-            # Whatever the caches hold: the pipeline does not exist, and no event may come to report
-            # its deletion.
-            self.store.remove(INFERENCE_PIPELINES, namespace, name, uid=uid)
-        except Conflict:
-            return  # Another one of the name; its own event starts the next iteration.
-        else:
-            self.store.put(INFERENCE_PIPELINES, applied, since=since)
-
-    async def _report_status_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
-        """Report in the previous status that the new one was rejected; return the message."""
-        text = (
-            "the API server rejects the pipeline's status, so the rest of it is out of date:"
-            f" {error.message}; is the CRD that of this operator's release?"
-        )
-        key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
-        stalled = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
-        if statuses.differs(snapshot.pipeline, stalled):
-            try:
-                await self._put_status(snapshot.pipeline, stalled)
-            except Invalid as second_error:
-                await _log.aerror("conditions of a status rejected", error=second_error.message)
-        if self._rejected_status.get(key) != text:
-            self._rejected_status[key] = text
-            await _log.aerror("status rejected", error=error.message)
-            await self._post(
-                snapshot.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
-            )
-        return text
-
-    async def _post(self, pipeline: Object, event: Event) -> None:
-        fields = {
-            "reason": event.reason,
-            "action": event.action,
-            "note": event.note,
-            "instance": self.instance,
-        }
-        event_body = event_object(pipeline, type=event.type, **fields, now=self.clock())
-        error = await post_event(self.client, event_body)
-        if error is not None and not isinstance(error, NamespaceTerminating):
-            await _log.awarning("event not written", reason=event.reason, error=str(error))
-
-
-__all__ = ["ClusterError", "ProbeTarget", "Prober", "Reconciler"]
+__all__ = ["ClusterError", "Reconciler"]
