@@ -336,7 +336,7 @@ async def test_a_run_outlives_the_operator_but_neither_another_mode_nor_its_cana
             told = await eventually(
                 "failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS
             )
-            assert "the pod that was measured is gone" in told["message"]
+            assert "the measured pod no longer exists" in told["message"]
             await eventually(
                 "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
             )

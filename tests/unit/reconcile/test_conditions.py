@@ -226,7 +226,7 @@ def test_no_gpu_says_what_was_asked_and_what_is_offered() -> None:
     assert scene.told()["Ready"] == "False WaitingForGPU"
     assert scene.told()["Reconciling"] == "True WaitingForGPU"
     assert (
-        "asks for 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient "
+        "requests 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient "
         "nvidia.com/gpu"
     ) in scene.message()
     assert "preemption" not in scene.message()

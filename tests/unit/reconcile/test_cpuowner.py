@@ -113,7 +113,10 @@ def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> N
     assert resizes == min(len(managers), 4), "each is mended once"
     assert len(events) == 1, "told once"
     assert limited(made)["reason"] == "CPUOwnerConflict"
-    assert " and ".join(sorted(managers)[:4]) + " resize the pods" in limited(made)["message"]
+    assert (
+        " and ".join(sorted(managers)[:4]) + " repeatedly resize the pods"
+        in limited(made)["message"]
+    )
     writes(made, "3750m", manager=managers[0])
     passes(made, 2)
     assert (made.state.cpu_resize.kept_by, limited(made)) == ("", {})
@@ -244,7 +247,7 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone() -> 
     # Both were made before the first mending: one slip. What comes for them is meant.
     assert resizes == gone <= 2
     assert limited(made)["reason"] == "CPUOwnerConflict"
-    assert "VerticalPodAutoscaler sentiment resizes the pods" in limited(made)["message"]
+    assert "VerticalPodAutoscaler sentiment repeatedly resizes the pods" in limited(made)["message"]
     assert len(made.serving) == 2
     # It is taken away, and the pods are made anew.
     assert gone >= 1

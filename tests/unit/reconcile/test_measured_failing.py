@@ -65,7 +65,7 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
     (entry,) = world.status["padding"]["measured"]
     assert why in entry["barred"]
     assert (
-        " Auto has taken padding Bucketed 32, 128 back since: " in world.status["tuning"]["message"]
+        " Auto has reverted padding Bucketed 32, 128 since: " in world.status["tuning"]["message"]
     )
     assert len(choices(world)) == 1
     for change in ({}, {"replicas": 3}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):

@@ -156,7 +156,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> Non
     serving, deployed = [pod.name for pod in world.serving], world.deployed
     world.change(tuning={"request": "a"}).step()
     failed(world, f"revision {world.status['revision']} does not serve (RolledBack): ")
-    assert f"revision {deployed} was rolled back" in world.run["message"]
+    assert f"was rolled back to revision {deployed} " in world.run["message"]
     for _ in range(5):
         world.pass_time(5).control().run_pods()
         assert [pod.name for pod in world.serving] == serving, (
@@ -336,7 +336,7 @@ def test_a_deleted_job_is_not_made_again() -> None:
         if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER
     ]
     world.step()
-    failed(world, "its Job was deleted; ask again")
+    failed(world, "its Job was deleted; set another")
 
 
 def test_a_job_that_was_never_made_is_made() -> None:
@@ -395,7 +395,7 @@ def test_a_canary_that_goes_ends_the_run(fate: Callable[[Tuning, Object], None])
         world,
         "which was measured, has ended (Evicted: The node was low"
         if fate is evicted
-        else "the pod that was measured is gone, or its server",
+        else "the measured pod no longer exists, or its server",
     )
     assert [pod.serving for pod in world.pods] == [True]
 
@@ -441,7 +441,7 @@ def test_a_job_whose_result_is_lost() -> None:
     ended = {"type": "Complete", "status": "True", "lastTransitionTime": rfc3339(world.now)}
     world.children["Job", job["metadata"]["name"]] = {**job, "status": {"conditions": [ended]}}
     world.step()
-    failed(world, "the Job ended, but its pod is gone, and its result with it")
+    failed(world, "the Job ended, but its result was lost with its pod")
 
 
 # --- the operator ---------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ import yaml
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import PaddingChoice
+from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import (
     PaddingSetting,
     merge_patch,
     padding_fields,
     patch_pipeline,
 )
-from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 
 from .padding_choices import VerifiedPadding, VerifiedPaddings
 from .ragged_fallback import REQUEST_MAX, shorten
@@ -64,13 +64,13 @@ def split_result(
         not patch
         or gain <= 0
         or current_padding is None
-        or not left_to_auto(pipeline.spec.tokenizer)
+        or not uses_auto_padding(pipeline.spec.tokenizer)
     ):
         return unchanged
     try:
         patched = patch_pipeline(pipeline, patch)
         tokenizer, rest = patched.spec.tokenizer, _without_padding(patch)
-        is_named = tokenizer is not None and not left_to_auto(tokenizer)
+        is_named = tokenizer is not None and not uses_auto_padding(tokenizer)
         if tokenizer is None or not (is_named or current_padding.measured):
             return unchanged  # Auto's rule applies before and after.
         before = setting = PaddingSetting(current_padding.chosen.value, current_padding.buckets)

@@ -24,7 +24,7 @@ from triton_pipelines.controllers.pipeline.live_config_map import live_data
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
-from .cpu_resize import CpuResize
+from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .kept_revisions import KeptRevisions
 from .last_good_spec import last_good_data
@@ -77,7 +77,7 @@ def _revision_record(snapshot: Snapshot, draft: Draft) -> list[Apply]:
 
 
 def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
-    spec, number = draft.of(ReconciledSpec), draft.of(Replicas)
+    spec, number, cpu = draft.of(ReconciledSpec), draft.of(Replicas), draft.of(CpuResizeDecision)
     counts, sources = draft.of(InstanceCounts).by_step, draft.of(KeptRevisions).sources
     rejections = spec.graph.padding.refused if spec.graph.padding else {}
     return live_config_map(
@@ -85,7 +85,7 @@ def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
         live_data(draft.state, counts, sources, snapshot)
         | ragged_fallback.data(rejections)
         | padding_choices.data(draft.of(TunedPadding).choices)
-        | owned_data(spec.pipeline, snapshot, number.live_scaling, draft.of(CpuResize).limit)
+        | owned_data(spec.pipeline, snapshot, number.live_scaling, cpu.limit)
         | last_good_data(spec.pipeline, snapshot, is_blocked=spec.blocked is not None),
     )
 

@@ -37,7 +37,7 @@ _UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (
 
 
 @dataclass(frozen=True, slots=True)
-class CpuResize:
+class CpuResizeDecision:
     """Decision on the CPU of the pods in one reconcile iteration."""
 
     limit: int | None
@@ -63,7 +63,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 def decide_cpu(
     limit: int | None, snapshot: Snapshot, state: CpuResizeState, now: dt.datetime
-) -> CpuResize:
+) -> CpuResizeDecision:
     """Choose the pod that gets the ``limit`` that live scaling wants, and who owns the CPU."""
     due = due_changes(limit, snapshot)
     rejections = rejections_of(snapshot.resize_rejections, {change.uid for change in due})
@@ -81,7 +81,7 @@ def decide_cpu(
             other.manager, other.at, now
         ):
             others = others.with_owner(other.manager)
-            return CpuResize(
+            return CpuResizeDecision(
                 limit,
                 None,
                 {},
@@ -97,7 +97,7 @@ def decide_cpu(
         and not others.was_corrected(other.manager, now)
     ):
         others = others.with_correction(other.manager, now)
-    return CpuResize(
+    return CpuResizeDecision(
         limit, resize, rejections, retry_delay(rejections, now), state.with_others(others)
     )
 

@@ -44,7 +44,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     return Outcome(
         states=(state if state.loader else replace(state, loader_revision=""),),
         warnings=(
-            *lint(spec.pipeline, spec.graph, draft.context.options),
+            *lint(spec.pipeline, spec.graph),
             *unknown_latency_warnings(state.unknown_latency),
             *stale_result_warnings(draft.of(TunedPadding).run, desired),
             *state.monitoring,
