@@ -1,6 +1,6 @@
 """Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
 
-The only part of this package that does I/O.
+I/O is here, in ``pod_probes``, ``prober``, ``status_writer`` and ``config_map_sources`` only.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
-    ClusterError,
     Conflict,
     Forbidden,
     Invalid,
@@ -45,6 +45,7 @@ from triton_pipelines.controllers.handover import Handover
 from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .chain import Context
+from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import is_rolling_out
 from .effective_spec import Resolver
@@ -137,32 +138,14 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None:
-            self._probes.forget(key)
-            self._status.forget(key)
-            self._accepted.pop(key, None)
-            self.handover.resize_rejections.pop(key, None)
-            self.handover.effective_specs.pop(key, None)
-            self.resolver.forget(key)
+            self._forget(key)
             return Result()
         if is_unmanaged(raw):
             return Result()
         sources = self.resolver.read(raw).sources
         snapshot = await self._observe(key, raw, sources)
         compiled = self.resolver.resolve(snapshot)
-        acted = self.resolver.effective_spec(snapshot, compiled)
-        if (effective := self.resolver.effective(raw)) is not None:
-            self.handover.effective_specs[key] = effective
-        probe_after = (
-            await self._probes.refresh(key, acted[1], acted[0]) if acted is not None else None
-        )
-        self.handover.resize_rejections[key] = rejections_of(
-            self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
-        )
-        snapshot = replace(
-            snapshot,
-            probes=self._probes.of(key),
-            resize_rejections=dict(self.handover.resize_rejections[key]),
-        )
+        snapshot, probe_after = await self._probe(key, snapshot, compiled)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
         decided = plan(
@@ -201,7 +184,16 @@ class Reconciler:
             )
         )
 
-    # --- observe ----------------------------------------------------------------------------
+    def _forget(self, key: Key) -> None:
+        """Drop what is known about a deleted pipeline."""
+        self._probes.forget(key)
+        self._status.forget(key)
+        self._accepted.pop(key, None)
+        self.handover.resize_rejections.pop(key, None)
+        self.handover.effective_specs.pop(key, None)
+        self.resolver.forget(key)
+
+    # --- observe
 
     async def _observe(self, key: Key, raw: Object, sources: Sequence[Fetch]) -> Snapshot:
         children = {
@@ -237,6 +229,31 @@ class Reconciler:
             monitoring=published.monitoring.get(key),
             last_good_in_memory=last[1] if last[0] == uid else "",
         )
+
+    async def _probe(
+        self, key: Key, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
+    ) -> tuple[Snapshot, float | None]:
+        """Publish the effective spec and probe its pods.
+
+        Returns:
+            The snapshot with probe results and resize rejections, and the seconds until the next
+            pod is due.
+        """
+        acted = self.resolver.effective_spec(snapshot, compiled)
+        if (effective := self.resolver.effective(snapshot.pipeline)) is not None:
+            self.handover.effective_specs[key] = effective
+        probe_after = (
+            await self._probes.refresh(key, acted[1], acted[0]) if acted is not None else None
+        )
+        self.handover.resize_rejections[key] = rejections_of(
+            self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
+        )
+        probed = replace(
+            snapshot,
+            probes=self._probes.of(key),
+            resize_rejections=dict(self.handover.resize_rejections[key]),
+        )
+        return probed, probe_after
 
     async def _list_nodes(self) -> tuple[Object, ...] | None:
         try:
@@ -381,6 +398,3 @@ class Reconciler:
             self._deleted_pods.setdefault(key, set()).add(deletion.uid)
             return
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)
-
-
-__all__ = ["ClusterError", "Reconciler"]

@@ -82,6 +82,12 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         )
         for item in reversed(added)
     ]
+    return events + _scaling_failed(before, after) + _metrics_changed(before, after)
+
+
+def _scaling_failed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Return events of a change that failed, and of another manager of a scaled field."""
+    events = []
     old, new = (
         _condition(before, ConditionType.SCALING_ACTIVE),
         _condition(after, ConditionType.SCALING_ACTIVE),
@@ -101,24 +107,27 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         "reason"
     ) != old.get("reason"):
         events.append(Event(True, str(new["reason"]), "Scale", str(new.get("message", ""))))
+    return events
+
+
+def _metrics_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Return the event of metrics that became unusable, or usable again."""
     old, new = (
         _condition(before, ConditionType.METRICS_AVAILABLE),
         _condition(after, ConditionType.METRICS_AVAILABLE),
     )
     if (
-        new
-        and (old.get("status", "True"), old.get("reason")) != (new["status"], new["reason"])
-        and Reason(new["reason"]) is not Reason.NO_PODS
+        not new
+        or (old.get("status", "True"), old.get("reason")) == (new["status"], new["reason"])
+        or Reason(new["reason"]) is Reason.NO_PODS
     ):
-        if new["status"] == "False":
-            events.append(
-                Event(True, str(new["reason"]), "ReadMetrics", str(new.get("message", "")))
-            )
-        elif old and old.get("reason") != Reason.NO_PODS:
-            events.append(
-                Event(False, "MetricsRecovered", "ReadMetrics", str(new.get("message", "")))
-            )
-    return events
+        return []
+    message = str(new.get("message", ""))
+    if new["status"] == "False":
+        return [Event(True, str(new["reason"]), "ReadMetrics", message)]
+    if old and old.get("reason") != Reason.NO_PODS:
+        return [Event(False, "MetricsRecovered", "ReadMetrics", message)]
+    return []
 
 
 def _new_warnings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:

@@ -125,31 +125,9 @@ def running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
         ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
         if ended:
             return _result_of_job(stage, run, ended, now)
-    # The Job may have changed the canary's settings, so a second Job could not start from them: a
-    # Job is never created twice.
-    if run.job_uid and (
-        job_object is None
-        or job_object["metadata"].get("uid") != run.job_uid
-        or job_object["metadata"].get("deletionTimestamp")
-    ):
-        return TuningDecision(run.failed(f"its Job was deleted; {RETRY_ADVICE}", now))
-    end_condition = _end_condition(job_object)
-    # The report of its pod has more details, and may arrive later.
-    is_report_due = bool(tuners) and not is_past(
-        str(end_condition.get("lastTransitionTime") or ""), SILENT_SECONDS, now
-    )
-    if end_condition and not is_report_due:
-        message = (
-            f"the Job failed: {end_condition.get('reason', '')}: {end_condition.get('message', '')}"
-        )
-        return TuningDecision(
-            run.failed(
-                message
-                if end_condition["type"] == "Failed"
-                else f"the Job ended, but its result was lost with its pod; {RETRY_ADVICE}",
-                now,
-            )
-        )
+    failure = _job_failure(run, job_object, tuners, now)
+    if failure:
+        return TuningDecision(run.failed(failure, now))
     canary_pod = next(
         (
             pod
@@ -184,6 +162,30 @@ def running(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
         (*_canary_objects(stage, name), job_object),
         message,
     )
+
+
+def _job_failure(
+    run: Run, job_object: Object | None, tuners: Sequence[Pod], now: dt.datetime
+) -> str:
+    """Return why the Job has ended without a result; empty if it has not."""
+    # The Job may have changed the canary's settings, so a second Job could not start from them: a
+    # Job is never created twice.
+    if run.job_uid and (
+        job_object is None
+        or job_object["metadata"].get("uid") != run.job_uid
+        or job_object["metadata"].get("deletionTimestamp")
+    ):
+        return f"its Job was deleted; {RETRY_ADVICE}"
+    end = _end_condition(job_object)
+    # The report of its pod has more details, and may arrive later.
+    is_report_due = bool(tuners) and not is_past(
+        str(end.get("lastTransitionTime") or ""), SILENT_SECONDS, now
+    )
+    if not end or is_report_due:
+        return ""
+    if end["type"] == "Failed":
+        return f"the Job failed: {end.get('reason', '')}: {end.get('message', '')}"
+    return f"the Job ended, but its result was lost with its pod; {RETRY_ADVICE}"
 
 
 def _not_running_text(reason: str) -> str:
