@@ -331,7 +331,7 @@ def test_a_job_that_does_not_end() -> None:
     ("change", "words"),
     [
         ({"suspend": "Enabled"}, "suspended"),
-        ({"tokenizer": {"maxLength": 64}}, "is no longer wanted"),
+        ({"tokenizer": {"maxLength": 64}}, "the desired revision is "),
     ],
 )
 @pytest.mark.parametrize("running", [False, True])
