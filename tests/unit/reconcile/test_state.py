@@ -12,8 +12,10 @@ from tests.support import builders
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
+from triton_pipelines.controllers.pipeline.report_state import ScalingReportState, WarningsState
 from triton_pipelines.controllers.pipeline.state import (
     FLAT_FIELDS,
     STATES,
@@ -100,8 +102,24 @@ def test_every_field_of_the_flat_document_arrives() -> None:
     )
 
 
+FINDINGS = (Finding("spec.model", "one", Severity.WARNING), Finding("spec", "", Severity.WARNING))
+REPORTS = (
+    WarningsState(("a", "b"), "2861b88211", FINDINGS, "no metrics", FINDINGS[:1]),
+    ScalingReportState("the pods themselves", ("tokenizer", "cpu")),
+)
+
+
+@pytest.mark.parametrize("entry", [7, "x", {"path": 1, "message": "y"}, {"path": "x"}, None])
+def test_an_unreadable_entry_of_a_report_is_left_out(entry: Any) -> None:
+    state = PipelineState().with_states(*REPORTS)
+    document = json.loads(state.to_json())
+    for policy, key in (("warnings", "loader"), ("warnings", "monitoring")):
+        document[policy][key].append(entry)
+    assert PipelineState.parse(json.dumps(document)) == state
+
+
 def test_a_state_of_every_policy_survives_being_written() -> None:
-    state = PipelineState.parse(json.dumps(FLAT))
+    state = PipelineState.parse(json.dumps(FLAT)).with_states(*REPORTS)
     assert PipelineState.parse(state.to_json()) == state
     assert set(json.loads(state.to_json())) == set(STATES) == {f.name for f in fields(state)}
 
@@ -135,7 +153,7 @@ def downgrade(world: World) -> None:
 
 def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone() -> None:
     world = Tuning(builders.document(slo=SLO)).settle()
-    world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
+    world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
     before = world.state
     assert before.slo_guard.since
@@ -144,8 +162,13 @@ def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone(
     assert world.state == before
     decided = world.step()
     assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name(world.name)]
-    assert (decided.delete, decided.clear, decided.beside, decided.notes) == ((), (), (), ())
-    assert world.step().quiet
+    assert (decided.delete, decided.clear, decided.tuning_objects, decided.action_events) == (
+        (),
+        (),
+        (),
+        (),
+    )
+    assert world.step().is_empty
 
 
 def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
