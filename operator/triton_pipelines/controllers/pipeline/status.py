@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Finding
+from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.conditions import (
     KIND_OF,
     MESSAGE_MAX,
