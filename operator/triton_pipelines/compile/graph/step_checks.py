@@ -10,7 +10,7 @@ from triton_pipelines.api.loadplan import FetchKind
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.postprocess import CLASSIFIERS, POOLINGS, Postprocess, PostprocessType
 from triton_pipelines.api.python import Runner
-from triton_pipelines.api.source import ModelSource
+from triton_pipelines.api.source import ModelSource, SourceSpec
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.tensors import DataType, TokenTensor
@@ -426,7 +426,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
 
 
 def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
-    policy, source = fields.version_policy, step.source
+    policy, source = fields.version_policy, _versioned_source(fields, step)
     pinned = fields.version is not None and fields.version != 1
     if policy is not None and not policy.default and (source is None or names_file(source)):
         yield Finding(
@@ -454,6 +454,14 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
             f"pins version {fields.version}, but versionPolicy.specific serves only {served}",
             code=FindingCode.VERSION_MISMATCH,
         )
+
+
+def _versioned_source(fields: StepFields, step: Step) -> SourceSpec | None:
+    """Return the source that may have numbered versions: of custom code, that of its model.py."""
+    python = fields.python
+    if python is not None and python.code is not None:
+        return python.code.source
+    return step.source
 
 
 def _strategy(fields: StepFields, step: Step) -> Iterator[Finding]:

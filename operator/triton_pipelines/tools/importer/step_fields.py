@@ -73,7 +73,8 @@ def step_fields(
     if config.max_batch_size or platform is not Platform.VLLM:
         fields["maxBatchSize"] = config.max_batch_size
     fields |= _batching(config, vllm=platform is Platform.VLLM)
-    if (strategy := files.strategy(model)) is not None:
+    has_folder = fields.get("source") == files.folder(model)
+    if (strategy := files.strategy(model, has_folder=has_folder)) is not None:
         fields["batchStrategy"] = strategy
     fields["instances"] = _instances(model, path, files)
     if python and path != "spec.model" and fields["instances"] == {"count": 1, "kind": "CPU"}:
@@ -234,8 +235,9 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     text = model.text(ENGINE_FILE)
     place = f"{model.name}/{model.latest or 1}/{ENGINE_FILE}"
     if text is None:
-        files.report.lost(place, "is missing; it has the arguments of the engine", f"{path}.vllm")
-        return {"vllm": {"engineArgs": {}}}
+        raise ModelRepositoryError(
+            f"{place}: is missing; it has the arguments of the engine, so copy it into the folder"
+        )
     try:
         arguments = json.loads(text)
     except ValueError as error:
@@ -245,6 +247,11 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
             f"{place}: must be a JSON object with the arguments of the engine"
         )
     weights = str(arguments.get("model", ""))
+    if not weights:
+        raise ModelRepositoryError(
+            f"{place}: model: is missing, and vLLM does not start without it; write the name or"
+            " the path of the weights"
+        )
     if (
         weights == f"{PATH_MODELS}/{model.name}/{VERSION_FOLDER}"
         or versions

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triton_pipelines.api.steps import STEP_NAME_MAX, TAKEN_STEP_NAMES
-from triton_pipelines.compile.graph.defaults import MODEL, POSTPROCESS, TOKENIZER
+from triton_pipelines.compile.graph.defaults import (
+    MODEL,
+    POSTPROCESS,
+    STRATEGY_FILE,
+    STRATEGY_PARAMETER,
+    TOKENIZER,
+)
 from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 
 from .rendered_steps import RuntimeStep, runtime_step_of
@@ -160,6 +166,8 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
         config.version_policy.WhichOneof("policy_choice")
         or call.version > 0
         or not 1 <= len(config.input) <= 2
+        or not _runs_on_cpu(config)
+        or _has_strategy(model)
     ):
         return False
     public = {tensor.name: list(tensor.dims) for tensor in ensemble.config.input}
@@ -180,6 +188,24 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
             for tensor in config.output
         )
     )
+
+
+def _runs_on_cpu(config: Any) -> bool:
+    """Return whether instances may be those of a tokenizer, which never runs on a GPU.
+
+    Without a kind they may, although Triton would put them on GPUs: nobody meant that.
+    """
+    return not any(
+        group.kind not in (_kind(group, "KIND_CPU"), _kind(group, "KIND_AUTO"))
+        or group.gpus
+        or group.profile
+        for group in config.instance_group
+    )
+
+
+def _has_strategy(model: RepositoryModel) -> bool:
+    """Return whether a model has a batching library, for which only steps have a field."""
+    return STRATEGY_PARAMETER in model.config.parameters or STRATEGY_FILE in model.other_files
 
 
 def _models(
@@ -272,6 +298,7 @@ def _plain(call: StepCall) -> bool:
         call.model.backend != "python"
         or runtime_step_of(call.model) is not None
         or call.version > 0
+        or _has_strategy(call.model)
     ):
         return False
     return (
