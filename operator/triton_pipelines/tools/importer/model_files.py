@@ -20,7 +20,7 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.loader.onnx_file import read_onnx
 
 from .file_digest import sha256_of
-from .import_notes import ImportReport, ModelRepositoryError
+from .import_notes import ImportReport, InexpressibleRepositoryError, ModelRepositoryError
 from .python_imports import imported_packages
 from .repository import RepositoryModel
 from .repository_layout import version_of
@@ -138,6 +138,11 @@ class FileSources:
     def _code_file(self, model: RepositoryModel) -> str:
         """Return the name of the file with the code; it becomes ``model.py``."""
         main = str(model.config.default_model_filename) or CODE
+        if main != CODE and any(CODE in names for names in model.versions.values()):
+            raise InexpressibleRepositoryError(
+                f"{model.origin}: default_model_filename: the code is in {main}, and next to it is"
+                f" {CODE}, whose name the operator gives to the code; rename {CODE}"
+            )
         if main != CODE:
             model.config.default_model_filename = ""
             self.report.info(

@@ -1,0 +1,421 @@
+"""Test `tritonpipe import` with repositories that Triton loads, and with odd ones that it refuses.
+
+Each test changes one thing in a small repository of a tokenizer, a model and their ensemble.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.handmade_repositories import (
+    CODE,
+    ENSEMBLE,
+    FILES,
+    MODEL,
+    TOKENIZER,
+    replaced,
+    write_files,
+)
+from tests.unit.cli.conftest import Ended, Run
+from triton_pipelines.cli.documents import load_pipeline
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.render.model_repository import load_plan, repository
+
+Import = Callable[..., Ended]
+SOURCE = "--source-uri=s3://models/repository"
+
+
+@pytest.fixture
+def import_of(tmp_path: Path, tritonpipe: Run) -> Import:
+    """Return a function that writes the small repository with changes and imports it.
+
+    A resource that is written must be accepted by ``validate``.
+    """
+
+    def run(changes: dict[str, str], *options: str, remove: str | None = None) -> Ended:
+        folder = write_files(tmp_path / "models", {**FILES, **changes})
+        if remove is not None:
+            (folder / remove).unlink()
+        ended = tritonpipe("import", str(folder), SOURCE, *options)
+        if ended.out:
+            file = tmp_path / "resource.yaml"
+            file.write_text(ended.out, encoding="utf-8")
+            validated = tritonpipe("validate", str(file))
+            assert validated.code == 0, validated.err
+        return ended
+
+    return run
+
+
+def spec_of(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    spec = yaml.safe_load(ended.out)["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def test_the_repository_itself_is_carried_over(import_of: Import) -> None:
+    ended = import_of({}, "--strict")
+    assert not re.search("not carried over|changed|note", ended.err)
+    assert set(spec_of(ended)) == {"tokenizer", "model", "ensemble"}
+
+
+def test_a_tokenizer_on_a_gpu_becomes_a_step(import_of: Import) -> None:
+    spec = spec_of(import_of(replaced("tok/config.pbtxt", "KIND_CPU", "KIND_GPU"), "--strict"))
+    assert "tokenizer" not in spec
+    assert spec["steps"][0]["name"] == "tok"
+    assert spec["steps"][0]["instances"] == {"count": 1, "kind": "GPU"}
+
+
+@pytest.mark.parametrize("name", ["tok/config.pbtxt", "bert/config.pbtxt"])
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ("all { }", {"all": {}}),
+        ("latest { num_versions: 2 }", {"latest": 2}),
+        ("specific { versions: [ 1 ] }", {"specific": [1]}),
+    ],
+)
+def test_version_policies_are_carried_over(
+    import_of: Import, name: str, policy: str, field: dict[str, Any]
+) -> None:
+    spec = spec_of(import_of({name: f"{FILES[name]}version_policy {{ {policy} }}\n"}, "--strict"))
+    steps = {step.get("modelName", step.get("name")): step for step in spec.get("steps", ())}
+    steps |= {spec["model"]["modelName"]: spec["model"]}
+    assert steps[name.split("/")[0]]["versionPolicy"] == field
+
+
+def test_versions_of_custom_code_are_deployed(import_of: Import, tmp_path: Path) -> None:
+    changes = {
+        "tok/config.pbtxt": TOKENIZER + "version_policy { all { } }\n",
+        "tok/3/model.py": CODE + "# newer\n",
+    }
+    spec = spec_of(import_of(changes, "--strict"))
+    assert spec["steps"][0]["python"] == {
+        "code": {"source": {"uri": "s3://models/repository/tok/"}}
+    }
+    _, graph = load_pipeline(tmp_path / "resource.yaml", Options())
+    plan = load_plan(graph, repository(graph), "default", "r1")
+    code = next(item for item in plan.fetch if item.slot == "code")
+    assert code.versions is not None
+    assert code.versions.all
+
+
+def test_duplicate_outputs_are_removed_and_reported(import_of: Import) -> None:
+    twice = 'output { name: "logits" data_type: TYPE_FP32 dims: 2 }\n'
+    changes = {"sentiment/config.pbtxt": ENSEMBLE + twice}
+    ended = import_of(changes)
+    assert spec_of(ended)["ensemble"]["outputs"] == [{"name": "logits", "from": "model.logits"}]
+    assert "sentiment/config.pbtxt: output[1]: changed: declares 'logits' a second" in ended.err
+    assert import_of(changes, "--strict").code == 1
+
+
+def test_an_output_that_the_model_does_not_have_is_named(import_of: Import) -> None:
+    ended = import_of(
+        replaced("sentiment/config.pbtxt", 'key: "input_ids" value: "ids"', 'key: "x" value: "ids"')
+    )
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        "sentiment/config.pbtxt: ensemble_scheduling.step[0].output_map[\"x\"]: model 'tok' has no"
+        " output 'x'; it has input_ids" in ended.err
+    )
+
+
+DEFECTS = {
+    "syntax": {"extra/config.pbtxt": "input: {"},
+    "name": {"extra/config.pbtxt": 'name: "other" backend: "python"'},
+    "no tensors": {"extra/config.pbtxt": 'backend: "python"', "extra/1/model.py": CODE},
+    "rule": {"extra/config.pbtxt": MODEL.replace("dims: 2", "dims: 0")},
+    "template": {"extra/config.pbtxt": MODEL.replace("max_batch_size: 8", "max_batch_size: ${n}")},
+    "file": {"extra/config.pbtxt.template": MODEL},
+    "engine": {"extra/config.pbtxt": 'backend: "vllm"', "extra/1/model.json": "{"},
+    "onnx": {"extra/1/model.onnx": "not a graph"},
+}
+
+
+@pytest.mark.parametrize("defect", sorted(DEFECTS))
+def test_a_broken_model_can_be_left_out(import_of: Import, defect: str) -> None:
+    ended = import_of(DEFECTS[defect])
+    assert (ended.code, ended.out) == (2, "")
+    assert "extra" in ended.err
+    assert "auxiliaryModels" not in spec_of(import_of(DEFECTS[defect], "--without=extra"))
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path, tritonpipe: Run) -> None:
+    folder = write_files(tmp_path, {**FILES, "extra/1/": ""})
+    (folder / "extra" / "config.pbtxt").write_bytes(b"\xff\xfe")
+    ended = tritonpipe("import", str(folder))
+    assert ended.code == 2
+    assert "extra/config.pbtxt: cannot be read: 'utf-8' codec" in ended.err
+    assert tritonpipe("import", str(folder), "--without=extra").code == 0
+
+
+def test_a_model_that_a_step_calls_cannot_be_left_out(import_of: Import) -> None:
+    ended = import_of({}, "--without=tok")
+    assert ended.code == 2
+    assert "--without: tok is called by a step of sentiment and cannot be left out" in ended.err
+
+
+OTHER = {"other/config.pbtxt": ENSEMBLE.replace('"tok"', '"nosuch"'), "other/1/": ""}
+SYNTAX = {"other/config.pbtxt": ENSEMBLE + "input: {", "other/1/": ""}
+
+
+@pytest.mark.parametrize("changes", [OTHER, SYNTAX], ids=["step", "syntax"])
+def test_a_broken_ensemble_does_not_block_another(
+    import_of: Import, changes: dict[str, str]
+) -> None:
+    spec = spec_of(import_of(changes, "--ensemble=sentiment"))
+    assert {spec["model"]["modelName"], spec["tokenizer"]["modelName"]} == {"bert", "tok"}
+    assert "auxiliaryModels" not in spec
+    assert spec_of(import_of(changes, "--without=other")) == spec
+    ended = import_of(changes, "--ensemble=other")
+    assert (ended.code, ended.out) == (2, "")
+    assert "other/config.pbtxt" in ended.err
+
+
+def test_a_broken_step_is_named_by_its_own_file(import_of: Import) -> None:
+    ended = import_of({"bert/config.pbtxt": MODEL.replace("TYPE_FP32", "TYPE_FLOAT")})
+    assert (ended.code, ended.out) == (2, "")
+    assert re.search(r"bert/config\.pbtxt:4: is not a ModelConfig: .*TYPE_FLOAT", ended.err)
+
+
+ENVIRONMENT = (
+    'parameters { key: "EXECUTION_ENV_PATH"'
+    ' value { string_value: "$$TRITON_MODEL_DIRECTORY/PLACE" } }\n'
+)
+
+
+def test_an_environment_folder_is_carried_over(
+    import_of: Import, tmp_path: Path, tritonpipe: Run
+) -> None:
+    changes = {
+        "tok/config.pbtxt": TOKENIZER + ENVIRONMENT.replace("PLACE", "conda/py310"),
+        "tok/conda/py310/bin/activate": "true\n",
+    }
+    ended = import_of(changes, "--strict")
+    assert spec_of(ended)["tokenizer"]["python"]["files"] == [
+        {"source": {"uri": "s3://models/repository/tok/conda/py310/"}, "path": "py310"}
+    ]
+    rendered = tritonpipe("render", str(tmp_path / "resource.yaml"))
+    assert "$$TRITON_MODEL_DIRECTORY/1/py310" in rendered.out
+    assert "becomes $$TRITON_MODEL_DIRECTORY/1/py310" in ended.err
+
+
+def test_an_archive_next_to_the_models_is_carried_over(import_of: Import) -> None:
+    changes = {
+        "tok/config.pbtxt": TOKENIZER + ENVIRONMENT.replace("PLACE", "../shared/env.tar.gz"),
+        "shared/env.tar.gz": "packed",
+    }
+    environment = spec_of(import_of(changes, "--strict"))["tokenizer"]["python"]["environment"]
+    assert environment["source"]["uri"] == "s3://models/repository/shared/env.tar.gz"
+
+
+def test_an_environment_that_does_not_exist_is_reported(import_of: Import) -> None:
+    changes = {"tok/config.pbtxt": TOKENIZER + ENVIRONMENT.replace("PLACE", "env")}
+    ended = import_of(changes, "--strict")
+    assert ended.code == 1
+    assert "parameters[EXECUTION_ENV_PATH]: not carried over: refers to" in ended.err
+
+
+def test_imported_packages_are_listed(import_of: Import) -> None:
+    code = "import os, numpy, torch.nn\nfrom transformers import x\nimport helper\n" + CODE
+    ended = import_of({"tok/1/model.py": code, "tok/1/helper.py": "import sklearn\n"})
+    assert (
+        "tok/1/model.py: note: imports sklearn, torch, transformers, which the server's image must"
+        " contain" in ended.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            replaced(
+                "sentiment/config.pbtxt",
+                '"bert" model_version: -1',
+                '"bert" model_version: 4',
+            ),
+            r"sentiment/config\.pbtxt: ensemble_scheduling\.step\[1\]\.model_version: version 4 of"
+            r" 'bert' is not served",
+        ),
+        (
+            {"bert/config.pbtxt": MODEL + "version_policy { specific { versions: [ 1, 2 ] } }"},
+            r"bert/config\.pbtxt: version_policy\.specific\.versions: 2 does not exist: the folder"
+            r" has 1; remove it from the list, or add",
+        ),
+    ],
+)
+def test_a_pinned_version_that_does_not_exist_is_an_error(
+    import_of: Import, changes: dict[str, str], message: str
+) -> None:
+    ended = import_of(changes)
+    assert (ended.code, ended.out) == (2, "")
+    assert re.search(message, ended.err), ended.err
+
+
+def test_the_default_file_name_is_nothing_to_report(import_of: Import) -> None:
+    changes = {
+        "tok/config.pbtxt": TOKENIZER + 'default_model_filename: "model.py"\n',
+        "bert/config.pbtxt": MODEL + 'default_model_filename: "model.onnx"\n',
+    }
+    ended = import_of(changes, "--strict")
+    assert ended.code == 0
+    assert "default_model_filename" not in ended.err
+
+
+def test_code_under_another_name_becomes_model_py(import_of: Import) -> None:
+    changes = {
+        "tok/config.pbtxt": TOKENIZER + 'default_model_filename: "tokenize.py"\n',
+        "tok/1/tokenize.py": CODE + "# this one\n",
+    }
+    ended = import_of(changes, "--strict")
+    assert (ended.code, ended.out) == (1, "")
+    assert "default_model_filename: the code is in tokenize.py, and next to it" in ended.err
+    ended = import_of(changes, "--strict", remove="tok/1/model.py")
+    assert "# this one" in spec_of(ended)["tokenizer"]["python"]["code"]["inline"]
+
+
+def test_one_model_for_two_steps_is_refused(import_of: Import) -> None:
+    again = (
+        '  step { model_name: "bert" model_version: -1'
+        ' input_map { key: "input_ids" value: "ids" } output_map { key: "logits" value: "b" } }\n}'
+    )
+    changed = ENSEMBLE.rstrip().removesuffix("}") + again
+    ended = import_of(
+        {
+            "sentiment/config.pbtxt": changed
+            + '\noutput { name: "b" data_type: TYPE_FP32 dims: 2 }\n'
+        }
+    )
+    assert (ended.code, ended.out) == (1, "")
+    assert "ensemble_scheduling: bert is called by several steps" in ended.err
+    assert "copy the model's folder under another name" in ended.err
+
+
+def test_much_code_does_not_make_the_resource_too_large(import_of: Import) -> None:
+    changes: dict[str, str] = {}
+    for number in range(8):
+        name = f"extra{number}"
+        changes[f"{name}/config.pbtxt"] = TOKENIZER
+        changes[f"{name}/1/model.py"] = CODE + f"# {'x' * 60_000}\n"
+    models = spec_of(import_of(changes, "--strict"))["auxiliaryModels"]
+    assert {*models[0]["python"]["code"], *models[-1]["python"]["code"]} == {"inline", "source"}
+
+
+def test_large_numbers_are_carried_over(import_of: Import) -> None:
+    changes = replaced(
+        "bert/config.pbtxt",
+        "dynamic_batching { }",
+        "dynamic_batching { max_queue_delay_microseconds: 90000000"
+        " default_queue_policy { default_timeout_microseconds: 5000000000 } }",
+    )
+    ended = import_of(changes, "--strict")
+    assert spec_of(ended)["model"]["configPatch"]["dynamicBatching"] == {
+        "maxQueueDelayMicroseconds": 90000000,
+        "defaultQueuePolicy": {"defaultTimeoutMicroseconds": 5000000000},
+    }
+
+
+def test_a_batching_library_of_the_image_is_reported(import_of: Import) -> None:
+    parameter = (
+        'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "/opt/b.so" } }\n'
+    )
+    ended = import_of({"bert/config.pbtxt": MODEL + parameter}, "--strict")
+    assert ended.code == 1
+    assert "parameters[TRITON_BATCH_STRATEGY_PATH]: not carried over: refers to /opt" in ended.err
+
+
+INFLIGHT = replaced(
+    "sentiment/config.pbtxt",
+    "ensemble_scheduling {",
+    "ensemble_scheduling { max_inflight_requests: 4",
+)
+
+
+def test_the_image_decides_what_is_carried_over(import_of: Import) -> None:
+    ended = import_of(INFLIGHT)
+    assert "maxInflightRequests" not in spec_of(ended)["ensemble"]
+    assert "max_inflight_requests: not carried over: needs server 25.11" in ended.err
+    newer = spec_of(import_of(INFLIGHT, "--image=example.com/tritonserver:26.04-py3", "--strict"))
+    assert newer["ensemble"]["maxInflightRequests"] == 4
+    assert newer["server"]["image"] == "example.com/tritonserver:26.04-py3"
+    assert import_of(INFLIGHT, "--image=example.com/tritonserver:latest").code == 2
+
+
+def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Path) -> None:
+    file = tmp_path / "made.yaml"
+    changes = replaced("bert/config.pbtxt", "KIND_GPU", "KIND_GPU count: 300")
+    ended = import_of(changes, "-o", str(file))
+    assert (ended.code, file.exists()) == (1, False)
+    assert (
+        "bert/config.pbtxt: a resource cannot express this (spec.model.instances.count): must be at"
+        " most 256, not 300" in ended.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"bert/config.pbtxt.template": MODEL, "bert/1/model.plan": ""},
+            "bert/config.pbtxt.template: is a template of a config, which Triton does not read;"
+            " fill it in and save it as bert/config.pbtxt",
+        ),
+        (
+            {"bert/1/config.pbtxt": MODEL, "bert/1/model.py": CODE},
+            "bert/1/config.pbtxt: is a config inside a version folder, where Triton does not read"
+            " it; move it to bert/config.pbtxt",
+        ),
+        (
+            {"bert/config.pbtext": MODEL, "bert/1/model.py": CODE},
+            "bert/config.pbtext: is not a name that Triton reads; rename it to bert/config.pbtxt",
+        ),
+        (
+            {f"{team}/{name}": text for team in ("blue", "red") for name, text in FILES.items()},
+            "contains 2 model repositories (blue, red), but one import reads one repository:"
+            " give one of these folders, such as ",
+        ),
+        (
+            {f"models/{name}": text for name, text in FILES.items()},
+            "contains no model; the model repository is the folder below it: give ",
+        ),
+        (
+            {
+                **FILES,
+                "tok/config.pbtxt": TOKENIZER.replace("size: 8", "size: ${rows}"),
+                "bert/config.pbtxt": MODEL.replace("size: 8", "size: ${rows}").replace(
+                    "KIND_GPU", "KIND_GPU count: ${count}"
+                ),
+            },
+            "contains templates instead of values: rows (tok/config.pbtxt:2), count"
+            " (bert/config.pbtxt:5). The configs are templates that were not filled in, so Triton"
+            " cannot load them; fill them in, or use --set rows=VALUE --set count=VALUE",
+        ),
+    ],
+    ids=["template", "version", "name", "parent", "nested", "placeholders"],
+)
+def test_one_message_says_what_a_folder_is(
+    tmp_path: Path, tritonpipe: Run, files: dict[str, str], message: str
+) -> None:
+    folder = write_files(tmp_path / "models", files)
+    ended = tritonpipe("import", str(folder))
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+
+
+def test_notes_start_with_the_most_important(import_of: Import) -> None:
+    changes = {
+        "bert/config.pbtxt": MODEL.replace("dims: 2 }", 'dims: 2 label_filename: "l.txt" }'),
+        "bert/l.txt": "a\nb\n",
+        "tok/1/model.py": "import torch\n" + CODE,
+        "sentiment/config.pbtxt": ENSEMBLE.replace("model_version: -1", ""),
+    }
+    kinds = re.findall(r": (not carried over|changed|note): ", import_of(changes).err)
+    assert sorted(set(kinds), key=kinds.index) == ["not carried over", "changed", "note"]
