@@ -10,7 +10,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import INFORMATIVE
-from triton_pipelines.compile.render.pod import GPU_PRODUCT_LABEL
+from triton_pipelines.compile.render.pod_scheduling import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
 

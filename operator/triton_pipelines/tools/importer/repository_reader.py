@@ -9,7 +9,7 @@ from typing import Final
 
 from tritonclient.grpc import model_config_pb2
 
-from .config_completion import complete, fill_defaults
+from .config_defaults import complete, fill_defaults
 from .import_notes import ImportNote, ModelRepositoryError, NoteSeverity
 from .repository import BrokenModel, ModelRepository, RepositoryModel
 from .repository_layout import (
