@@ -16,7 +16,22 @@ _BY_FILE = {
     "model.plan": ("tensorrt_plan", "tensorrt"),
     "model.pt": ("pytorch_libtorch", "pytorch"),
     "model.py": ("", "python"),
+    "model.xml": ("", "openvino"),
     "model.json": ("", "vllm"),
+}
+# Platforms that imply a backend (core: model_config_utils.cc). Only TensorFlow's contain more than
+# the backend's name.
+_BY_PLATFORM = {
+    "onnxruntime_onnx": "onnxruntime",
+    "tensorrt_plan": "tensorrt",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+_PLATFORM_OF = {
+    "onnxruntime": "onnxruntime_onnx",
+    "tensorrt": "tensorrt_plan",
+    "pytorch": "pytorch_libtorch",
 }
 _DEFAULT_FILES = {BACKENDS[platform]: name for platform, name in FILE_NAMES.items()}
 # Triton's max_batch_size for a model that sets none
@@ -27,6 +42,21 @@ _TYPES = {f"TYPE_{item.value}" for item in DataType}
 
 def complete(model: RepositoryModel, notes: list[ImportNote]) -> None:
     """Complete the config as Triton does from the files, as far as they can be read here."""
+    _add_backend(model, notes)
+    config = model.config
+    if not (config.input and config.output) and config.backend == "onnxruntime":
+        _from_graph(model, notes)
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        if not tensors and config.backend != "vllm":
+            raise ModelRepositoryError(
+                f"{model.origin}: {kind}: is missing, and {config.backend} models cannot be"
+                " read here to complete it; copy it from the running server's"
+                f" /v2/models/{model.name}/config"
+            )
+
+
+def _add_backend(model: RepositoryModel, notes: list[ImportNote]) -> None:
+    """Derive the backend from the platform or the files, and its platform from the backend."""
     config = model.config
     if not config.backend and not config.platform:
         files = model.versions.get(model.latest or 0, ())
@@ -55,30 +85,14 @@ def complete(model: RepositoryModel, notes: list[ImportNote]) -> None:
                 NoteSeverity.INFO,
             )
         )
-    # Only TensorFlow's platforms contain more than the backend's name.
-    by_platform = {
-        "onnxruntime_onnx": "onnxruntime",
-        "tensorrt_plan": "tensorrt",
-        "pytorch_libtorch": "pytorch",
-    }
-    config.backend = (
-        config.backend
-        or by_platform.get(config.platform)
-        or ("tensorflow" if config.platform.startswith("tensorflow_") else config.platform)
-    )
-    if not config.platform:
-        config.platform = {backend: platform for platform, backend in by_platform.items()}.get(
-            config.backend, ""
-        )
-    if not (config.input and config.output) and config.backend == "onnxruntime":
-        _from_graph(model, notes)
-    for kind, tensors in (("input", config.input), ("output", config.output)):
-        if not tensors and config.backend != "vllm":
+    if not config.backend:
+        if config.platform not in _BY_PLATFORM:
             raise ModelRepositoryError(
-                f"{model.origin}: {kind}: is missing, and {config.backend} models cannot be"
-                " read here to complete it; copy it from the running server's"
-                f" /v2/models/{model.name}/config"
+                f"{model.origin}: platform: {config.platform!r} is not a platform of Triton; write"
+                f" one of {', '.join(_BY_PLATFORM)}, or backend with the backend's name instead"
             )
+        config.backend = _BY_PLATFORM[config.platform]
+    config.platform = config.platform or _PLATFORM_OF.get(config.backend, "")
 
 
 def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:

@@ -75,7 +75,9 @@ def select_models(
     # in addition, and it still is.
     foreign = _called_by_others(repository, ensembles, {entry.name, *within})
     broken = [model for model in repository.broken.values() if not model.ensemble]
-    _raise_broken([model for model in broken if model.name not in foreign], optional=True)
+    _raise_broken(
+        repository, [model for model in broken if model.name not in foreign], optional=True
+    )
     auxiliary = [model for model in others if model in called or model.name not in foreign]
     if len(auxiliary) > MAX_STEPS:
         notes += (_too_many(entry, [one.name for one in auxiliary if one not in called]),)
@@ -133,22 +135,32 @@ def _broken_note(model: BrokenModel) -> ImportNote:
     )
 
 
-def _raise_broken(models: Sequence[BrokenModel], *, optional: bool = False) -> None:
-    """Raise the errors of broken models, all unfilled templates as one.
+def _raise_broken(
+    repository: ModelRepository, models: Sequence[BrokenModel], *, optional: bool = False
+) -> None:
+    """Raise the errors of broken models; those of unfilled templates as one for all models.
 
     Args:
+        repository: the repository.
         models: the broken models that the pipeline has.
         optional: whether the pipeline works without them.
     """
     if not models:
         return
-    templates = [model.error for model in models if isinstance(model.error, UnfilledTemplateError)]
-    if templates:
-        raise UnfilledTemplateError([place for error in templates for place in error.places])
+    if any(isinstance(model.error, UnfilledTemplateError) for model in models):
+        errors = [model.error for model in repository.broken.values()]
+        raise UnfilledTemplateError(
+            [
+                place
+                for error in errors
+                if isinstance(error, UnfilledTemplateError)
+                for place in error.places
+            ]
+        )
     messages = [str(model.error) for model in models]
     if optional:
         leave_out = " ".join(f"--without {model.name}" for model in models)
-        messages[-1] += f"; no step calls it: to import the pipeline without it, use {leave_out}"
+        messages[-1] += f"; no step of the ensemble calls it: to import the pipeline without it, use {leave_out}"
     raise ModelRepositoryError("\n".join(messages))
 
 
@@ -161,7 +173,9 @@ def _steps_of(
         ModelRepositoryError: a model is missing, broken, or called by several steps.
     """
     names = [step.model_name for step in entry.config.ensemble_scheduling.step]
-    _raise_broken([repository.broken[name] for name in names if name in repository.broken])
+    _raise_broken(
+        repository, [repository.broken[name] for name in names if name in repository.broken]
+    )
     for name in names:
         if name in repository.left_out:
             raise ModelRepositoryError(
@@ -196,9 +210,11 @@ def _entry(
     """Return the model that clients call."""
     if name is not None:
         return _named_entry(repository, models, name)
+    if not models and not repository.broken:
+        raise ModelRepositoryError("--without: leaves out every model; keep at least one")
     broken = [model for model in repository.broken.values() if model.ensemble]
     if broken or not models:
-        _raise_broken_entry(broken or list(repository.broken.values()), ensembles)
+        _raise_broken_entry(repository, broken or list(repository.broken.values()), ensembles)
     called = {
         step.model_name for model in ensembles for step in model.config.ensemble_scheduling.step
     }
@@ -216,7 +232,7 @@ def _entry(
     if len(values) == 1:
         return values[0]
     if repository.broken:
-        _raise_broken(list(repository.broken.values()), optional=True)
+        _raise_broken(repository, list(repository.broken.values()), optional=True)
     calling = [
         model
         for model in values
@@ -235,7 +251,7 @@ def _named_entry(
 ) -> RepositoryModel:
     """Return the model that ``--ensemble`` names."""
     if name in repository.broken:
-        _raise_broken([repository.broken[name]])
+        _raise_broken(repository, [repository.broken[name]])
     if name not in models:
         raise ModelRepositoryError(
             f"--ensemble: the repository has no model {name!r}; it contains {_listed(models)}"
@@ -244,11 +260,11 @@ def _named_entry(
 
 
 def _raise_broken_entry(
-    broken: Sequence[BrokenModel], ensembles: Sequence[RepositoryModel]
+    repository: ModelRepository, broken: Sequence[BrokenModel], ensembles: Sequence[RepositoryModel]
 ) -> None:
     """Raise the error of a broken ensemble, which may be the one that is meant."""
     try:
-        _raise_broken(broken)
+        _raise_broken(repository, broken)
     except UnfilledTemplateError:
         raise
     except ModelRepositoryError as error:

@@ -99,6 +99,12 @@ def config_in_wrong_place(path: Path) -> ImportNote | None:
                 NoteSeverity.LOST,
             )
     for file in sorted(path.iterdir()):
+        if file.is_dir() and file.name == CONFIG:
+            return ImportNote(
+                f"{path.name}/{CONFIG}",
+                "is a folder; replace it by the file with the model's config",
+                NoteSeverity.LOST,
+            )
         if file.is_file() and file.name.lower().startswith("config.p"):
             return ImportNote(
                 f"{path.name}/{file.name}",

@@ -16,6 +16,8 @@ from tritonclient.grpc import model_config_pb2
 
 from .import_notes import ImportNote, ModelRepositoryError, UnfilledTemplateError
 
+# Deeper than any field of a ModelConfig.
+_MAX_DEPTH = 50
 SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 _TEMPLATE = re.compile(r"\$\{([^{}]*)\}")
 # Tokens for finding blocks: strings and comments (whose braces are ignored), braces, and words.
@@ -51,6 +53,7 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig
         ModelRepositoryError: the text is not a ModelConfig; names the line.
         UnfilledTemplateError: it has templates where values are required.
     """
+    _check_form(text, name)
     notes: list[ImportNote] = []
     templates: list[tuple[str, str]] = []
     text = _filled(text, name, values, templates)
@@ -65,6 +68,33 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig
             " so Triton does not load it; remove one"
         )
     return ParsedConfig(_parse(text, name, notes), tuple(notes), misplaced, tuple(templates))
+
+
+def _check_form(text: str, name: str) -> None:
+    """Refuse a text that is something else than protobuf's text format.
+
+    Raises:
+        ModelRepositoryError: the text is JSON, starts with a byte order mark, or is nested deeply.
+    """
+    if text.startswith("\ufeff"):
+        raise ModelRepositoryError(
+            f"{name}:1: starts with a byte order mark, which Triton cannot read; save the file as"
+            " UTF-8 without it"
+        )
+    if text.lstrip().startswith("{"):
+        raise ModelRepositoryError(
+            f"{name}:1: is JSON, but Triton reads protobuf's text format; write fields such as"
+            ' backend: "python" without braces around them'
+        )
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        depth += {"open": 1, "close": -1}.get(match.lastgroup or "", 0)
+        if depth > _MAX_DEPTH:
+            line = text.count("\n", 0, match.start()) + 1
+            raise ModelRepositoryError(
+                f"{name}:{line}: is not a ModelConfig: more than {_MAX_DEPTH} braces are open;"
+                " close them"
+            )
 
 
 def _filled(
