@@ -91,6 +91,23 @@ def test_version_policies_are_carried_over(
     assert steps[name.split("/")[0]]["versionPolicy"] == field
 
 
+def test_a_policy_on_an_ensemble_is_nothing_to_report(import_of: Import) -> None:
+    policy = "version_policy { all { } }\n"
+    assert import_of({"sentiment/config.pbtxt": ENSEMBLE + policy}, "--strict").code == 0
+
+
+def test_policies_of_built_in_steps_are_nothing_to_report(tmp_path: Path, tritonpipe: Run) -> None:
+    folder = tmp_path / "models"
+    made = tritonpipe("render", "manifests/samples/sentiment.yaml", "--repository", str(folder))
+    assert made.code == 0, made.err
+    for name in ("tokenizer", "postprocess", "model"):
+        with (folder / name / "config.pbtxt").open("a") as file:
+            file.write("\nversion_policy { all { } }\n")
+    ended = tritonpipe("import", str(folder), SOURCE, "--strict")
+    assert yaml.safe_load(ended.out)["spec"]["model"]["versionPolicy"] == {"all": {}}
+    assert ended.code == 0
+
+
 def test_versions_of_custom_code_are_deployed(import_of: Import, tmp_path: Path) -> None:
     changes = {
         "tok/config.pbtxt": TOKENIZER + "version_policy { all { } }\n",
@@ -393,7 +410,7 @@ def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Pa
                     "KIND_GPU", "KIND_GPU count: ${count}"
                 ),
             },
-            "contains templates instead of values: rows (tok/config.pbtxt:2), count"
+            "contains templates instead of values: rows (bert/config.pbtxt:2), count"
             " (bert/config.pbtxt:5). The configs are templates that were not filled in, so Triton"
             " cannot load them; fill them in, or use --set rows=VALUE --set count=VALUE",
         ),
@@ -408,6 +425,40 @@ def test_one_message_says_what_a_folder_is(
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
     assert len(ended.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"tok/config.pbtxt": "\ufeff" + TOKENIZER},
+            "tok/config.pbtxt:1: starts with a byte",
+        ),
+        ({"tok/config.pbtxt": '{"backend": "python"}'}, "tok/config.pbtxt:1: is JSON, but Triton"),
+        ({"tok/config.pbtxt": "input {" * 4000}, "tok/config.pbtxt:1: is not a ModelConfig: more"),
+        (
+            replaced("bert/config.pbtxt", "onnxruntime_onnx", "onnx"),
+            "bert/config.pbtxt: platform: 'onnx' is not a platform of Triton; write one of",
+        ),
+        (
+            {"extra/config.pbtxt": 'backend: "vllm"\n', "extra/1/model.json": "{}"},
+            "extra/1/model.json: model: is missing, and vLLM does not start without it",
+        ),
+    ],
+    ids=["mark", "json", "depth", "platform", "engine"],
+)
+def test_the_field_at_fault_is_named(
+    import_of: Import, changes: dict[str, str], message: str
+) -> None:
+    ended = import_of(changes)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def test_one_model_must_remain(import_of: Import) -> None:
+    ended = import_of({}, "--without=sentiment", "--without=tok", "--without=bert")
+    assert ended.code == 2
+    assert "--without: leaves out every model; keep at least one" in ended.err
 
 
 def test_notes_start_with_the_most_important(import_of: Import) -> None:

@@ -149,6 +149,7 @@ def fill_defaults(model: RepositoryModel, notes: list[ImportNote]) -> None:
     _remove_duplicates(model, notes)
     if model.ensemble:
         config.platform = "ensemble"
+        notes += drop_equivalent_policy(model)
         for step in config.ensemble_scheduling.step:
             if step.model_version == 0:
                 notes.append(
@@ -172,6 +173,25 @@ def fill_defaults(model: RepositoryModel, notes: list[ImportNote]) -> None:
         and config.sequence_batching.WhichOneof("strategy_choice") is None
     ):
         config.sequence_batching.direct.SetInParent()
+
+
+def drop_equivalent_policy(model: RepositoryModel) -> list[ImportNote]:
+    """Remove a version policy that serves version 1 only, as no policy would; return a note."""
+    policy = model.config.version_policy
+    if (
+        policy.WhichOneof("policy_choice") is None
+        or not set(model.versions) <= {1}
+        or not set(policy.specific.versions) <= {1}
+    ):
+        return []
+    model.config.ClearField("version_policy")
+    return [
+        ImportNote(
+            f"{model.origin}: version_policy",
+            "was removed: the model only has version 1, which is served without it",
+            NoteSeverity.INFO,
+        )
+    ]
 
 
 def _remove_duplicates(model: RepositoryModel, notes: list[ImportNote]) -> None:

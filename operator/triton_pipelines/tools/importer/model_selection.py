@@ -160,7 +160,10 @@ def _raise_broken(
     messages = [str(model.error) for model in models]
     if optional:
         leave_out = " ".join(f"--without {model.name}" for model in models)
-        messages[-1] += f"; no step of the ensemble calls it: to import the pipeline without it, use {leave_out}"
+        messages[-1] += (
+            "; no step of the ensemble calls it: to import the pipeline without it, use"
+            f" {leave_out}"
+        )
     raise ModelRepositoryError("\n".join(messages))
 
 

@@ -20,6 +20,7 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.runtime import source as runtime_source
 
 from . import schedulers
+from .config_defaults import drop_equivalent_policy
 from .import_notes import ModelRepositoryError
 from .model_files import CODE, FileSources
 from .rendered_steps import (
@@ -132,6 +133,7 @@ def tokenizer(model: RepositoryModel, wires: Mapping[str, str], files: FileSourc
     files.report_other_files(model, "spec.tokenizer")
     fields: Fields = {} if model.name == "tokenizer" else {"modelName": model.name}
     if runtime_step_of(model) is RuntimeStep.TOKENIZER:
+        files.report.extend(drop_equivalent_policy(model))
         _same_code(model, "tokenizer", files, "spec.tokenizer")
         fields |= {
             "source": files.one(model, f"{VERSION_FOLDER}/tokenizer.json"),
@@ -173,6 +175,7 @@ def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSou
     files.report_other_files(model, "spec.postprocess")
     fields: Fields = {} if model.name == "postprocess" else {"modelName": model.name}
     if runtime_step_of(model) is RuntimeStep.POSTPROCESS:
+        files.report.extend(drop_equivalent_policy(model))
         _same_code(model, "postprocess", files, "spec.postprocess")
         fields |= postprocess_fields(model, wires)
     else:
