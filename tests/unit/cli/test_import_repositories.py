@@ -133,6 +133,13 @@ def test_duplicate_outputs_are_removed_and_reported(import_of: Import) -> None:
     assert import_of(changes, "--strict").code == 1
 
 
+def test_an_optional_input_that_a_step_requires_is_required(import_of: Import) -> None:
+    changes = replaced("sentiment/config.pbtxt", "dims: 1 }", "dims: 1 optional: true }")
+    ended = import_of(changes)
+    assert "optional" not in spec_of(ended)["ensemble"]["inputs"][0]
+    assert "input[0].optional: changed: was removed: tok requires its input TEXT" in ended.err
+
+
 def test_an_output_that_the_model_does_not_have_is_named(import_of: Import) -> None:
     ended = import_of(
         replaced("sentiment/config.pbtxt", 'key: "input_ids" value: "ids"', 'key: "x" value: "ids"')

@@ -27,7 +27,16 @@ from .model_selection import PipelineModels, select_models
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import ModelRepository, RepositoryModel
 from .resource_validity import make_valid
-from .step_roles import SLOTS, StepCall, calls_of, free_name, in_data_order, name_calls, references
+from .step_roles import (
+    SLOTS,
+    StepCall,
+    calls_of,
+    free_name,
+    in_data_order,
+    make_required,
+    name_calls,
+    references,
+)
 from .yaml_document import ResourceDraft, slug
 
 _ORDER = (TOKENIZER, MODEL, "steps", POSTPROCESS, "auxiliaryModels", "ensemble", "server")
@@ -209,6 +218,7 @@ def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSo
         spec[POSTPROCESS] = step_fields.postprocess(call.model, references(call, calls), files)
     for call in calls:
         _report_extra_runtime_steps(call, files.report)
+    make_required(calls, selection.entry, files.report)
     spec["ensemble"] = _ensemble_fields(draft.name, config, calls)
 
 

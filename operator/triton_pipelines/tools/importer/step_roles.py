@@ -16,6 +16,7 @@ from triton_pipelines.compile.graph.defaults import (
 )
 from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 
+from .import_notes import ImportReport
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import RepositoryModel
 from .schedulers import data_type
@@ -58,6 +59,28 @@ def calls_of(ensemble: RepositoryModel, models: Sequence[RepositoryModel]) -> li
         }
         calls.append(StepCall(model, step.model_version, reads, dict(step.output_map)))
     return calls
+
+
+def make_required(
+    calls: Sequence[StepCall], ensemble: RepositoryModel, report: ImportReport
+) -> None:
+    """Make an optional input of the ensemble required if a step that reads it requires it."""
+    readers: dict[str, tuple[str, str]] = {}
+    for call in calls:
+        for item in call.model.config.input:
+            producer, tensor = call.reads.get(item.name, (None, ""))
+            if producer is None and tensor and not item.optional:
+                readers[tensor] = (call.model.name, item.name)
+    for index, item in enumerate(ensemble.config.input):
+        if item.optional and item.name in readers:
+            model, name = readers[item.name]
+            item.optional = False
+            report.changed(
+                f"{ensemble.origin}: input[{index}].optional",
+                f"was removed: {model} requires its input {name}, so a request without"
+                f" {item.name} would fail",
+                "spec.ensemble.inputs",
+            )
 
 
 def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
