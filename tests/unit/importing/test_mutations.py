@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.support.imports import imported
-from tests.support.repository_mutations import NAMES, MutatedRepository, mutated
+from tests.support.mutated_repository import MutatedRepository
+from tests.support.repository_mutations import NAMES, mutated
 from triton_pipelines.cli.documents import check_resource
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.validation import RuleId, ServerFacts, validate_repository
