@@ -75,59 +75,53 @@ class GroupDownloader:
     def fetch_all(
         self,
         stage: StagingRequest,
-        wanted: Sequence[tuple[str, str, Path]],
+        requests: Sequence[tuple[str, str, Path]],
         entries: Mapping[str, ListedFile],
     ) -> dict[str, DownloadedFile]:
         """Fetch files, several at once; the first that fails ends the others.
 
         Args:
             stage: what is staged.
-            wanted: key, name in the source and staged path of each file.
+            requests: key, name in the source and staged path of each file.
             entries: key → listed file, where it is known.
 
         Returns:
             The files by key.
         """
-        from triton_pipelines.loader.sources.oci import OciSource
-
-        source, found = stage.source.source, dict[str, DownloadedFile]()
-        jobs: list[tuple[str, DownloadJob]] = []
-        sizes = [entries[key].size if key in entries else None for key, _, _ in wanted]
-        total = (
-            sum(size or 0 for size in sizes) if all(size is not None for size in sizes) else None
-        )
+        sizes = [entries[key].size if key in entries else None for key, _, _ in requests]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
         group = (
-            GroupProgress(self._log, stage.what, len(wanted), total, self._downloader.clock)
-            if len(wanted) > 1
+            GroupProgress(self._log, stage.what, len(requests), total, self._downloader.clock)
+            if len(requests) > 1
             else None
         )
-        for key, name, path in wanted:
-            if isinstance(source, OciSource) and (local := source.local(name)) is not None:
-                found[key] = DownloadedFile(
-                    local, sha256_of(local), local.stat().st_size, stage.commit, resumed=False
-                )
-                if group is not None:
-                    group.there(key, found[key].size)
-                continue
-            what = (
-                stage.what
-                if len(wanted) == 1 and name == stage.source.place
-                else f"{stage.what} {key}"
+        found = _unpacked_files(stage, requests)
+        if group is not None:
+            for key, file in found.items():
+                group.there(key, file.size)
+        jobs = [
+            (
+                key,
+                DownloadJob(
+                    stage.source.source,
+                    name,
+                    path,
+                    stage.what
+                    if len(requests) == 1 and name == stage.source.place
+                    else f"{stage.what} {key}",
+                    stage.scope,
+                    group.of(key) if group else None,
+                ),
             )
-            jobs.append(
-                (
-                    key,
-                    DownloadJob(
-                        source, name, path, what, stage.scope, group.of(key) if group else None
-                    ),
-                )
-            )
+            for key, name, path in requests
+            if key not in found
+        ]
         if total is not None and group is not None:
-            self._check_space(stage, total - sum(done.size for done in found.values()))
+            self._check_space(stage, total - sum(file.size for file in found.values()))
         found |= self._fetch_together(jobs)
         if group is not None:
             group.finish()
-        return {key: found[key] for key, _, _ in wanted}
+        return {key: found[key] for key, _, _ in requests}
 
     def _check_space(self, stage: StagingRequest, needed: int) -> None:
         """Check that the volume has room before the first byte is written.
@@ -165,3 +159,20 @@ class GroupDownloader:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
         return {key: future.result() for key, future in futures.items()}
+
+
+def _unpacked_files(
+    stage: StagingRequest, requests: Sequence[tuple[str, str, Path]]
+) -> dict[str, DownloadedFile]:
+    """Return the requested files that came out of an image's archives and need no download."""
+    from triton_pipelines.loader.sources.oci import OciSource
+
+    source, found = stage.source.source, dict[str, DownloadedFile]()
+    if not isinstance(source, OciSource):
+        return found
+    for key, name, _ in requests:
+        if (local := source.local(name)) is not None:
+            found[key] = DownloadedFile(
+                local, sha256_of(local), local.stat().st_size, stage.commit, resumed=False
+            )
+    return found
