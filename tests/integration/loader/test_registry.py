@@ -263,7 +263,7 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
         ),
         (
             archive(("m/model.bin", b"x"), links=(("m/hard", "other/x", tarfile.LNKTYPE),)),
-            "is a hard link to other/x",
+            "m/hard is a hard link to other/x",
         ),
         (
             archive(("m/model.bin", b"x"), links=(("m/dev", "", tarfile.CHRTYPE),)),
