@@ -25,6 +25,7 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.cache import FileCache, cache_key
+from triton_pipelines.loader.cleartext import refuse_cleartext, source_cleartext_host
 from triton_pipelines.loader.credentials import read_credentials
 from triton_pipelines.loader.download import Downloader
 from triton_pipelines.loader.errors import LoaderError, SourceError
@@ -38,7 +39,7 @@ from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
 from triton_pipelines.loader.staged_files import StagedFiles
 from triton_pipelines.loader.staging import Stager
-from triton_pipelines.loader.uris import SourceLocation, SourceMap, insecure
+from triton_pipelines.loader.uris import SourceLocation, SourceMap
 from triton_pipelines.redaction import Redactor, redact_url
 
 USER_AGENT: Final = "triton-pipelines"
@@ -199,6 +200,7 @@ class Fetcher:
         credentials = read_credentials(
             item, location, self._folders.credentials, self._folders.ca, self._redact
         )
+        refuse_cleartext(location, item.endpoint, credentials, item.spec_field)
         with httpx.Client(
             verify=credentials.ssl_context(), timeout=TIMEOUT, headers={"User-Agent": USER_AGENT}
         ) as client:
@@ -215,14 +217,15 @@ class Fetcher:
             )
             staged = self._download(item, resolved, location, access, staging, what)
         self._check_digest(item, resolved, staged, staging, what)
-        host = insecure(location, item.endpoint) if item.credentials else None
+        host = source_cleartext_host(location, item.endpoint) if item.credentials else None
         if host is None:
             return staged
         note = LoadFinding(
             step=item.step,
             reason=LoadReason.INSECURE_SOURCE,
-            message=f"the credentials of {item.spec_field}.secretRef were sent to {host} over "
-            "http://, where others can read them: use https:// and caRef",
+            message=f"requests to {host} are signed with the key of {item.spec_field}.secretRef "
+            "and sent over http://, where others can read and change the files: use https:// and "
+            "caRef",
             field=item.spec_field,
         )
         return replace(staged, notes=(*staged.notes, note))

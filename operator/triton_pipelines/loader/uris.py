@@ -238,20 +238,6 @@ def parse_folder(uri: str) -> tuple[str, str]:
     return name, path.strip("/")
 
 
-def insecure(location: SourceLocation, endpoint: str | None) -> str | None:
-    """Return the host to which credentials would be sent unencrypted.
-
-    ``None`` for https, for sources that are not on a network, and on loopback.
-    """
-    for address in (location.endpoint or endpoint, location.uri):
-        if address and scheme_of(address) == "http":
-            host = urlsplit(address).hostname or ""
-            return None if host in LOOPBACK else host
-        if address and address is not location.uri:
-            return None
-    return None
-
-
 def file_path(uri: str) -> str:
     """Return the path of a ``file:///path`` URI."""
     parts = urlsplit(uri)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import huggingface_hub
@@ -128,8 +128,9 @@ class HubSource:
 
     def _info(self) -> huggingface_hub.ModelInfo:
         client_type = type(get_session())
+        hooks: dict[str, list[Any]] = {"request": [self._check_request]}
         huggingface_hub.set_client_factory(
-            lambda: client_type(verify=self._context, follow_redirects=True)
+            lambda: client_type(verify=self._context, follow_redirects=True, event_hooks=hooks)
         )
         api = huggingface_hub.HfApi(
             endpoint=self._endpoint, token=self._token, library_name="triton-pipelines"
@@ -138,10 +139,17 @@ class HubSource:
             return api.model_info(
                 self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True
             )
+        except SourceError:
+            raise
         except (HfHubHTTPError, HFValidationError) as error:
             raise self._hub_error(error) from error
         except Exception as error:
             raise _connection_error(error) from error
+
+    def _check_request(self, request: httpx.Request) -> None:
+        """Refuse a redirect from https to http; other origins get no token (httpx sees to that)."""
+        if self._endpoint.startswith("https://") and request.url.scheme != "https":
+            raise SourceError(f"the hub redirects from https to {request.url.scheme}://: refused")
 
     def _hub_error(self, error: HfHubHTTPError | HFValidationError) -> SourceError:
         """Translate what the hub answered."""
