@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,10 +78,12 @@ class Fetcher:
         *,
         cache: FileCache | None = None,
         parallel: int = PARALLEL,
+        load_failed: threading.Event | None = None,
     ) -> None:
         self._models, self._state, self._folders, self._map = models, state, folders, source_map
         self._retrier, self._redact, self._log = retrier, redact, log
-        self._stager = Stager(Downloader(retrier, log, cache=cache), retrier, log, parallel)
+        downloader = Downloader(retrier, log, cache=cache, load_failed=load_failed)
+        self._stager = Stager(downloader, retrier, log, parallel)
 
     def reusable(self, item: PlanFetch, resolved: ResolvedSource | None) -> FetchedSource | None:
         """Return the result of an earlier attempt in this pod, if it still holds.
@@ -250,14 +253,17 @@ class Fetcher:
             if resolved is not None and resolved.revision is not None and error.missing:
                 raise changed(item, resolved, f"gone ({error})", what) from error
             raise
-        if _matches(item, resolved, staged) or not staged.resumed:
+        if _matches(item, resolved, staged) or not (staged.resumed or staged.cached):
             return staged
-        # The part left by an earlier attempt may be wrong; try once more from byte 0.
+        # What an earlier attempt left, or another pod put into the model cache, may be wrong; try
+        # once more from byte 0 of the source.
         self._log.warning(
-            "%s: the digest does not match after a resumed download; fetching all of it again", what
+            "%s: the digest does not match after a %s; fetching all of it again",
+            what,
+            "copy from the model cache" if staged.cached else "resumed download",
         )
         shutil.rmtree(staging, ignore_errors=True)
-        return self._stager.files(request)
+        return self._stager.files(replace(request, refresh=True))
 
     def _check_digest(
         self,

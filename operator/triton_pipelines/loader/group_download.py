@@ -46,6 +46,8 @@ class StagingRequest:
     """What the source was at this revision's first load, if known."""
     scope: str
     """Identifies the source in the cache's keys."""
+    refresh: bool = False
+    """Whether files of the model cache are replaced instead of used."""
 
 
 class GroupDownloader:
@@ -60,7 +62,14 @@ class GroupDownloader:
         """Fetch one file into the staging folder, by its name in the source."""
         what = f"{stage.what} {name}" if stage.source.file != name else stage.what
         return self._downloader.fetch(
-            DownloadJob(stage.source.source, name, below(stage.folder, name), what, stage.scope)
+            DownloadJob(
+                stage.source.source,
+                name,
+                below(stage.folder, name),
+                what,
+                stage.scope,
+                refresh=stage.refresh,
+            )
         )
 
     def path_of(self, stage: StagingRequest, name: str) -> Path:
@@ -111,6 +120,7 @@ class GroupDownloader:
                     else f"{stage.what} {key}",
                     stage.scope,
                     group.of(key) if group else None,
+                    stage.refresh,
                 ),
             )
             for key, name, path in requests
