@@ -17,6 +17,7 @@ from triton_pipelines.api.loadplan import (
     LoadReason,
     LoadReport,
 )
+from triton_pipelines.api.loadreport import EXIT_PERMANENT
 from triton_pipelines.loader.environment import drop_ignored
 from triton_pipelines.loader.errors import LoaderError, NoSpaceError
 from triton_pipelines.loader.files import free_bytes, write_atomically
@@ -26,7 +27,7 @@ from triton_pipelines.loader.revision_loader import RevisionLoader
 from triton_pipelines.redaction import RedactingFormatter, Redactor
 
 EXIT_OK: Final = 0
-EXIT_USER: Final = 2
+EXIT_USER: Final = EXIT_PERMANENT
 """A finding that only the user can fix."""
 EXIT_RETRY: Final = 3
 """A finding that another start of the container may fix."""

@@ -91,7 +91,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     mode, state, recheck = _mode(strategy, begun, state, snapshot, now)
     if begun.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
         mode = _restoring(strategy)
-    failure = _failure(begun.revision, snapshot, draft.problems)
+    old_gone = _old_gone(mode, snapshot, desired)
+    failure = _failure(begun.revision, snapshot, draft.problems, old_gone)
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
@@ -109,7 +110,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         if begun.revision == desired and state.verified not in ("", desired)
         else "",
     )
-    in_the_way = blocks_scaling or _old_gone(mode, snapshot, desired)
+    in_the_way = blocks_scaling or old_gone
     back = None
     if begun.revision == desired:
         back = (
@@ -305,14 +306,18 @@ def _old_gone(mode: RolloutStrategy, snapshot: Snapshot, wanted: str) -> bool:
     )
 
 
-def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _Failure | None:
+def _failure(
+    target: str, snapshot: Snapshot, problems: Sequence[Problem], old_gone: bool
+) -> _Failure | None:
     """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
 
-    The reason is a final problem of one of its pods, or the Deployment's exceeded deadline.
+    The reason is a final problem of one of its pods, or the Deployment's exceeded deadline. Once
+    old pods have left, a permanent failure of the loader is enough, because fewer pods serve until
+    the rollback.
     """
     pods = {pod.name for pod in snapshot.pods if pod.revision == target}
     for problem in problems:
-        if problem.pod in pods and problem.final:
+        if problem.pod in pods and (problem.final or (old_gone and problem.is_permanent)):
             return _Failure(problem.reason, problem.message)
     exceeded = deadline_exceeded(target, snapshot, problems)
     return _Failure(*exceeded) if exceeded is not None else None
