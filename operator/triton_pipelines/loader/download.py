@@ -208,6 +208,8 @@ class Downloader:
                 digest.update(chunk)
                 size += len(chunk)
                 meter.add(len(chunk))
+                if body.size is not None and size > body.size:
+                    break
                 if stop.is_set():
                     raise SourceError(_STOPPED)
             file.flush()
@@ -262,6 +264,10 @@ def _check_content(body: FileBody, part: PartialFile, size: int, digest: str) ->
     if body.size is not None and size != body.size:
         if size > body.size:
             part.drop()
+            raise SourceError(
+                f"the body is longer than the {body.size} bytes that the source announced",
+                retryable=True,
+            )
         raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
     if body.digest is not None and digest != body.digest:
         part.drop()

@@ -243,7 +243,7 @@ def _encoding(response: httpx.Response) -> str:
 
 
 def decoded_chunks(response: httpx.Response) -> Iterator[bytes]:
-    """Yield the body, unpacked if the server compressed it although it was asked not to.
+    """Yield the body, unpacked if the server compressed it unrequested.
 
     httpx would unpack each chunk at once, by any number of encodings and without a limit.
 
