@@ -56,8 +56,9 @@ from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.compile.render import render
 from triton_pipelines.controllers.autoscaler.actuator import PodTarget, change_count
-from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Collector
+from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
+from triton_pipelines.controllers.autoscaler.sample_collection import Collector
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover

@@ -141,7 +141,8 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
         assert words in told["message"]
     assert tiny.condition("Stalled")["status"] == "True"
     assert tiny.status()["servingRevision"] == serving
-    assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]
+    available = story.conditions("Available")
+    assert [status for status, _, _ in available] == ["True", "False", "True"], available
     with tiny.load(clients=SAFE_CLIENTS) as load:
         load.wait_requests(1)
     assert {answer for summary in load.summary().values() for answer in summary.answers} == {"new"}

@@ -32,6 +32,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler import controller as module
+from triton_pipelines.controllers.autoscaler import count_changer
 from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
@@ -264,7 +265,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         raise AssertionError("only real pods are asked")
 
     monkeypatch.setattr(module, "TritonPod", control)
-    monkeypatch.setattr(module, "INTENT_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(count_changer, "INTENT_POLL_SECONDS", 0.01)
     scaler = Autoscaler(
         store=Store(),
         derive=control_key,

@@ -54,7 +54,9 @@ class Recording(Client):
     async def get(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> Object:
         found = self.world.children.get((resource.kind, name))
         if found is None:
-            raise NotFound(404, "NotFound", f'{resource.plural} "{name}" not found')
+            raise NotFound(
+                404, "NotFound", f'{resource.plural} "{name}" not found', object_name=name
+            )
         return seen(found)
 
     async def replace(self, obj: Object, **_: Any) -> Object:

@@ -152,9 +152,13 @@ class Condition:
     """One condition to report, without its times."""
 
     type: ConditionType
+    """Type of the condition."""
     status: bool | None
+    """Its status; ``None`` for ``Unknown``."""
     reason: Reason
+    """Reason of the status, in one word."""
     message: str
+    """Explanation for people."""
 
 
 def merge(

@@ -34,6 +34,12 @@ class DataType(StrEnum):
     STRING = "STRING"
 
 
+FLOAT_TYPES = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
+"""Types of scores and vectors."""
+INTEGER_TYPES = (DataType.INT32, DataType.INT64)
+"""Types of tokens and masks."""
+
+
 class TokenTensor(StrEnum):
     """Content of a tokenizer output."""
 

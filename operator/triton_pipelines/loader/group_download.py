@@ -97,8 +97,7 @@ class GroupDownloader:
         Returns:
             The files by key.
         """
-        sizes = [entries[key].size if key in entries else None for key, _, _ in requests]
-        total = None if None in sizes else sum(size or 0 for size in sizes)
+        total = _total_size([entries.get(key) for key, _, _ in requests])
         group = (
             GroupProgress(self._log, stage.what, len(requests), total, self._downloader.clock)
             if len(requests) > 1
@@ -186,3 +185,9 @@ def _unpacked_files(
                 local, sha256_of(local), local.stat().st_size, stage.commit, resumed=False
             )
     return found
+
+
+def _total_size(entries: Sequence[ListedFile | None]) -> int | None:
+    """Return the bytes of all files; ``None`` if the size of one is not known."""
+    sizes = [entry.size if entry is not None else None for entry in entries]
+    return None if None in sizes else sum(size or 0 for size in sizes)

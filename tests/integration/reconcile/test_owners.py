@@ -111,7 +111,7 @@ async def write(
 ) -> None:
     """Write the number of pods as another manager."""
     path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
-    await admin._call(
+    await admin._transport.send(
         "patch",
         "PATCH",
         resource,
@@ -194,7 +194,7 @@ async def test_an_autoscaler_of_the_pipeline_is_served(
         await ready(admin, namespace, 1)
         await apply_any(admin, AUTOSCALERS, autoscaler(namespace, INFERENCE_PIPELINES, 3))
         await ready(admin, namespace, 3, AUTOSCALER_SECONDS)
-        seen = await admin._call(
+        seen = await admin._transport.send(
             "get",
             "GET",
             INFERENCE_PIPELINES,

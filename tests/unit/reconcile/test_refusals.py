@@ -125,7 +125,7 @@ def test_it_is_asked_for_ever_more_seldom_and_anew_after_another_refusal() -> No
 
 
 def test_a_pod_that_has_gone_is_told_from_a_cluster_that_cannot() -> None:
-    assert error(404, 'pods "p" not found').of_an_object
+    assert error(404, 'pods "p" not found', name="p").of_an_object
     assert not error(404, "the server could not find the requested resource").of_an_object
 
 

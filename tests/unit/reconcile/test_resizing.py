@@ -17,7 +17,7 @@ from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.compile.graph import Options, build
-from triton_pipelines.compile.graph.server_settings import cpu_range
+from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.controllers.pipeline.actions import Resize
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.pod_resize import waits

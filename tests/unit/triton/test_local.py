@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +109,29 @@ def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
     assert not server.running()
     with pytest.raises(LocalTritonError, match="has not been started"):
         _ = server.pid
+
+
+def test_a_signal_during_the_start_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "tritonserver"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    started: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """A process whose constructor runs while the signal arrives."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(local_server.subprocess, "Popen", Interrupted)
+    found = Distribution(tmp_path, (), tmp_path, ())
+    server = LocalTriton(tmp_path, ["p"], distribution=found, stop_s=1)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    (process,) = started
+    assert not Path(f"/proc/{process}").exists()

@@ -28,12 +28,12 @@ LATEST_VERSION = -1
 
 
 def _pb_string(value: str) -> str:
-    """A protobuf text-format string literal (UTF-8 kept readable)."""
+    """Return a protobuf text-format string literal (UTF-8 stays readable)."""
     return f'"{CEscape(value.encode(), as_utf8=True)}"'
 
 
 def _pb_word(value: str) -> str:
-    """An identifier as it stands; anything else is a defect of ours."""
+    """Return an identifier unchanged; anything else is a defect of the renderer."""
     if not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
         raise RenderError(f"{value!r} is no protobuf enum word")
     return value
@@ -49,7 +49,7 @@ _ENVIRONMENT.filters |= {"pb_string": _pb_string, "pb_word": _pb_word}
 
 
 def parse(text: str) -> Any:
-    """The ModelConfig message of a ``config.pbtxt``.
+    """Return the ModelConfig message of a ``config.pbtxt``.
 
     Unknown fields and wrong types raise :class:`RenderError`.
     """
@@ -60,7 +60,7 @@ def parse(text: str) -> Any:
 
 
 def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
-    """Model name → text of its ``config.pbtxt``, the ensemble last.
+    """Return the text of each model's ``config.pbtxt`` by name, the ensemble last.
 
     Raises :class:`RefusedError` with the fields of the resource where Triton would not load what
     they ask for.
@@ -85,7 +85,7 @@ def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
 
 
 def step_config(step: Step) -> str:
-    """The config of one composing model.
+    """Return the config of one composing model.
 
     Its ``instance_group`` says kind and count always: Triton's own choice differs by backend.
     """
@@ -101,7 +101,7 @@ def step_config(step: Step) -> str:
 
 
 def ensemble_config(graph: Graph) -> str:
-    """The config of the ensemble: the maps of its steps, in the order of the data."""
+    """Return the config of the ensemble, with the maps of its steps in data-flow order."""
     tensors = tensor_names(graph)
     read = {entry.source for step in graph.steps for entry in step.inputs} | {
         output.source for output in graph.outputs
@@ -131,7 +131,7 @@ def ensemble_config(graph: Graph) -> str:
 
 
 def tensor_names(graph: Graph) -> Mapping[Reference, str]:
-    """The ensemble's own name of every tensor.
+    """Return the ensemble's own name of every tensor.
 
     Public names as written, the rest ``STEP.TENSOR``, made distinct.
     """
@@ -152,7 +152,7 @@ def tensor_names(graph: Graph) -> Mapping[Reference, str]:
 
 
 def with_count(config: Any, count: int) -> Any:
-    """A copy of a parsed config with another instance count and nothing else changed.
+    """Return a copy of a parsed config in which only the instance count differs.
 
     What a live change sends, and all it sends.
     """

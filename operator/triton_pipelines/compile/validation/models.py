@@ -21,7 +21,7 @@ _STRATEGY: Final = "TRITON_BATCH_STRATEGY_PATH"
 def check(
     name: str, config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
-    """All rules of this module."""
+    """Check all rules of this module."""
     _name(name, config, findings)
     _backend(config, identity, facts, findings)
     if config.max_batch_size < 0:
@@ -163,7 +163,7 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
 
 
 def served(name: str, config: Any, facts: ServerFacts) -> frozenset[int] | None:
-    """The versions that Triton would serve under the model's version policy.
+    """Return the versions that Triton would serve under the model's version policy.
 
     None when its folders are unknown.
     """
@@ -313,7 +313,7 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
 
 
 def _enums(message: Any, path: str, findings: ViolationCollector) -> None:
-    """Numbers of enum fields that have no name."""
+    """Report numbers of enum fields that have no name."""
     for field, value in message.ListFields():
         at = f"{path}.{field.name}" if path else field.name
         map_field = field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -16,8 +16,8 @@ from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.backoff import ScalingBackoff
-from triton_pipelines.autoscaling.metrics.collector import unused_connection_note
 from triton_pipelines.autoscaling.metrics.connection import DEFAULT
+from triton_pipelines.autoscaling.metrics.connection_messages import unused_connection_note
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
     PipelineSample,

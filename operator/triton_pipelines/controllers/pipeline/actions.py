@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.compile.graph.server_settings import cpu
+from triton_pipelines.compile.graph.quantities import cpu
 
 from .snapshot import Object
 from .status_events import Event

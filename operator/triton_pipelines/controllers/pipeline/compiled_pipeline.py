@@ -12,8 +12,8 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.graph.graph import MeasuredPadding
+from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
-from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
@@ -117,7 +117,7 @@ def compile_parsed(
     options = _pinned(pipeline, known, options)
     choice = (
         known.choices.get(cost_fingerprint(pipeline, options, known.digests))
-        if left_to_auto(pipeline.spec.tokenizer)
+        if uses_auto_padding(pipeline.spec.tokenizer)
         else None
     )
     if choice is None:

@@ -22,13 +22,13 @@ from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.graph import Graph, MeasuredPadding, PaddingChoice
+from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import (
     PaddingSetting,
     merge_patch,
     padding_fields,
     patch_pipeline,
 )
-from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.controllers.timestamps import moment
 
 from .ragged_fallback import REQUEST_MAX, short
@@ -287,12 +287,12 @@ def take(
     """
     patch = patch_in(result)
     gain, untouched = int(result.get("gainPercent") or 0), PaddingResult(result, patch, {})
-    if not patch or gain <= 0 or in_force is None or not left_to_auto(pipeline.spec.tokenizer):
+    if not patch or gain <= 0 or in_force is None or not uses_auto_padding(pipeline.spec.tokenizer):
         return untouched
     try:
         wanted = patch_pipeline(pipeline, patch)
         tokenizer, rest = wanted.spec.tokenizer, _without_padding(patch)
-        named = tokenizer is not None and not left_to_auto(tokenizer)
+        named = tokenizer is not None and not uses_auto_padding(tokenizer)
         if tokenizer is None or not (named or in_force.measured):
             return untouched  # Auto's rule applies before and after.
         before = padded = PaddingSetting(in_force.chosen.value, in_force.buckets)

@@ -11,7 +11,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
 from triton_pipelines.api.loadreport import EXIT_PERMANENT
-from triton_pipelines.compile.render.pod import GPU_PRODUCT_LABEL
+from triton_pipelines.compile.render.pod_scheduling import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
 

@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.server_settings import cpu_range, millis
+from triton_pipelines.compile.graph.quantities import millis
 
 from .actions import Resize
 from .live_config_map import KEY_MILLIS, recorded

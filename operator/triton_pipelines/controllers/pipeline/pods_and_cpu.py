@@ -10,8 +10,9 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
 from triton_pipelines.autoscaling.pods_and_cpu import PODS, PodAndCpuBounds, PodsObservation
 from triton_pipelines.autoscaling.types import InfeasibleResize, StepLimits
+from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.server_settings import cpu_range, millis
+from triton_pipelines.compile.graph.quantities import millis
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
 from .deployment_progress import rolls

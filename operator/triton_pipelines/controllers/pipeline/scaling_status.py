@@ -27,7 +27,7 @@ from triton_pipelines.controllers.scaling_conditions import (
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 from triton_pipelines.controllers.timestamps import rfc3339
 
-from .policies.cpu_resize import CpuResize
+from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
 from .snapshot import Snapshot
 
@@ -46,7 +46,7 @@ def held(
     diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu: CpuResize,
+    cpu: CpuResizeDecision,
 ) -> dict[str, Any]:
     """Return ``status`` with the steps and scaling of the last good revision, which is kept.
 
@@ -102,7 +102,7 @@ def live_conditions(
     graph: Graph,
     snapshot: Snapshot,
     number: Replicas,
-    cpu: CpuResize,
+    cpu: CpuResizeDecision,
 ) -> list[Condition]:
     """Return the conditions of live scaling, and of other managers that write its fields."""
     if pipeline.spec.suspend is Switch.ENABLED:

@@ -30,7 +30,7 @@ from triton_pipelines.controllers.timestamps import rfc3339
 
 from .deployment_progress import deadline_exceeded
 from .pod_problems import Problem, worst
-from .policies.cpu_resize import CpuResize
+from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
 from .policies.rollout import Rollout
 from .scaling_status import kept_conditions, live_conditions, live_parts
@@ -137,7 +137,7 @@ def compute(
     diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu: CpuResize,
+    cpu: CpuResizeDecision,
 ) -> dict[str, Any]:
     """Return the whole status of a resource that is acted on."""
     conditions = conditions_of(pipeline, graph, snapshot, rollout, wanted, problems, number)

@@ -24,7 +24,7 @@ from triton_pipelines.controllers.pipeline.live_config_map import live_data
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
-from .cpu_resize import CpuResize
+from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .kept_revisions import KeptRevisions
 from .last_good_spec import last_good_data
@@ -85,7 +85,7 @@ def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
         live_data(draft.state, counts, sources, snapshot)
         | ragged_fallback.data(refused)
         | padding_choices.data(draft.of(TunedPadding).choices)
-        | owned_data(spec.pipeline, snapshot, number.scaled, draft.of(CpuResize).limit)
+        | owned_data(spec.pipeline, snapshot, number.scaled, draft.of(CpuResizeDecision).limit)
         | last_good_data(spec.pipeline, snapshot, held=spec.blocked is not None),
     )
 

@@ -31,7 +31,7 @@ _UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (
 
 
 @dataclass(frozen=True, slots=True)
-class CpuResize:
+class CpuResizeDecision:
     """Decision on the CPU of the pods in one reconcile iteration."""
 
     limit: int | None
@@ -57,7 +57,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 def decide_cpu(
     limit: int | None, snapshot: Snapshot, state: CpuResizeState, now: dt.datetime
-) -> CpuResize:
+) -> CpuResizeDecision:
     """Choose the pod that gets the ``limit`` that live scaling wants, and who owns the CPU."""
     due = due_changes(limit, snapshot)
     refused = of_pods(snapshot.resize_rejections, {change.uid for change in due})
@@ -75,7 +75,7 @@ def decide_cpu(
             other.manager, other.at, now
         ):
             writers = writers.left_to(other.manager)
-            return CpuResize(
+            return CpuResizeDecision(
                 limit,
                 None,
                 {},
@@ -91,7 +91,9 @@ def decide_cpu(
         and not writers.knows(other.manager, now)
     ):
         writers = writers.mending(other.manager, now)
-    return CpuResize(limit, resize, refused, asked_again(refused, now), state.with_writers(writers))
+    return CpuResizeDecision(
+        limit, resize, refused, asked_again(refused, now), state.with_writers(writers)
+    )
 
 
 @dataclass(frozen=True, slots=True)

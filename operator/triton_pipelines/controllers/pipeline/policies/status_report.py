@@ -14,7 +14,7 @@ from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.tuning_run_state import with_tuning
 
-from .cpu_resize import CpuResize
+from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .pod_repair import PodRepairs
 from .replicas import Replicas
@@ -58,7 +58,7 @@ def _status(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> dict[str, Any
         draft.of(PodRepairs).diverged,
         draft.of(Replicas),
         now,
-        draft.of(CpuResize),
+        draft.of(CpuResizeDecision),
     )
     if spec.graph.padding is None:
         return status
@@ -93,7 +93,7 @@ def _blocked_status(
         draft.of(PodRepairs).diverged,
         draft.of(Replicas),
         now,
-        draft.of(CpuResize),
+        draft.of(CpuResizeDecision),
     )
     choices = padding_choices.to_status(draft.of(TunedPadding).choices)
     return padding_choices.with_choices(found, {"padding": choices})

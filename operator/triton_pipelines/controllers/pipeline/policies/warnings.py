@@ -27,7 +27,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     return Outcome(
         warnings=(
-            *lint(spec.pipeline, spec.graph, draft.context.options),
+            *lint(spec.pipeline, spec.graph),
             *slo_warnings(
                 limit_of(spec.pipeline),
                 snapshot.latencies,
