@@ -144,8 +144,13 @@ class OciSource:
         scope = scope_of(layers, place.strip("/"))
         shutil.rmtree(self._workspace, ignore_errors=True)
         self._workspace.mkdir(parents=True, exist_ok=True)
-        for layer in layers:
-            unpack(layer, scope, self._workspace)
+        try:
+            for layer in layers:
+                unpack(layer, scope, self._workspace)
+        except Exception:
+            # What came out of a harmful layer must not stay on the node until the next attempt.
+            shutil.rmtree(self._workspace, ignore_errors=True)
+            raise
 
     def local(self, name: str) -> Path | None:
         """Return the path of an unpacked file."""
