@@ -89,6 +89,12 @@ def test_only_regions_of_ended_owners_are_stale(
             "unrecognized option '--y'",
         ),
         ("[libprotobuf ERROR /a/text_format.cc:337] no field named x\n", "no field named x"),
+        (
+            'E1121 11:45:34.1 7 server.cc:241] "CudaDriverHelper has not been initialized."\n'
+            "terminate called after throwing an instance of 'std::invalid_argument'\n"
+            "  what():  Invalid label name\n",
+            "uncaught std::invalid_argument: Invalid label name",
+        ),
         ("", "it logged nothing"),
     ],
 )

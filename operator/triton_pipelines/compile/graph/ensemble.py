@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from triton_pipelines.api.base import Switch
 from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
@@ -51,6 +52,7 @@ def with_entry_point(graph: Graph) -> Graph:
         graph,
         max_batch_size=entry.max_batch_size,
         inputs=tuple(one.tensor for one in entry.inputs),
+        optional_inputs=frozenset(one.tensor.name for one in entry.inputs if one.optional),
         outputs=tuple(
             PublicTensor(tensor, Reference(entry.name, tensor.name), entry.path)
             for tensor in entry.outputs
@@ -65,7 +67,9 @@ def with_ensemble(graph: Graph, spec: PipelineSpec, tokenizer_batch: int | None)
     steps = tuple(in_order(graph.steps))
     declared = tuple(Tensor(one.name, one.data_type, one.dims) for one in spec.ensemble.inputs)
     inputs = declared or tuple(_collected(text_inputs(spec, tokenizer_batch), steps))
-    graph = replace(graph, steps=steps, inputs=inputs)
+    graph = replace(
+        graph, steps=steps, inputs=inputs, optional_inputs=_optional_inputs(spec, steps)
+    )
     return replace(graph, outputs=tuple(_outputs(graph, spec)))
 
 
@@ -83,6 +87,22 @@ def _collected(texts: Iterable[Tensor], steps: Sequence[Step]) -> list[Tensor]:
                     replace(entry.tensor, name=entry.source.tensor, reshape=None),
                 )
     return list(result.values())
+
+
+def _optional_inputs(spec: PipelineSpec, steps: Sequence[Step]) -> frozenset[str]:
+    """Return the public inputs that a request may omit.
+
+    They are those declared so, or, if no input is declared, those that every reader may omit.
+    """
+    if spec.ensemble.inputs:
+        declared = spec.ensemble.inputs
+        return frozenset(one.name for one in declared if one.optional is Switch.ENABLED)
+    readers: dict[str, list[bool]] = {}
+    for step in steps:
+        for entry in step.inputs:
+            if entry.source is not None and entry.source.step == PIPELINE:
+                readers.setdefault(entry.source.tensor, []).append(entry.optional)
+    return frozenset(name for name, optional in readers.items() if all(optional))
 
 
 def _outputs(graph: Graph, spec: PipelineSpec) -> list[PublicTensor]:

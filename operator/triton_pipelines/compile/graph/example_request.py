@@ -102,7 +102,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
     else:
         inputs = {
             tensor.name: _text(tensor, graph, health.text or DEFAULT_TEXT)
-            for tensor in _required(graph)
+            for tensor in graph.required_inputs
         }
     sequences = [step.sequences for step in graph.models if step.sequences is not None]
     correlation = [
@@ -133,10 +133,12 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
     health = pipeline.spec.health
     if health.inputs or health.inference is InferenceHealth.DISABLED:
         return ""
-    other = [str(tensor) for tensor in _required(graph) if tensor.data_type is not DataType.STRING]
+    other = [
+        str(tensor) for tensor in graph.required_inputs if tensor.data_type is not DataType.STRING
+    ]
     if other:
         return f"it reads {', '.join(other)}, for which no example can be made up"
-    if not _required(graph):
+    if not graph.required_inputs:
         return "it needs no input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
@@ -158,7 +160,7 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
-        tensor.data_type is not DataType.STRING for tensor in _required(graph)
+        tensor.data_type is not DataType.STRING for tensor in graph.required_inputs
     ):
         yield warning(
             "spec.health.text",
@@ -199,7 +201,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
             code=FindingCode.TOO_LARGE,
         )
     given = {example.name for example in examples}
-    absent = [tensor.name for tensor in _required(graph) if tensor.name not in given]
+    absent = [tensor.name for tensor in graph.required_inputs if tensor.name not in given]
     if given and absent:
         yield warning(
             "spec.health.inputs",
@@ -324,17 +326,3 @@ def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
     """Return the text in the input's shape, with one element on each open axis."""
     shape = [max(size, 1) for size in public_shape(tensor, graph)]
     return np.full(shape, text.encode(), dtype=np.object_)
-
-
-def _required(graph: Graph) -> list[Tensor]:
-    """Return the public inputs that a request must contain.
-
-    An ensemble needs all of its inputs, an entry point those that are not optional.
-    """
-    if graph.entry is None:
-        return list(graph.inputs)
-    entry = next((step for step in graph.models if step.name == graph.entry), None)
-    optional = (
-        {one.tensor.name for one in entry.inputs if one.optional} if entry is not None else set()
-    )
-    return [tensor for tensor in graph.inputs if tensor.name not in optional]

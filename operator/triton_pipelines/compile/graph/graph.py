@@ -345,6 +345,13 @@ class Graph:
     """Whether backends complete the configs."""
     tracing: Tracing | None = None
     """Settings of tracing; ``None`` if it is off."""
+    optional_inputs: frozenset[str] = frozenset()
+    """Names of the public inputs that a request may omit."""
+
+    @property
+    def required_inputs(self) -> tuple[Tensor, ...]:
+        """Return the public inputs that a request must contain."""
+        return tuple(tensor for tensor in self.inputs if tensor.name not in self.optional_inputs)
 
     @property
     def models(self) -> tuple[Step, ...]:

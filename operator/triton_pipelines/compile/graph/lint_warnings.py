@@ -13,7 +13,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .container_resources import cpu_range
 from .example_request import lint_example
-from .graph import Graph, Implementation, Role
+from .graph import PIPELINE, Graph, Implementation, Role
 from .lint_findings import listed, warning
 from .padding_lint import lint_padding, lint_shapes
 from .quantities import millis
@@ -33,6 +33,7 @@ def lint(pipeline: InferencePipeline, graph: Graph) -> list[Finding]:
         *_batching(pipeline, graph),
         *_sources(graph),
         *_names(graph),
+        *_optional_inputs(graph),
         *_labels(pipeline.spec.postprocess.labels),
         *lint_padding(pipeline, graph),
         *lint_shapes(pipeline, graph),
@@ -86,6 +87,26 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 "the queue is unbounded, so every request waits under overload; set maxQueueSize"
                 " and a timeout to shed load early",
                 code=FindingCode.QUEUE_UNBOUNDED,
+            )
+
+
+def _optional_inputs(graph: Graph) -> Iterator[Finding]:
+    """Warn about steps that may get no input at all.
+
+    Measured (24.10): the ensemble still runs such a step, and its backend fails the request with
+    "out of bounds index 0: request has 0 inputs".
+    """
+    for step in graph.steps if graph.entry is None else ():
+        read = [entry.source for entry in step.inputs if entry.source is not None]
+        if read and all(
+            source.step == PIPELINE and source.tensor in graph.optional_inputs for source in read
+        ):
+            names = listed([source.tensor for source in read])
+            yield warning(
+                f"{step.path}.inputs",
+                f"every input of {step.name} is optional, and a request that omits all of"
+                f" {names} fails; let it read one tensor that is always there",
+                code=FindingCode.ALL_INPUTS_OPTIONAL,
             )
 
 

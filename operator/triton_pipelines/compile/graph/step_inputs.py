@@ -55,17 +55,22 @@ def step_inputs(
 
 
 def _vllm_inputs(path: str, context: StepContext) -> tuple[Input, ...]:
-    """Return the inputs of the vLLM backend, of which only the text is connected."""
-    text = InputTensor(name=VLLM_REQUIRED, data_type=VLLM_INPUTS[0].data_type, dims=(1,))
-    return tuple(
-        Input(
-            tensor,
-            context.source_of(text) if tensor.name == VLLM_REQUIRED else None,
-            f"{path}.inputs",
-            optional=tensor.name != VLLM_REQUIRED,
+    """Return the inputs of the vLLM backend.
+
+    The text is connected, and each other input that ``spec.ensemble.inputs`` lists.
+    """
+    result = []
+    for tensor in VLLM_INPUTS:
+        optional = tensor.name != VLLM_REQUIRED
+        declared = InputTensor(
+            name=tensor.name,
+            data_type=tensor.data_type,
+            dims=tensor.dims,
+            optional=Switch.ENABLED if optional else None,
         )
-        for tensor in VLLM_INPUTS
-    )
+        source = context.source_of(declared)
+        result.append(Input(tensor, source, f"{path}.inputs", optional=optional))
+    return tuple(result)
 
 
 def _declared_input(declared: InputTensor, path: str, python: bool, context: StepContext) -> Input:

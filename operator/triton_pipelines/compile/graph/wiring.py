@@ -113,7 +113,22 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
+    if origin == PIPELINE and made.name in graph.optional_inputs and not entry.optional:
+        yield Finding(
+            entry.path,
+            f"reads {entry.source}, which requests may omit, but {step.name} requires its input"
+            f" {entry.tensor.name}; {_make_both_alike(step)}",
+            code=FindingCode.OPTIONAL_MISMATCH,
+        )
     yield from _fits(graph, step, entry, made)
+
+
+def _make_both_alike(step: Step) -> str:
+    """Return the remedy if a required input reads an optional one."""
+    remove = "remove optional from the pipeline's input"
+    if step.role is Role.TOKENIZER:
+        return remove
+    return f"write optional: Enabled for it, too, or {remove}"
 
 
 def _has(graph: Graph, wanted: Reference) -> str:

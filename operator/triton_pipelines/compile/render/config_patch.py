@@ -24,6 +24,13 @@ OWNED = {
     "ensemble_scheduling": "spec.ensemble",
     "default_model_filename": "source.fileName",
 }
+# Field of a ModelConfig that the product does not support → why.
+REFUSED = {
+    "model_repository_agents": (
+        "agents fetch or decrypt files inside Triton, but sources are fetched, verified and"
+        " decrypted before it starts; use source"
+    ),
+}
 # Parts of the messages below these fields that others may set.
 _TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
 _TENSOR_OWNED = ("name", "data_type", "dims")
@@ -176,6 +183,9 @@ def _owned(before: Any, after: Any, path: str) -> Iterator[Finding]:
             f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
             " reserved for the operator; remove them",
         )
+    for name, why in REFUSED.items():
+        if getattr(before, name) != getattr(after, name):
+            yield _reserved(f"{path}.{name}", f"is not supported: {why}")
 
 
 def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:

@@ -6,7 +6,9 @@ Each file is parsed with Triton's own ModelConfig proto and checked.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -15,6 +17,8 @@ from google.protobuf.text_encoding import CEscape
 from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.loadfetch import FetchKind
+from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import PIPELINE, Graph, Reference, Step
 from triton_pipelines.compile.graph.ragged_config import ragged_config
 from triton_pipelines.compile.validation import ServerFacts, validate_repository
@@ -78,10 +82,32 @@ def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
             texts[step.model_name] = text_format.MessageToString(
                 messages[step.model_name], as_utf8=True
             )
-    findings += [as_finding(violation, graph) for violation in validate_repository(messages, facts)]
+    known = replace(facts or ServerFacts(), files=_known_files(graph))
+    findings += [as_finding(violation, graph) for violation in validate_repository(messages, known)]
     if findings:
         raise RefusedError(findings)
     return texts
+
+
+def _known_files(graph: Graph) -> dict[str, dict[str, int]]:
+    """Return the files of each model whose folder no source fills, with their sizes in bytes.
+
+    A fetched file has an unknown size, which counts as sufficient. A model with a source that is a
+    folder is left out, because its files are not known before they are fetched.
+    """
+    result = {}
+    for step in graph.models:
+        if any(item.kind in (FetchKind.MODEL, FetchKind.FOLDER) for item in step.fetches):
+            continue
+        result[step.model_name] = {
+            f"{VERSION_FOLDER}/": 0,
+            **{
+                item.target.removeprefix(f"{step.model_name}/"): sys.maxsize
+                for item in step.fetches
+            },
+            **{f"{VERSION_FOLDER}/{name}": len(text.encode()) for name, text in step.files.items()},
+        }
+    return result
 
 
 def step_config(step: Step) -> str:

@@ -97,10 +97,11 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
     ),
 }
 
-FATAL: Final = frozenset({RuleId.INITIAL_STATE})
+FATAL: Final = frozenset({RuleId.INITIAL_STATE, RuleId.METRIC_TAG})
 """Triton's own rules whose violation makes the server exit instead of refusing the model.
 
-Measured with 2.51.0: the scheduler is destroyed before its threads are created.
+Measured with 2.51.0: with a wrong initial state, the scheduler is destroyed before its threads are
+created. A wrong label of a metric is an exception that nothing catches.
 """
 
 DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}

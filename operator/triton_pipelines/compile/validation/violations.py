@@ -25,6 +25,7 @@ class RuleId(StrEnum):
     VERSION_POLICY = "version-policy"
     FIELD_VERSION = "field-version"
     METRICS = "metrics"
+    METRIC_TAG = "metric-tag"
     RESPONSE_CACHE = "response-cache"
     BATCH_STRATEGY = "batch-strategy"
     BATCH_STRATEGY_FOLDER = "batch-strategy-folder"

@@ -490,6 +490,7 @@ def _tensor(tensor: Tensor, graph: Graph) -> dict[str, Any]:
         "name": tensor.name,
         "dataType": wire_type(tensor.data_type),
         "shape": list(public_shape(tensor, graph)),
+        **({"optional": Switch.ENABLED.value} if tensor.name in graph.optional_inputs else {}),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from triton_pipelines.api.base import Switch
 from triton_pipelines.api.v1alpha1 import NAME_MAX
 from triton_pipelines.compile.graph.defaults import (
     MODEL,
@@ -222,6 +223,7 @@ def _ensemble_fields(name: str, config: Any, calls: Sequence[StepCall]) -> dict[
             "name": item.name,
             "dataType": schedulers.data_type(item.data_type),
             "dims": list(item.dims),
+            **({"optional": Switch.ENABLED.value} if item.optional else {}),
         }
         for item in config.input
     ]

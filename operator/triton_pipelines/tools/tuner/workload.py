@@ -90,8 +90,9 @@ async def workload(
     Raises:
         TuneError: No request can be made, or the server does not answer.
     """
-    texts = tuple(tensor.name for tensor in graph.inputs if tensor.data_type is DataType.STRING)
-    if len(texts) != len(graph.inputs) or graph.tokenizer is None:
+    required = graph.required_inputs
+    texts = tuple(tensor.name for tensor in required if tensor.data_type is DataType.STRING)
+    if len(texts) != len(required) or graph.tokenizer is None:
         return _example_workload(pipeline, graph, options)
     random = np.random.default_rng((options.seed, 4))
     try:
