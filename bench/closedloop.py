@@ -63,8 +63,8 @@ from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetri
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
-from triton_pipelines.controllers.pipeline.prober import ask
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.triton.client import TritonClient
@@ -130,7 +130,7 @@ class Place:
         """Change the count in place by the operator's actuator, proof included, past the loop."""
         control = TritonPod(
             ProbeTarget(Pod.of(self.pod), self.graph, KEY, self.example),
-            ask,
+            probe_pod,
             lambda: dt.datetime.now(dt.UTC),
         )
         target = PodTarget(POD, control, config_with(self.config), await self.count())
@@ -315,7 +315,7 @@ async def _scaler(
     scaler = Autoscaler(
         store=store,
         derive=lambda uid, revision: KEY,
-        prober=ask,
+        prober=probe_pod,
         collectors=collectors,
         clock=lambda: dt.datetime.now(dt.UTC),
         enqueue=record,

@@ -40,7 +40,7 @@ from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 MODELS = ("tokenizer", "model")
@@ -213,7 +213,7 @@ class Loop:
             intent=self.scaler.handover.intent(self.key),
             view=self.scaler.handover.view(self.key),
         )
-        context = Context(self.world.options, control_key, remembering=self.resolver.resolve)
+        context = Context(self.world.options, control_key, cached_resolve=self.resolver.resolve)
         decided = plan(observed, context, self.world.now, self.resolve(observed))
         if self.writes:
             for item in decided.apply:

@@ -30,7 +30,7 @@ from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
 from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 

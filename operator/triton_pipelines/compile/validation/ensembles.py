@@ -272,7 +272,8 @@ class _Ensemble:
                 source = self._one_origin(
                     f"{path}.input_map",
                     f"model {step.model_name!r}",
-                    list(step.input_map.values()),
+                    # The order of a protobuf map differs between processes.
+                    [step.input_map[name] for name in sorted(step.input_map)],
                     origin,
                 )
                 mine = (

@@ -51,10 +51,16 @@ from triton_pipelines.controllers.autoscaler.sample_collection import Collector,
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover, ScalingView
+from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import Pod, alive, json_object, serves
+from triton_pipelines.controllers.pipeline.snapshot import (
+    Pod,
+    is_alive,
+    is_pipeline_pod,
+    json_object,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -174,7 +180,9 @@ class Autoscaler:
             self._clear(key, state)
             return
         state.all_pods = tuple(
-            Pod.of(item) for item in self.store.children(PODS, key) if alive(item) and serves(item)
+            Pod.of(item)
+            for item in self.store.children(PODS, key)
+            if is_alive(item) and is_pipeline_pod(item)
         )
         state.pods = tuple(
             pod
@@ -201,7 +209,10 @@ class Autoscaler:
                 effective.pipeline,
                 effective.graph,
                 self.clock().timestamp(),
-                ReportedStatus.of(raw.get("status") or {}),
+                ReportedStatus.of(
+                    raw.get("status") or {},
+                    stored_state(self.store, key).scaling_report.metrics_source,
+                ),
             )
             self.handover.scaling[key] = state.output
         elif state.graph is not effective.graph:

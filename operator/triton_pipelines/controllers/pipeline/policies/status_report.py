@@ -64,26 +64,26 @@ def _status(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> dict[str, Any
         return status
     padding = draft.of(TunedPadding)
     run = padding.run
-    other = padding_choices.note(
+    other = padding_choices.note_on_others(
         padding.choices,
         padding.fingerprint,
         run.request if run.revision == desired else "",
-        in_force=spec.graph.padding.measured,
+        is_in_force=spec.graph.padding.measured,
     )
-    told = ragged_fallback.told(
+    padding_fields = ragged_fallback.padding_status(
         spec.graph.padding,
         run.status(),
         desired in (run.revision, run.recommended),
         other,
     )
-    return status | {"padding": told | padding_choices.to_status(padding.choices)}
+    return status | {"padding": padding_fields | padding_choices.to_status(padding.choices)}
 
 
 def _blocked_status(
     status: Mapping[str, Any], snapshot: Snapshot, draft: Draft, now: dt.datetime
 ) -> dict[str, Any]:
     spec = draft.of(ReconciledSpec)
-    found = scaling_status.held(
+    found = scaling_status.blocked_status(
         dict(status),
         spec.pipeline,
         spec.graph,
