@@ -134,7 +134,7 @@ class HubServer:
             return commit
         sized = "blobs=true" in urlsplit(request.path).query.lower()
         siblings = [
-            {"rfilename": name, **({"size": len(data)} if sized else {})}
+            {"rfilename": name, **(_metadata(name, data) if sized else {})}
             for name, data in self._commits[repo][commit].items()
         ]
         body = {
@@ -182,6 +182,22 @@ class HubServer:
             if data is None
             else file_response(request, data, f'"{digest}"')
         )
+
+
+def _metadata(name: str, data: bytes) -> dict[str, object]:
+    """What ``blobs=true`` adds for a file; weights are stored with Git LFS."""
+    if not name.endswith((".bin", ".onnx", ".safetensors")):
+        return {"size": len(data), "blobId": _git_blob(data)}
+    digest = hashlib.sha256(data).hexdigest()
+    pointer = (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n"
+    ).encode()
+    lfs = {"sha256": digest, "size": len(data), "pointerSize": len(pointer)}
+    return {"size": len(data), "blobId": _git_blob(pointer), "lfs": lfs}
+
+
+def _git_blob(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\x00" % len(data) + data).hexdigest()
 
 
 def _refusal(status: int, code: str, message: str) -> Response:

@@ -111,6 +111,9 @@ class World:
     log: list[Plan] = field(default_factory=list)
     rendered: dict[str, CompiledPipeline | list[SpecFinding]] | None = None
     missing_sources: dict[str, str] = field(default_factory=dict)
+    load_failure: tuple[LoadFinding, int] | None = (
+        None  # what failing pods report, and the loader's exit code; by default a mismatch
+    )
     digests: dict[str, str] = field(default_factory=dict)
     kubelet: dict[str, str] = field(
         default_factory=dict
@@ -240,8 +243,11 @@ class World:
                     message="axis 1 of input_ids is 128",
                     field="spec.tokenizer.padding",
                 )
+            code = 2
+            if self.load_failure is not None:
+                finding, code = self.load_failure
             failed = LoadReport(ok=False, revision=pod.revision, findings=(finding,))
-            ended = {"exitCode": 2, "reason": "Error", "message": failed.to_json()}
+            ended = {"exitCode": code, "reason": "Error", "message": failed.to_json()}
             loader |= {
                 "state": {"waiting": {"reason": "CrashLoopBackOff"}},
                 "lastState": {"terminated": ended},

@@ -36,6 +36,14 @@ class ResolvedSources(RootModel[dict[str, dict[str, ResolvedSource]]]):
     model_config = ConfigDict(frozen=True, strict=True)
 
 
+EXIT_PERMANENT: Final = 2
+"""Exit code of a loader of which no further start can succeed by itself.
+
+That is so if at least one failure is permanent: a missing file, rejected credentials, a model that
+does not fit. Loaders of all versions use it.
+"""
+
+
 class LoadReason(StrEnum):
     """Why a load failed, or what the loader noticed (:data:`INFORMATIVE`: never a failure)."""
 

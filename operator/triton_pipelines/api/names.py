@@ -83,7 +83,6 @@ PATH_TERMINATION: Final = "/dev/termination-log"
 
 # --- environment ---
 ENV_SITE: Final = "TRITONPIPE_SITE"
-ENV_SOURCE_MAP: Final = "TRITONPIPE_SOURCE_MAP"
 ENV_CONTROL_KEY: Final = "TRITONPIPE_CONTROL_KEY"
 
 # --- ConfigMap and Secret keys ---

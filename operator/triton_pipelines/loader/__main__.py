@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from triton_pipelines.loader.main import exit_on_sigterm, run
+from triton_pipelines.loader.main import run_process
 
 if __name__ == "__main__":
-    exit_on_sigterm()
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_process(sys.argv[1:]))

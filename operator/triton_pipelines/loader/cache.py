@@ -15,6 +15,8 @@ import hashlib
 import json
 import logging
 import os
+import re
+import stat
 import threading
 import time
 import uuid
@@ -38,6 +40,7 @@ only for clients of the same host.
 ABANDONED_SECONDS: Final = 3600.0
 """Seconds since the last write after which an unfinished file counts as abandoned by its pod."""
 _BLOCK: Final = 1 << 20
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FICLONE: Final = 0x40049409
 """``ioctl`` that makes a file share another's blocks (linux/fs.h).
 
@@ -92,32 +95,94 @@ class FileCache:
             ),
         )
 
-    def take(self, key: str, target: Path) -> CachedFile | None:
+    def take(
+        self,
+        key: str,
+        target: Path,
+        is_expected: Callable[[CachedFile], bool] = lambda _: True,
+    ) -> CachedFile | None:
         """Copy the file of ``key`` to ``target`` and verify it; ``None`` if it is not cached.
+
+        Everyone who can write to the volume can change what the index names, so the caller's own
+        knowledge of the file decides, where there is any.
+
+        Args:
+            key: the file's key.
+            target: where to put the copy.
+            is_expected: whether the copy at ``target`` is the requested file. An entry that names
+                another file is removed.
 
         Raises:
             OSError: ``target`` cannot be written.
         """
+        sha256 = self._sha256_of(key)
+        if sha256 is None:
+            return None
+        for _ in range(2):
+            # A copy counts as broken if it is so twice: one host may read wrongly once.
+            copied = self._copy_of(sha256, target)
+            if copied is None:
+                return None
+            if copied.sha256 != sha256:
+                continue
+            if is_expected(copied):
+                return copied
+            target.unlink(missing_ok=True)
+            self._log.warning(
+                "the model cache names a file with the digest %s, which is not the file that the "
+                "source announced; the entry is removed",
+                sha256,
+            )
+            self._remove(self._index(key))
+            return None
+        target.unlink(missing_ok=True)
+        self._log.warning("the model cache holds a broken copy of %s; it is removed", sha256)
+        self._remove(self._index(key), self._blob(sha256))
+        return None
+
+    def _sha256_of(self, key: str) -> str | None:
+        """Return the digest that the index has for ``key``."""
         try:
-            note = json.loads(self._index(key).read_text())
-            cached = CachedFile(str(note["sha256"]), int(note["size"]))
-            blob = self._blob(cached.sha256)
-            os.utime(blob)
-            source = blob.open("rb")
+            entry = json.loads(self._index(key).read_text())
+            sha256 = str(entry["sha256"])
+            self._blob(sha256)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._note("it cannot be read", error)
             return None
-        with source:
-            if self._copy(source.fileno(), target) == cached.sha256:
-                return cached
-        target.unlink(missing_ok=True)
-        self._log.warning("the model cache holds a broken copy of %s; it is removed", cached.sha256)
-        with contextlib.suppress(OSError):
-            self._index(key).unlink(missing_ok=True)
-            blob.unlink(missing_ok=True)
-        return None
+        return sha256
+
+    def _copy_of(self, sha256: str, target: Path) -> CachedFile | None:
+        """Copy a file of the cache to ``target``; ``None`` if it is gone or cannot be read.
+
+        It stays in the cache in any case: other pods may be able to read it.
+        """
+        try:
+            # Neither a link nor a pipe, which would block, can be a file of the cache.
+            source = os.open(self._blob(sha256), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._note("it cannot be read", error)
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(source).st_mode):
+                self._note("it holds something that is not a file", None)
+                return None
+            with contextlib.suppress(OSError):
+                os.utime(source)
+            copied = self._copy(source, target)
+        finally:
+            os.close(source)
+        if copied is None:
+            target.unlink(missing_ok=True)
+        return copied
+
+    def _remove(self, *paths: Path) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def put(self, key: str, path: Path, sha256: str) -> None:
         """Keep a copy of ``path`` for ``key``, if there is room."""
@@ -127,19 +192,29 @@ class FileCache:
             blob = self._blob(sha256)
             for folder in (temporary.parent, blob.parent, self._index(key).parent):
                 _folder(folder)
-            if not blob.exists():
+            if blob.is_symlink() or not blob.is_file():
                 if not self._make_room(size):
                     return
-                with path.open("rb") as source:
-                    self._copy(source.fileno(), temporary, shared=True)
+                if not self._keep(path, temporary, sha256):
+                    return
                 temporary.replace(blob)
             temporary.write_text(json.dumps({"sha256": sha256, "size": size}))
             _share(temporary)
             temporary.replace(self._index(key))
         except OSError as error:
             self._note("it cannot be written", error)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            self._remove(temporary)
+
+    def _keep(self, path: Path, temporary: Path, sha256: str) -> bool:
+        """Copy ``path`` onto the volume; return whether the copy is whole."""
+        with path.open("rb") as source:
+            copied = self._copy(source.fileno(), temporary, shared=True)
+        if copied is None or copied.sha256 != sha256:
+            if copied is not None:
+                self._note(f"the copy of {sha256} differs from the file", None)
+            self._remove(temporary)
+            return False
+        return True
 
     def lease(self, key: str) -> Lease | None:
         """Return the right to fetch ``key`` while others wait; ``None`` while another pod has it.
@@ -153,11 +228,29 @@ class FileCache:
             self._note("it cannot be written", error)
             return Lease(None, self._times)
 
-    def wait(self, key: str) -> None:
-        """Wait until ``key`` is cached, its lease ends, or the maximum wait is over."""
+    def wait(self, key: str, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until ``key`` is cached, its lease ends, or the maximum wait is over.
+
+        Args:
+            key: the file's key.
+            is_stopped: ends the wait when the file is no longer of use.
+        """
         self._log.info("another pod is fetching the same file into the model cache; waiting for it")
         with contextlib.suppress(OSError):
-            wait_for(self._lock(key), self._times, self._index(key).exists, self._clock)
+            wait_for(
+                self._lock(key),
+                self._times,
+                lambda: is_stopped() or self._is_cached(key),
+                self._clock,
+            )
+
+    def _is_cached(self, key: str) -> bool:
+        """Return whether index and file are there: after an eviction, only the index is."""
+        try:
+            entry = json.loads(self._index(key).read_text())
+            return self._blob(str(entry["sha256"])).is_file()
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _make_room(self, size: int) -> bool:
         """Return whether ``size`` bytes fit after evicting the least recently used files."""
@@ -211,10 +304,11 @@ class FileCache:
         finally:
             mark.unlink(missing_ok=True)
 
-    def _copy(self, source: int, target: Path, *, shared: bool = False) -> str | None:
-        """Copy an open file and return the copy's digest.
+    def _copy(self, source: int, target: Path, *, shared: bool = False) -> CachedFile | None:
+        """Copy an open file and return what was written.
 
-        ``None`` if the source fails, such as an NFS server that lost the file.
+        ``None`` if the source fails, such as an NFS server that lost the file. What was written
+        until then is left to the caller.
 
         Raises:
             OSError: ``target`` cannot be written.
@@ -236,9 +330,10 @@ class FileCache:
                     file.write(block)
             file.flush()
             os.fsync(file.fileno())
+            size = file.tell()
         if shared:
             _share(target)
-        return digest.hexdigest()
+        return CachedFile(digest.hexdigest(), size)
 
     def _note(self, what: str, error: Exception | None) -> None:
         detail = (
@@ -254,7 +349,7 @@ class FileCache:
         return self._root / "index" / key[:2] / f"{key}.json"
 
     def _blob(self, sha256: str) -> Path:
-        if len(sha256) != 64 or not sha256.isalnum():
+        if _SHA256.fullmatch(sha256) is None:
             raise ValueError("no digest")
         return self._root / "files" / sha256[:2] / sha256
 

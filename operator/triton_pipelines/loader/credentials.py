@@ -86,6 +86,14 @@ class SourceCredentials:
     ca_file: Path | None = None
     """CA bundle."""
 
+    @property
+    def sends_secret(self) -> bool:
+        """Return whether requests carry a secret or a token, not only a signature made with it."""
+        return any(
+            value is not None
+            for value in (self.token, self.user, self.sas_token, self.service_account)
+        )
+
     def headers(self, from_url: tuple[str, str] | None = None) -> dict[str, str]:
         """Return the Authorization header for a web server.
 

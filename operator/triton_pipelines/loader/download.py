@@ -12,15 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from triton_pipelines.loader.cache import FileCache, cache_key
-from triton_pipelines.loader.errors import NoSpaceError, SourceError
-from triton_pipelines.loader.files import FULL_VOLUME_ERRORS, free_bytes, fsync_folder
+from triton_pipelines.loader.cache import CachedFile, FileCache, cache_key
+from triton_pipelines.loader.errors import LoadStoppedError, NoSpaceError, SourceError
+from triton_pipelines.loader.files import (
+    FULL_VOLUME_ERRORS,
+    free_bytes,
+    fsync_folder,
+    git_blob_of,
+)
 from triton_pipelines.loader.partial_file import DownloadedFile, PartialFile
 from triton_pipelines.loader.progress import DownloadProgress, MeterFactory, format_bytes
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.source import FileBody, Source
 
 _STOPPED: Final = "stopped, because another file of the same source failed"
+_LOAD_FAILED: Final = "not fetched, because another source of this load failed"
 _WAITS: Final = 3
 """Times that a download waits for another pod's before it continues by itself."""
 
@@ -41,6 +47,8 @@ class DownloadJob:
     """Identifies the source in the cache's key; ``None`` bypasses the cache."""
     meter: MeterFactory | None = None
     """Starts the progress of the download; by default the download logs its own."""
+    refresh: bool = False
+    """Whether the file of the model cache is replaced instead of used."""
 
 
 class Downloader:
@@ -57,8 +65,20 @@ class Downloader:
         log: logging.Logger,
         clock: Callable[[], float] = time.monotonic,
         cache: FileCache | None = None,
+        load_failed: threading.Event | None = None,
     ) -> None:
+        """Create the downloader.
+
+        Args:
+            retrier: tries downloads again.
+            log: where progress is logged.
+            clock: returns seconds.
+            cache: the model cache, if there is one.
+            load_failed: set when a source of the same load has failed: files that another pod is
+                fetching are then not waited for.
+        """
         self._retrier, self._log, self.clock, self._cache = retrier, log, clock, cache
+        self._load_failed = load_failed or threading.Event()
 
     def fetch(self, job: DownloadJob, stop: threading.Event | None = None) -> DownloadedFile:
         """Download a file.
@@ -70,20 +90,24 @@ class Downloader:
         Raises:
             SourceError: the source stays unreadable.
             NoSpaceError: the volume is full.
+            LoadStoppedError: another pod is fetching the file, and the load has failed already.
         """
+        stop = stop or threading.Event()
         job.target.parent.mkdir(parents=True, exist_ok=True)
         waits = 0
 
         def attempt() -> DownloadedFile:
             nonlocal waits
             while True:
-                done = self._attempt(job, stop or threading.Event(), patient=waits < _WAITS)
+                done = self._attempt(job, stop, patient=waits < _WAITS)
                 if isinstance(done, DownloadedFile):
                     return done
                 # The connection is closed by now: a wait may be long.
                 waits += 1
                 assert self._cache is not None
-                self._cache.wait(done)
+                self._cache.wait(done, lambda: stop.is_set() or self._load_failed.is_set())
+                if self._load_failed.is_set():
+                    raise LoadStoppedError(_LOAD_FAILED)
 
         return self._retrier.run(job.what, attempt)
 
@@ -139,13 +163,23 @@ class Downloader:
         # cache.
         if body.size is not None and body.size > free_bytes(job.target.parent) + part.size():
             raise NoSpaceError(body.size, free_bytes(job.target.parent), job.what)
-        if (cached := cache.take(key, job.target)) is not None:
+        if job.refresh:
+            done = self._stream(body, part, job, stop)
+            cache.put(key, done.path, done.sha256)
+            return done
+        cached = cache.take(key, job.target, lambda file: _is_announced(file, body, job.target))
+        if cached is not None:
             part.drop()
             self._log.info("%s: %s from the model cache", job.what, format_bytes(cached.size))
             if job.meter is not None:
                 job.meter(cached.size, cached.size).finish()
             done = DownloadedFile(
-                job.target, cached.sha256, cached.size, body.revision, resumed=False
+                job.target,
+                cached.sha256,
+                cached.size,
+                body.revision,
+                resumed=False,
+                cached=True,
             )
             part.note(done, body.identity)
             return done
@@ -174,6 +208,8 @@ class Downloader:
                 digest.update(chunk)
                 size += len(chunk)
                 meter.add(len(chunk))
+                if body.size is not None and size > body.size:
+                    break
                 if stop.is_set():
                     raise SourceError(_STOPPED)
             file.flush()
@@ -211,11 +247,27 @@ class Downloader:
         return digest
 
 
+def _is_announced(file: CachedFile, body: FileBody, path: Path) -> bool:
+    """Return whether a file of the model cache is what the source announced.
+
+    The source answered just now, with the pod's own credentials; others can write to the cache.
+    """
+    if body.size is not None and file.size != body.size:
+        return False
+    if body.digest is not None:
+        return file.sha256 == body.digest
+    return body.git_blob is None or git_blob_of(path) == body.git_blob
+
+
 def _check_content(body: FileBody, part: PartialFile, size: int, digest: str) -> None:
     """Compare what arrived with what the source announced."""
     if body.size is not None and size != body.size:
         if size > body.size:
             part.drop()
+            raise SourceError(
+                f"the body is longer than the {body.size} bytes that the source announced",
+                retryable=True,
+            )
         raise SourceError(f"the body ended at byte {size} of {body.size}", retryable=True)
     if body.digest is not None and digest != body.digest:
         part.drop()

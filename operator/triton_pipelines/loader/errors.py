@@ -44,6 +44,10 @@ class SourceError(Exception):
         self.progress = False
 
 
+class LoadStoppedError(Exception):
+    """A file is not fetched, because the load has failed for another reason, which is reported."""
+
+
 class LoaderError(Exception):
     """A finding that fails the load."""
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from triton_pipelines.api.loadplan import (
 )
 from triton_pipelines.loader import tokenizer_files
 from triton_pipelines.loader.cache import FileCache, cache_key
+from triton_pipelines.loader.cleartext import refuse_cleartext, source_cleartext_host
 from triton_pipelines.loader.credentials import read_credentials
 from triton_pipelines.loader.download import Downloader
 from triton_pipelines.loader.errors import LoaderError, SourceError
@@ -38,7 +40,7 @@ from triton_pipelines.loader.sources import Folders, SourceAccess, open_source
 from triton_pipelines.loader.sources.web import TIMEOUT
 from triton_pipelines.loader.staged_files import StagedFiles
 from triton_pipelines.loader.staging import Stager
-from triton_pipelines.loader.uris import SourceLocation, SourceMap, insecure
+from triton_pipelines.loader.uris import SourceLocation, SourceMap
 from triton_pipelines.redaction import Redactor, redact_url
 
 USER_AGENT: Final = "triton-pipelines"
@@ -76,10 +78,12 @@ class Fetcher:
         *,
         cache: FileCache | None = None,
         parallel: int = PARALLEL,
+        load_failed: threading.Event | None = None,
     ) -> None:
         self._models, self._state, self._folders, self._map = models, state, folders, source_map
         self._retrier, self._redact, self._log = retrier, redact, log
-        self._stager = Stager(Downloader(retrier, log, cache=cache), retrier, log, parallel)
+        downloader = Downloader(retrier, log, cache=cache, load_failed=load_failed)
+        self._stager = Stager(downloader, retrier, log, parallel)
 
     def reusable(self, item: PlanFetch, resolved: ResolvedSource | None) -> FetchedSource | None:
         """Return the result of an earlier attempt in this pod, if it still holds.
@@ -199,6 +203,7 @@ class Fetcher:
         credentials = read_credentials(
             item, location, self._folders.credentials, self._folders.ca, self._redact
         )
+        refuse_cleartext(location, item.endpoint, credentials, item.spec_field)
         with httpx.Client(
             verify=credentials.ssl_context(), timeout=TIMEOUT, headers={"User-Agent": USER_AGENT}
         ) as client:
@@ -215,14 +220,15 @@ class Fetcher:
             )
             staged = self._download(item, resolved, location, access, staging, what)
         self._check_digest(item, resolved, staged, staging, what)
-        host = insecure(location, item.endpoint) if item.credentials else None
+        host = source_cleartext_host(location, item.endpoint) if item.credentials else None
         if host is None:
             return staged
         note = LoadFinding(
             step=item.step,
             reason=LoadReason.INSECURE_SOURCE,
-            message=f"the credentials of {item.spec_field}.secretRef were sent to {host} over "
-            "http://, where others can read them: use https:// and caRef",
+            message=f"requests to {host} are signed with the key of {item.spec_field}.secretRef "
+            "and sent over http://, where others can read and change the files: use https:// and "
+            "caRef",
             field=item.spec_field,
         )
         return replace(staged, notes=(*staged.notes, note))
@@ -247,14 +253,17 @@ class Fetcher:
             if resolved is not None and resolved.revision is not None and error.missing:
                 raise changed(item, resolved, f"gone ({error})", what) from error
             raise
-        if _matches(item, resolved, staged) or not staged.resumed:
+        if _matches(item, resolved, staged) or not (staged.resumed or staged.cached):
             return staged
-        # The part left by an earlier attempt may be wrong; try once more from byte 0.
+        # What an earlier attempt left, or another pod put into the model cache, may be wrong; try
+        # once more from byte 0 of the source.
         self._log.warning(
-            "%s: the digest does not match after a resumed download; fetching all of it again", what
+            "%s: the digest does not match after a %s; fetching all of it again",
+            what,
+            "copy from the model cache" if staged.cached else "resumed download",
         )
         shutil.rmtree(staging, ignore_errors=True)
-        return self._stager.files(request)
+        return self._stager.files(replace(request, refresh=True))
 
     def _check_digest(
         self,

@@ -23,6 +23,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def git_blob_of(path: Path) -> str:
+    """Return the object name that Git gives to the content of a file (SHA-1 of header and data)."""
+    digest = hashlib.sha1(b"blob %d\x00" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def free_bytes(folder: Path) -> int:
     """Return the bytes that an unprivileged writer may still put on the volume of ``folder``."""
     figures = os.statvfs(folder)

@@ -46,6 +46,8 @@ class StagingRequest:
     """What the source was at this revision's first load, if known."""
     scope: str
     """Identifies the source in the cache's keys."""
+    refresh: bool = False
+    """Whether files of the model cache are replaced instead of used."""
 
 
 class GroupDownloader:
@@ -60,7 +62,14 @@ class GroupDownloader:
         """Fetch one file into the staging folder, by its name in the source."""
         what = f"{stage.what} {name}" if stage.source.file != name else stage.what
         return self._downloader.fetch(
-            DownloadJob(stage.source.source, name, below(stage.folder, name), what, stage.scope)
+            DownloadJob(
+                stage.source.source,
+                name,
+                below(stage.folder, name),
+                what,
+                stage.scope,
+                refresh=stage.refresh,
+            )
         )
 
     def path_of(self, stage: StagingRequest, name: str) -> Path:
@@ -75,59 +84,53 @@ class GroupDownloader:
     def fetch_all(
         self,
         stage: StagingRequest,
-        wanted: Sequence[tuple[str, str, Path]],
+        requests: Sequence[tuple[str, str, Path]],
         entries: Mapping[str, ListedFile],
     ) -> dict[str, DownloadedFile]:
         """Fetch files, several at once; the first that fails ends the others.
 
         Args:
             stage: what is staged.
-            wanted: key, name in the source and staged path of each file.
+            requests: key, name in the source and staged path of each file.
             entries: key → listed file, where it is known.
 
         Returns:
             The files by key.
         """
-        from triton_pipelines.loader.sources.oci import OciSource
-
-        source, found = stage.source.source, dict[str, DownloadedFile]()
-        jobs: list[tuple[str, DownloadJob]] = []
-        sizes = [entries[key].size if key in entries else None for key, _, _ in wanted]
-        total = (
-            sum(size or 0 for size in sizes) if all(size is not None for size in sizes) else None
-        )
+        total = _total_size([entries.get(key) for key, _, _ in requests])
         group = (
-            GroupProgress(self._log, stage.what, len(wanted), total, self._downloader.clock)
-            if len(wanted) > 1
+            GroupProgress(self._log, stage.what, len(requests), total, self._downloader.clock)
+            if len(requests) > 1
             else None
         )
-        for key, name, path in wanted:
-            if isinstance(source, OciSource) and (local := source.local(name)) is not None:
-                found[key] = DownloadedFile(
-                    local, sha256_of(local), local.stat().st_size, stage.commit, resumed=False
-                )
-                if group is not None:
-                    group.there(key, found[key].size)
-                continue
-            what = (
-                stage.what
-                if len(wanted) == 1 and name == stage.source.place
-                else f"{stage.what} {key}"
+        found = _unpacked_files(stage, requests)
+        if group is not None:
+            for key, file in found.items():
+                group.there(key, file.size)
+        jobs = [
+            (
+                key,
+                DownloadJob(
+                    stage.source.source,
+                    name,
+                    path,
+                    stage.what
+                    if len(requests) == 1 and name == stage.source.place
+                    else f"{stage.what} {key}",
+                    stage.scope,
+                    group.of(key) if group else None,
+                    stage.refresh,
+                ),
             )
-            jobs.append(
-                (
-                    key,
-                    DownloadJob(
-                        source, name, path, what, stage.scope, group.of(key) if group else None
-                    ),
-                )
-            )
+            for key, name, path in requests
+            if key not in found
+        ]
         if total is not None and group is not None:
-            self._check_space(stage, total - sum(done.size for done in found.values()))
+            self._check_space(stage, total - sum(file.size for file in found.values()))
         found |= self._fetch_together(jobs)
         if group is not None:
             group.finish()
-        return {key: found[key] for key, _, _ in wanted}
+        return {key: found[key] for key, _, _ in requests}
 
     def _check_space(self, stage: StagingRequest, needed: int) -> None:
         """Check that the volume has room before the first byte is written.
@@ -165,3 +168,26 @@ class GroupDownloader:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
         return {key: future.result() for key, future in futures.items()}
+
+
+def _unpacked_files(
+    stage: StagingRequest, requests: Sequence[tuple[str, str, Path]]
+) -> dict[str, DownloadedFile]:
+    """Return the requested files that came out of an image's archives and need no download."""
+    from triton_pipelines.loader.sources.oci import OciSource
+
+    source, found = stage.source.source, dict[str, DownloadedFile]()
+    if not isinstance(source, OciSource):
+        return found
+    for key, name, _ in requests:
+        if (local := source.local(name)) is not None:
+            found[key] = DownloadedFile(
+                local, sha256_of(local), local.stat().st_size, stage.commit, resumed=False
+            )
+    return found
+
+
+def _total_size(entries: Sequence[ListedFile | None]) -> int | None:
+    """Return the bytes of all files; ``None`` if the size of one is not known."""
+    sizes = [entry.size if entry is not None else None for entry in entries]
+    return None if None in sizes else sum(size or 0 for size in sizes)

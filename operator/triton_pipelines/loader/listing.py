@@ -17,6 +17,10 @@ MAX_FILES: Final = 10_000
 
 A model has dozens; more means that the URI names a whole bucket or volume.
 """
+MAX_NAME_BYTES: Final = 1024
+"""Maximum bytes of a file's name with its folders."""
+_MAX_PART_BYTES: Final = 255
+"""Maximum bytes of one part of a name: file systems hold no longer one (``NAME_MAX``)."""
 _SHOWN: Final = 6
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 """Name of a version folder: Triton reads the digits into 64 bits and takes no leading zero."""
@@ -90,11 +94,12 @@ def check_name(name: str) -> None:
         or str(pure) != name
         or "\x00" in name
         or "\\" in name
-        or len(name.encode()) > 1024
+        or len(name.encode(errors="surrogateescape")) > MAX_NAME_BYTES
+        or any(len(part.encode(errors="surrogateescape")) > _MAX_PART_BYTES for part in pure.parts)
     ):
         raise SourceError(
-            f"holds a file named {name[:200]!r}, which is not a plain path below its folder: rename"
-            " it"
+            f"holds a file or folder named {name[:200]!r}, which is not a plain path below its "
+            "folder: rename it"
         )
 
 

@@ -17,6 +17,8 @@ from triton_pipelines.api.loadplan import (
     LoadReason,
     LoadReport,
 )
+from triton_pipelines.api.loadreport import EXIT_PERMANENT
+from triton_pipelines.loader.environment import drop_ignored
 from triton_pipelines.loader.errors import LoaderError, NoSpaceError
 from triton_pipelines.loader.files import free_bytes, write_atomically
 from triton_pipelines.loader.inputs import read_plan
@@ -25,10 +27,21 @@ from triton_pipelines.loader.revision_loader import RevisionLoader
 from triton_pipelines.redaction import RedactingFormatter, Redactor
 
 EXIT_OK: Final = 0
-EXIT_USER: Final = 2
+EXIT_USER: Final = EXIT_PERMANENT
 """A finding that only the user can fix."""
 EXIT_RETRY: Final = 3
 """A finding that another start of the container may fix."""
+
+
+def run_process(arguments: Sequence[str]) -> int:
+    """Run as the process of the init container; return the exit code.
+
+    The arguments alone decide: see :mod:`triton_pipelines.loader.environment`.
+    """
+    exit_on_sigterm()
+    if ignored := drop_ignored():
+        sys.stderr.write(f"ignored variables of the environment: {', '.join(ignored)}\n")
+    return run(arguments)
 
 
 def run(options: Sequence[str] | LoadOptions, out: TextIO | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,13 +76,10 @@ class LoadOptions:
 
 
 def parse_options(argv: Sequence[str]) -> LoadOptions:
-    """Return the options of a command line.
-
-    ``TRITONPIPE_SOURCE_MAP`` adds rules to the source map; those of the command line win.
-    """
+    """Return the options of a command line; the environment changes none of them."""
     parser = _argument_parser(LoadOptions())
     values = vars(parser.parse_args(argv))
-    rules = [*os.environ.get(names.ENV_SOURCE_MAP, "").split(","), *values.pop("source_map")]
+    rules = values.pop("source_map")
     retry = RetryPolicy(
         attempts=values.pop("retry_attempts"), first_delay=values.pop("retry_delay")
     )

@@ -25,6 +25,8 @@ class DownloadedFile:
     """What it resolved to."""
     resumed: bool
     """Whether part of it came from an earlier attempt."""
+    cached: bool = False
+    """Whether it came from the model cache, to which other pods can write."""
 
 
 class PartialFile:

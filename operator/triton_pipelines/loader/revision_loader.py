@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from triton_pipelines.api.loadplan import (
     ResolvedSource,
 )
 from triton_pipelines.loader.cache import FileCache
-from triton_pipelines.loader.errors import LoaderError, NoSpaceError
+from triton_pipelines.loader.errors import LoaderError, LoadStoppedError, NoSpaceError
 from triton_pipelines.loader.fetching import FetchedSource, Fetcher
 from triton_pipelines.loader.inputs import read_counts, read_resolved
 from triton_pipelines.loader.layout import Layout
@@ -38,6 +39,7 @@ class RevisionLoader:
         self.notes: list[LoadFinding] = []
         self.sources: list[ReportSource] = []
         self._plan, self._options, self._redact, self._log = plan, options, redact, log
+        self._failed = threading.Event()
 
     def run(self) -> None:
         """Fetch, write and check everything; errors are gathered in :attr:`errors`."""
@@ -85,6 +87,7 @@ class RevisionLoader:
             self._log,
             cache=cache,
             parallel=options.parallel,
+            load_failed=self._failed,
         )
         ready = {item.key: fetcher.reusable(item, resolved.get(item.key)) for item in plan.fetch}
         kept = [path for done in ready.values() if done for path in done.files]
@@ -144,6 +147,10 @@ class RevisionLoader:
             raise
         except LoaderError as error:
             self.errors.append(error)
+            self._failed.set()
+            return None
+        except LoadStoppedError as stopped:
+            self._log.info("%s %s: %s", item.spec_field, redact_url(item.uri), stopped)
             return None
         layout.found(item, done.versions)
         return done

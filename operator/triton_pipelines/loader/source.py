@@ -31,6 +31,8 @@ class FileBody:
     """
     digest: str | None = None
     """SHA-256 of the file according to the source, if it says one."""
+    git_blob: str | None = None
+    """Git's object name of the file according to the source, if it says one."""
 
 
 class Source(Protocol):

@@ -25,6 +25,8 @@ class StagedFiles:
     """What the source resolved to."""
     resumed: bool
     """Whether part of it came from an earlier attempt."""
+    cached: bool = False
+    """Whether part of it came from the model cache."""
     versions: tuple[int, ...] = ()
     """The versions of a model."""
     notes: tuple[LoadFinding, ...] = ()
@@ -37,7 +39,11 @@ def staged(
     """Return the staged files of a source; ``got`` holds its downloads by name."""
     sums = {name: value.sha256 for name, value in got.items()}
     return StagedFiles(
-        files, digest_of(sums), revision, any(value.resumed for value in got.values())
+        files,
+        digest_of(sums),
+        revision,
+        resumed=any(value.resumed for value in got.values()),
+        cached=any(value.cached for value in got.values()),
     )
 
 

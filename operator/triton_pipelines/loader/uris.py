@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, SCHEMES
 from triton_pipelines.loader.errors import SourceError
 
-SCHEMES: Final = ("hf", "s3", "gs", "az", "oci", "https", "pvc", "configmap")
-"""Schemes of ``source.uri`` in a resource."""
 MAPPED_SCHEMES: Final = (*SCHEMES, "http", "file")
 """Schemes that a source map may map to."""
 _ENDPOINT_SCHEMES: Final = ("hf", "s3", "gs", "az", "oci")
@@ -200,8 +199,7 @@ class RegistryUri:
 _REPOSITORY: Final = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
 )
-_REFERENCE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}|sha256:[0-9a-f]{64}")
-"""Names and tags as in the OCI distribution specification (1.1)."""
+"""Names of repositories as in the OCI distribution specification (1.1)."""
 
 
 def parse_registry(uri: str) -> RegistryUri:
@@ -229,7 +227,7 @@ def parse_registry(uri: str) -> RegistryUri:
 
 def is_reference(text: str) -> bool:
     """Return whether this is a tag or a digest of a registry."""
-    return _REFERENCE.fullmatch(text) is not None
+    return re.fullmatch(OCI_REFERENCE_PATTERN, text) is not None
 
 
 def parse_folder(uri: str) -> tuple[str, str]:
@@ -238,20 +236,6 @@ def parse_folder(uri: str) -> tuple[str, str]:
     if not name:
         raise SourceError("names no object: write pvc://claim/path or configmap://name/key")
     return name, path.strip("/")
-
-
-def insecure(location: SourceLocation, endpoint: str | None) -> str | None:
-    """Return the host to which credentials would be sent unencrypted.
-
-    ``None`` for https, for sources that are not on a network, and on loopback.
-    """
-    for address in (location.endpoint or endpoint, location.uri):
-        if address and scheme_of(address) == "http":
-            host = urlsplit(address).hostname or ""
-            return None if host in LOOPBACK else host
-        if address and address is not location.uri:
-            return None
-    return None
 
 
 def file_path(uri: str) -> str:

@@ -367,7 +367,8 @@ def _b64(text: str) -> bytes:
 
 
 def test_the_host_of_an_endpoint_is_told_when_credentials_go_there_in_the_clear() -> None:
-    from triton_pipelines.loader.uris import SourceLocation, insecure
+    from triton_pipelines.loader.cleartext import source_cleartext_host as insecure
+    from triton_pipelines.loader.uris import SourceLocation
 
     assert insecure(SourceLocation("gs://b/k"), "http://store.example/x") == "store.example"
     assert insecure(SourceLocation("gs://b/k"), "https://store.example") is None

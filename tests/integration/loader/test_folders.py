@@ -429,7 +429,7 @@ def test_broken_records_of_the_first_load_are_an_error(pod: Pod) -> None:
 
 
 @pytest.mark.integration
-def test_rules_of_the_environment_and_the_command_line(
+def test_rules_of_the_command_line_alone_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITONPIPE_SOURCE_MAP", "hf://=http://environment,s3://=http://environment")
@@ -443,7 +443,6 @@ def test_rules_of_the_environment_and_the_command_line(
     )
     assert dict(options.source_map.rules) == {
         "hf://": "http://line",
-        "s3://": "http://environment",
         "https://a/": "file:///b/",
     }
     assert (options.models, options.site, options.state) == (

@@ -116,31 +116,3 @@ def test_credentials_of_a_secret_come_before_the_identity(
     assert "the secret of source.secretRef may not read" in report.findings[0].message
     assert server.requests[0].headers["authorization"].startswith("SharedKey account:")
     assert GIVEN not in server.requests[0].path
-
-
-def test_credentials_over_http_are_told(bare: Pod) -> None:
-    with LoopbackServer(
-        lambda request: file_response(request, b"weights", '"v1"'), address=("127.0.0.2", 0)
-    ) as server:
-        address = f"http://127.0.0.2:{server.port}"
-        bare.map(f"https://models.example.com/={address}/")
-        bare.secret("model", token=GIVEN)
-        bare.plan(
-            PlanFetch(
-                step="model",
-                uri="https://models.example.com/m.bin",
-                target="m/1/model.bin",
-                credentials=True,
-            )
-        )
-        code, report = bare.load()
-        assert code == 0, bare.output
-        assert [(item.reason.value, item.field) for item in report.findings] == [
-            ("InsecureSource", "spec.model.source")
-        ]
-        assert "were sent to 127.0.0.2 over http://" in report.findings[0].message
-        bare.another()
-        bare.plan(
-            PlanFetch(step="model", uri="https://models.example.com/m.bin", target="m/1/model.bin")
-        )
-        assert bare.load()[1].findings == ()

@@ -65,13 +65,13 @@ def servers(tls: ssl.SSLContext, google: Gcs) -> Iterator[dict[str, tuple[str, s
         answer.headers["Last-Modified"] = "Sat, 21 Nov 2026 00:00:00 GMT"
         return answer
 
-    hub = HubServer()
-    hub.publish("org/name", {"x.bin": b"weights"})
     with (
+        HubServer() as hub,
         LoopbackServer(dated, tls) as web,
         LoopbackServer(registry, tls) as oci,
         LoopbackServer(hub.answer, tls) as models,
     ):
+        hub.publish("org/name", {"x.bin": b"weights"})
         yield {
             "https": (f"{web.url}/x.bin", None),
             "oci": (f"oci://{oci.url.removeprefix('https://')}/models/x:v1", None),

@@ -263,7 +263,7 @@ def test_an_index_of_platforms(trusting: Pod, hub: Registry) -> None:
         ),
         (
             archive(("m/model.bin", b"x"), links=(("m/hard", "other/x", tarfile.LNKTYPE),)),
-            "is a hard link to other/x",
+            "m/hard is a hard link to other/x",
         ),
         (
             archive(("m/model.bin", b"x"), links=(("m/dev", "", tarfile.CHRTYPE),)),
@@ -286,6 +286,7 @@ def test_layers_that_lead_astray_are_refused(
     assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_UNAVAILABLE), trusting.output
     assert says in report.findings[0].message
     assert not list(trusting.options.root.parent.rglob("evil"))
+    assert not list(trusting.options.state.rglob("image"))
 
 
 def test_a_title_that_leads_astray_is_refused(trusting: Pod, hub: Registry) -> None:

@@ -90,28 +90,27 @@ def test_a_folder_larger_than_the_volume_is_refused_before_its_first_file(small:
 
 
 def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
-    release, hub = threading.Event(), HubServer()
-    hub.publish("org/name", {f"{n}.bin": bytes(100_000) for n in range(8)})
+    release = threading.Event()
 
     def answer(request: Request) -> Response:
         if "/resolve/" not in request.path:
             return hub.answer(request)
         if request.path.endswith("2.bin"):
+            # Stalled downloads continue after the refusal.
+            threading.Timer(1.0, release.set).start()
             return Response(403)
         response = hub.answer(request)
         response.hold = (10, release)
         return response
 
-    with LoopbackServer(answer) as server:
+    with HubServer() as hub, LoopbackServer(answer) as server:
+        hub.publish("org/name", {f"{n}.bin": bytes(100_000) for n in range(8)})
         pod.map(f"hf://={server.url}")
         pod.plan(
             PlanFetch(
                 step="model", uri="hf://org/name", target="bert", kind=FetchKind.MODEL, whole=True
             )
         )
-        # Stalled downloads continue after the refusal.
-        releasing = threading.Timer(0.3, release.set)
-        releasing.start()
         code, report = pod.load()
     assert code == 2, pod.output
     assert "answered 403" in report.findings[0].message

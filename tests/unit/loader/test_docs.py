@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from triton_pipelines.api.loadplan import LoadReason
-from triton_pipelines.api.source import ModelSource
-from triton_pipelines.loader.uris import SCHEMES, SourceMap
+from triton_pipelines.api.source import SCHEMES, ModelSource
+from triton_pipelines.loader.uris import SourceMap
 
 GUIDE = (Path(__file__).parents[3] / "docs/user/sources.md").read_text()
 # Others show parts of a whole resource.

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
-from triton_pipelines.api.loadplan import INFORMATIVE
+from triton_pipelines.api.loadplan import INFORMATIVE, LoadReason
+from triton_pipelines.api.loadreport import EXIT_PERMANENT
 from triton_pipelines.compile.render.pod_scheduling import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
@@ -35,6 +36,12 @@ class Problem:
     reason: Reason
     message: str
     pod: str
+    is_permanent: bool = False
+    """Whether the loader found that starting again cannot help, as long as the source is the same.
+
+    This ends the wait for a rollout that has already removed old pods. Otherwise the pod may wait
+    for the source to appear.
+    """
 
     @property
     def is_final(self) -> bool:
@@ -209,7 +216,14 @@ def _loader(pod: Pod) -> Problem | None:
         text = "; ".join(
             f"{finding.field or finding.step}: {finding.message}" for finding in failures
         )
-        return Problem(reason, f"pod {pod.name}: {text}", pod.name)
+        return Problem(
+            reason,
+            f"pod {pod.name}: {text}",
+            pod.name,
+            # Room on the volume may return, but the exit code is the same.
+            is_permanent=ended.get("exitCode") == EXIT_PERMANENT
+            and all(finding.reason is not LoadReason.NO_SPACE for finding in failures),
+        )
     return Problem(
         Reason.INTERNAL_ERROR,
         f"pod {pod.name}: the loader ended with exit code {ended.get('exitCode')}:"

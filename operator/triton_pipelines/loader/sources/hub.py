@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import huggingface_hub
@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.hf_api import RepoSibling
 
 from triton_pipelines.loader.errors import PROXY_REFUSED, SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing, folder
@@ -71,14 +72,14 @@ class HubSource:
         # False: never use a token that happens to be in the environment.
         self._token: str | bool = token or False
         self._commit: str | None = None
-        self._files: dict[str, int | None] = {}
+        self._files: dict[str, RepoSibling] = {}
 
     def resolve(self) -> str | None:
         """Return the commit, which is requested once."""
         if self._commit is None:
             info = self._info()
             self._commit = info.sha
-            self._files = {item.rfilename: item.size for item in info.siblings or ()}
+            self._files = {item.rfilename: item for item in info.siblings or ()}
             if self._commit is None:
                 raise SourceError("the hub names no commit for it")
         return self._commit
@@ -89,13 +90,14 @@ class HubSource:
         path = self._folder + place
         if path in self._files and not path.endswith("/"):
             return SourceListing(
-                (ListedFile(path.rpartition("/")[2], self._files[path], self._commit),), single=True
+                (ListedFile(path.rpartition("/")[2], self._files[path].size, self._commit),),
+                single=True,
             )
         prefix = f"{path.strip('/')}/" if path.strip("/") else ""
         try:
             return folder(
-                ListedFile(name.removeprefix(prefix), size, self._commit)
-                for name, size in self._files.items()
+                ListedFile(name.removeprefix(prefix), item.size, self._commit)
+                for name, item in self._files.items()
                 if name.startswith(prefix)
             )
         except SourceError as error:
@@ -118,9 +120,18 @@ class HubSource:
         base, _, last = url.rpartition("/")
         source = WebSource(self._client, f"{base}/", self._headers(), {last: url})
         with source.open(last, offset=offset, validator=validator) as body:
-            # The ETag is the blob's; the commit is what can be fetched again.
+            # The ETag is the blob's; the commit is what can be fetched again. Large files have a
+            # digest of their own; for others Git's object name is that of the content.
+            listed = self._files[path]
             yield FileBody(
-                body.chunks, body.offset, body.size, body.validator, commit, identity=commit
+                body.chunks,
+                body.offset,
+                body.size,
+                body.validator,
+                commit,
+                identity=commit,
+                digest=listed.lfs.sha256 if listed.lfs is not None else None,
+                git_blob=listed.blob_id if listed.lfs is None else None,
             )
 
     def _headers(self) -> dict[str, str]:
@@ -128,8 +139,9 @@ class HubSource:
 
     def _info(self) -> huggingface_hub.ModelInfo:
         client_type = type(get_session())
+        hooks: dict[str, list[Any]] = {"request": [self._check_request]}
         huggingface_hub.set_client_factory(
-            lambda: client_type(verify=self._context, follow_redirects=True)
+            lambda: client_type(verify=self._context, follow_redirects=True, event_hooks=hooks)
         )
         api = huggingface_hub.HfApi(
             endpoint=self._endpoint, token=self._token, library_name="triton-pipelines"
@@ -138,10 +150,17 @@ class HubSource:
             return api.model_info(
                 self._repo, revision=self._revision, timeout=TIMEOUT.read, files_metadata=True
             )
+        except SourceError:
+            raise
         except (HfHubHTTPError, HFValidationError) as error:
             raise self._hub_error(error) from error
         except Exception as error:
             raise _connection_error(error) from error
+
+    def _check_request(self, request: httpx.Request) -> None:
+        """Refuse a redirect from https to http; other origins get no token (httpx sees to that)."""
+        if self._endpoint.startswith("https://") and request.url.scheme != "https":
+            raise SourceError(f"the hub redirects from https to {request.url.scheme}://: refused")
 
     def _hub_error(self, error: HfHubHTTPError | HFValidationError) -> SourceError:
         """Translate what the hub answered."""

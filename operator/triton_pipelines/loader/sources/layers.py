@@ -1,4 +1,10 @@
-"""Unpack the layers of an image: tar archives on top of each other, below one place only."""
+"""Unpack the layers of an image: tar archives on top of each other, below one place only.
+
+Layers are untrusted. Only regular files and folders are written, below the folder to unpack into
+and nowhere else, and what comes out of a layer is bounded. The filters of :mod:`tarfile` are not
+enough for that: they rename absolute names, accept links, bound nothing, and Python has them only
+from 3.11.4 on.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +17,35 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
-from triton_pipelines.loader.errors import SourceError
+from triton_pipelines.loader.errors import NoSpaceError, SourceError
+from triton_pipelines.loader.files import free_bytes
 from triton_pipelines.loader.listing import MAX_FILES, check_name
+from triton_pipelines.loader.progress import format_bytes
+from triton_pipelines.loader.sources.unpack_limits import unpacked_error, unpacked_limit
 
+MAX_MEMBERS: Final = 500_000
+"""Maximum members of one layer, with those outside of the place that is unpacked.
+
+The layers of full operating systems have up to 100 000.
+"""
+MAX_HEADER_BYTES: Final = 1 << 20
+"""Maximum bytes of a member's headers, which :mod:`tarfile` holds in memory."""
+_MAX_GLOBAL_HEADERS: Final = 64
+"""Maximum number of global headers of a layer, which :mod:`tarfile` keeps in memory."""
 _WHITEOUT: Final = ".wh."
 _OPAQUE: Final = ".wh..wh..opq"
 """Names by which a layer removes files below it (OCI image specification 1.1, layer.md)."""
 _BLOCK: Final = 1 << 20
+_BROKEN: Final = (
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    gzip.BadGzipFile,
+    # tarfile lets these pass for headers that are nested too deep or hold no numbers.
+    RecursionError,
+    ValueError,
+    OverflowError,
+)
 
 
 def scope_of(layers: Sequence[Path], place: str) -> str:
@@ -25,12 +53,15 @@ def scope_of(layers: Sequence[Path], place: str) -> str:
 
     That is the place itself. For a file it is the parent, because files next to it may belong to
     it.
+
+    Raises:
+        SourceError: a layer is broken or exceeds a limit.
     """
     if not place:
         return ""
     for layer in layers:
-        with _opened(layer) as archive:
-            for member in archive:
+        with _opened(layer) as members:
+            for _, member in members:
                 if _name(member) == place and not member.isdir():
                     return str(PurePosixPath(place).parent) if "/" in place else ""
     return place
@@ -40,11 +71,13 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
     """Put the files of ``layer`` below ``scope`` over those in ``into``, under their own names.
 
     Raises:
-        SourceError: a name is not usable, a requested file is a link, or the archive is broken.
+        SourceError: a member is not a regular file or a folder, its name is not usable, or the
+            archive is broken or exceeds a limit.
+        NoSpaceError: a file does not fit on the volume.
     """
     count = 0
-    with _opened(layer) as archive:
-        for member in archive:
+    with _opened(layer) as members:
+        for archive, member in members:
             name = _name(member)
             last = PurePosixPath(name).name
             if name and last.startswith(_WHITEOUT):
@@ -57,47 +90,52 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
                 continue
             if not name or not (not scope or name == scope or name.startswith(f"{scope}/")):
                 continue
-            if not member.isdir():
-                check_name(name)
             count += 1
             if count > MAX_FILES:
                 raise SourceError(
                     f"holds more than {MAX_FILES} files: name the model's own folder in source.path"
                 )
+            _check_member(member, name)
             _write(archive, member, name, into)
+
+
+def _check_member(member: tarfile.TarInfo, name: str) -> None:
+    """Refuse everything except a regular file or a folder below its own name."""
+    check_name(name)
+    if member.issym() or member.islnk():
+        kind = "link" if member.issym() else "hard link"
+        raise SourceError(
+            f"{name} is a {kind} to {member.linkname[:200]}: put the file itself into the image"
+        )
+    if member.issparse():
+        raise SourceError(f"{name} is stored as a sparse file: pack it without --sparse")
+    if not (member.isreg() or member.isdir()):
+        raise SourceError(f"{name} is not a file: remove it from the image")
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: Path) -> None:
     target = into / name
+    # Unpacking makes no links; the name alone would not show one that is there anyway.
+    if not target.parent.resolve().is_relative_to(into.resolve()):
+        raise SourceError(f"{name} leads out of its folder through a link: unpack it elsewhere")
+    for parent in PurePosixPath(name).parents:
+        if (into / parent).is_file():
+            (into / parent).unlink()
     if member.isdir():
-        if target.is_file():
+        if target.is_symlink() or target.is_file():
             target.unlink()
         target.mkdir(parents=True, exist_ok=True)
         return
-    if target.is_dir():
+    if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
-    if member.islnk():
-        linked = member.linkname.removeprefix("./").lstrip("/")
-        check_name(linked)
-        if not (into / linked).is_file():
-            raise SourceError(
-                f"{name} is a hard link to {linked}, which is outside of source.path: put a "
-                "copy into the image"
-            )
-        shutil.copyfile(into / linked, target)
-    elif member.isfile():
-        stream = archive.extractfile(member)
-        assert stream is not None
-        with target.open("xb") as file:
-            shutil.copyfileobj(stream, file, _BLOCK)
-    elif member.issym():
-        raise SourceError(
-            f"{name} is a link to {member.linkname}: put the file itself into the image"
-        )
-    else:
-        raise SourceError(f"{name} is not a file: remove it from the image")
+    if (free := free_bytes(into)) < member.size:
+        raise NoSpaceError(member.size, free, name)
+    stream = archive.extractfile(member)
+    assert stream is not None
+    with target.open("xb") as file:
+        shutil.copyfileobj(stream, file, _BLOCK)
 
 
 def _remove(into: Path, name: str) -> None:
@@ -107,7 +145,7 @@ def _remove(into: Path, name: str) -> None:
         check_name(name)
         targets = [into / name]
     for target in targets:
-        if target.is_dir():
+        if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
         else:
             target.unlink(missing_ok=True)
@@ -119,8 +157,41 @@ def _name(member: tarfile.TarInfo) -> str:
     return "" if name == "." else name
 
 
+class _BoundedStream:
+    """The unpacked bytes of a layer, up to the limits of the layer and of a header."""
+
+    def __init__(self, stream: IO[bytes], packed: int) -> None:
+        self._stream, self._packed = stream, packed
+        self._position, self._header_end = 0, MAX_HEADER_BYTES
+
+    def read(self, size: int) -> bytes:
+        """Read the next bytes.
+
+        Raises:
+            SourceError: there are more than a layer, or a header, may have.
+        """
+        data = self._stream.read(size)
+        self._position += len(data)
+        if self._position > unpacked_limit(self._packed):
+            raise unpacked_error("a layer", self._packed)
+        if self._position > self._header_end:
+            raise SourceError(
+                f"has a layer with a header of more than {format_bytes(MAX_HEADER_BYTES)}: pack "
+                "the files without extended attributes"
+            )
+        return data
+
+    def expect_header(self, position: int) -> None:
+        """Bound what is read until the next member: its headers start at ``position``."""
+        self._header_end = position + MAX_HEADER_BYTES + tarfile.RECORDSIZE
+
+    def expect_content(self) -> None:
+        """Bound what is read by the layer's limit alone."""
+        self._header_end = unpacked_limit(self._packed)
+
+
 @contextmanager
-def _opened(layer: Path) -> Iterator[tarfile.TarFile]:
+def _opened(layer: Path) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]]:
     try:
         with layer.open("rb") as file:
             head = file.read(4)
@@ -130,9 +201,29 @@ def _opened(layer: Path) -> Iterator[tarfile.TarFile]:
                     "has a layer packed with zstd, which cannot be read here: push it with gzip"
                 )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
-            # As a stream: members are read in their order in the file, and nothing is kept in
-            # memory.
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                yield archive
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"has a layer that is not a usable tar archive ({error})") from error
+            bounded = _BoundedStream(stream, layer.stat().st_size)
+            # As a stream: members are read in their order in the file.
+            with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]
+                yield _members(archive, bounded)
+    except _BROKEN as error:
+        detail = str(error) or type(error).__name__
+        raise SourceError(f"has a layer that is not a usable tar archive ({detail})") from error
+
+
+def _members(
+    archive: tarfile.TarFile, stream: _BoundedStream
+) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield the archive with each member, in order; nothing of earlier members stays in memory."""
+    count = 0
+    while (member := archive.next()) is not None:
+        count += 1
+        if count > MAX_MEMBERS or len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
+            raise SourceError(
+                f"has a layer with more than {MAX_MEMBERS} members or {_MAX_GLOBAL_HEADERS} "
+                "global headers: publish the model's own files"
+            )
+        archive.members.clear()  # type: ignore[attr-defined]
+        stream.expect_content()
+        yield archive, member
+        blocks = -(-member.size // tarfile.BLOCKSIZE) if member.isreg() else 0
+        stream.expect_header(member.offset_data + blocks * tarfile.BLOCKSIZE)

@@ -23,13 +23,20 @@ from urllib.request import parse_http_list, parse_keqv_list
 
 import httpx
 
+from triton_pipelines.loader.cleartext import cleartext_host
 from triton_pipelines.loader.credentials import SourceCredentials
 from triton_pipelines.loader.errors import SourceError
 from triton_pipelines.loader.listing import ListedFile, SourceListing, check_name, folder
 from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.sources.folder import FolderSource
 from triton_pipelines.loader.sources.layers import scope_of, unpack
-from triton_pipelines.loader.sources.web import WebSource, stream, web_errors
+from triton_pipelines.loader.sources.web import (
+    IDENTITY,
+    WebSource,
+    decoded_chunks,
+    stream,
+    web_errors,
+)
 from triton_pipelines.loader.uris import RegistryUri
 
 DEFAULT_TAG: Final = "latest"
@@ -137,8 +144,13 @@ class OciSource:
         scope = scope_of(layers, place.strip("/"))
         shutil.rmtree(self._workspace, ignore_errors=True)
         self._workspace.mkdir(parents=True, exist_ok=True)
-        for layer in layers:
-            unpack(layer, scope, self._workspace)
+        try:
+            for layer in layers:
+                unpack(layer, scope, self._workspace)
+        except Exception:
+            # What came out of a harmful layer must not stay on the node until the next attempt.
+            shutil.rmtree(self._workspace, ignore_errors=True)
+            raise
 
     def local(self, name: str) -> Path | None:
         """Return the path of an unpacked file."""
@@ -261,9 +273,9 @@ class OciSource:
         return _object(data, "manifest"), digest
 
     def _document(self, url: str, headers: Mapping[str, str]) -> bytes:
-        with web_errors(), stream(self._client, url, headers) as response:
+        with web_errors(), stream(self._client, url, {**headers, **IDENTITY}) as response:
             data = bytearray()
-            for chunk in response.iter_bytes():
+            for chunk in decoded_chunks(response):
                 data += chunk
                 if len(data) > _MAX_DOCUMENT:
                     raise SourceError("the registry's response is larger than a manifest may be")
@@ -285,8 +297,12 @@ class OciSource:
                 f"the registry asks for {kind or 'unknown'} credentials, which the loader does not"
                 " support"
             )
-        if urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https":
-            raise SourceError("the registry sends credentials to an address without TLS: refused")
+        is_downgrade = urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https"
+        if is_downgrade or (basic and cleartext_host(realm) is not None):
+            raise SourceError(
+                f"the registry names a token server without TLS ({urlsplit(realm).hostname}), to "
+                "which no credentials are sent: let the registry name an https:// address"
+            )
         scope = values.get("scope") or f"repository:{self._uri.repository}:pull"
         query = {
             "scope": scope,

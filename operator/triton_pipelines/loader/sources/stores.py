@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from triton_pipelines.loader.cleartext import cleartext_host
 from triton_pipelines.loader.errors import SourceError
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def gcs_store(
     Args:
         bucket: name.
         endpoint: address of the server; ``None`` for Google's.
-        service_account: JSON of a key file; ``None`` for the pod's workload identity.
+        service_account: JSON of a key file; ``None`` for the pod's workload identity, which is not
+            presented over http.
         ca: CA bundle.
     """
     options: dict[str, Any] = {}
@@ -82,6 +84,9 @@ def gcs_store(
         options["base_url"] = endpoint.rstrip("/")
     if service_account is not None:
         options["service_account_key"] = service_account
+    elif cleartext_host(endpoint) is not None:
+        # The token of the pod's identity would be readable on the way: read without it.
+        options["skip_signature"] = True
     try:
         return GCSStore(
             bucket, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options
@@ -101,7 +106,7 @@ def azure_store(
 ) -> AzureStore:
     """Return the store of an Azure container.
 
-    Without access key and SAS token the pod's workload identity is used.
+    Without access key and SAS token the pod's workload identity is used, except over http.
 
     Args:
         account: storage account.
@@ -120,6 +125,8 @@ def azure_store(
         options["credential_provider"] = lambda: {"sas_token": sas_token, "expires_at": None}
     elif account_key is not None:
         options["credential_provider"] = lambda: {"access_key": account_key, "expires_at": None}
+    elif cleartext_host(endpoint) is not None:
+        options["skip_signature"] = True
     try:
         return AzureStore(
             container, client_options=_client(endpoint, ca), retry_config=_NO_RETRIES, **options

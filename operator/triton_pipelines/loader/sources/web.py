@@ -5,6 +5,7 @@ A redirect takes no credentials to another host.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,10 +22,15 @@ from triton_pipelines.loader.sources.transport_errors import (
     certificate_error,
     is_proxy_auth_error,
 )
+from triton_pipelines.loader.sources.unpack_limits import unpacked_error, unpacked_limit
 
 _RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 10
+IDENTITY: Final = {"Accept-Encoding": "identity"}
+"""Header that requests content as it is; some servers compress it all the same."""
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+_BLOCK: Final = 1 << 20
 TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
 """Seconds without a byte until an attempt fails; a whole download has no limit."""
 
@@ -75,16 +81,16 @@ class WebSource:
     ) -> Iterator[FileBody]:
         """Request ``name``; with ``offset`` and ``validator`` as a range of the same version."""
         url = self._exact.get(name) or self._base + quote(name)
-        headers = {**self._headers, "Accept-Encoding": "identity"}
+        headers = {**self._headers, **IDENTITY}
         if offset and validator:
             headers["Range"] = f"bytes={offset}-"
             if not self._immutable:
                 headers["If-Range"] = validator
         with web_errors(), stream(self._client, url, headers) as response:
             start, size = _range(response, offset if offset and validator else 0)
-            encoded = response.headers.get("content-encoding", "identity").lower() != "identity"
+            encoded = _encoding(response) != "identity"
             yield FileBody(
-                _chunks(response),
+                decoded_chunks(response),
                 offset=start,
                 size=None if encoded else size,
                 validator=None if encoded else _validator(response),
@@ -232,9 +238,51 @@ def _strong(response: httpx.Response) -> str | None:
     return str(etag) if etag and not etag.startswith("W/") else None
 
 
-def _chunks(response: httpx.Response) -> Iterator[bytes]:
+def _encoding(response: httpx.Response) -> str:
+    return str(response.headers.get("content-encoding", "")).strip().lower() or "identity"
+
+
+def decoded_chunks(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the body, unpacked if the server compressed it unrequested.
+
+    httpx would unpack each chunk at once, by any number of encodings and without a limit.
+
+    Raises:
+        SourceError: the body cannot be read, is not gzip or deflate, or unpacks to too much.
+    """
+    encoding = _encoding(response)
     with web_errors():
-        yield from response.iter_bytes()
+        if encoding == "identity":
+            yield from response.iter_raw()
+        elif encoding in ("gzip", "x-gzip", "deflate"):
+            yield from _inflated(response.iter_raw())
+        else:
+            raise SourceError(
+                f"sends Content-Encoding {encoding[:80]}, which was not requested: let the server "
+                "send the file as it is"
+            )
+
+
+def _inflated(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    decoder, packed, unpacked = zlib.decompressobj(_GZIP_OR_ZLIB), 0, 0
+    for chunk in chunks:
+        packed += len(chunk)
+        rest = chunk
+        while rest:
+            try:
+                data = decoder.decompress(rest, _BLOCK)
+            except zlib.error as error:
+                raise SourceError(f"sends a body that cannot be unpacked ({error})") from error
+            unpacked += len(data)
+            if unpacked > unpacked_limit(packed):
+                raise unpacked_error("a compressed body", packed)
+            yield data
+            rest = decoder.unconsumed_tail
+            if decoder.eof and decoder.unused_data:
+                # gzip files may consist of several members.
+                rest, decoder = decoder.unused_data, zlib.decompressobj(_GZIP_OR_ZLIB)
+    if not decoder.eof:
+        raise SourceError("the compressed body ended early", retryable=True)
 
 
 def split_userinfo(url: str) -> tuple[str, tuple[str, str] | None]:

@@ -91,7 +91,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     mode, state, recheck = _mode(strategy, begun_target, state, snapshot, now)
     if begun_target.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
         mode = _restoring_strategy(strategy)
-    failure = _failure(begun_target.revision, snapshot, draft.problems)
+    old_removed = _has_removed_old_pods(mode, snapshot, desired)
+    failure = _failure(begun_target.revision, snapshot, draft.problems, old_removed)
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
@@ -111,7 +112,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         if begun_target.revision == desired and state.verified not in ("", desired)
         else "",
     )
-    may_roll_back = blocks_scaling or _has_removed_old_pods(mode, snapshot, desired)
+    may_roll_back = blocks_scaling or old_removed
     rollback = None
     if begun_target.revision == desired:
         rollback = (
@@ -313,14 +314,18 @@ def _has_removed_old_pods(mode: RolloutStrategy, snapshot: Snapshot, desired: st
     )
 
 
-def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _Failure | None:
+def _failure(
+    target: str, snapshot: Snapshot, problems: Sequence[Problem], old_removed: bool
+) -> _Failure | None:
     """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
 
-    The reason is a final problem of one of its pods, or the Deployment's exceeded deadline.
+    The reason is a final problem of one of its pods, or the Deployment's exceeded deadline. Once
+    old pods have left, a permanent failure of the loader is enough, because fewer pods serve until
+    the rollback.
     """
     pods = {pod.name for pod in snapshot.pods if pod.revision == target}
     for problem in problems:
-        if problem.pod in pods and problem.is_final:
+        if problem.pod in pods and (problem.is_final or (old_removed and problem.is_permanent)):
             return _Failure(problem.reason, problem.message)
     exceeded = deadline_exceeded(target, snapshot, problems)
     return _Failure(*exceeded) if exceeded is not None else None

@@ -1,0 +1,75 @@
+"""Test that a load which cannot succeed does not keep the pipeline down until the deadline."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import builders
+from tests.support.worlds import BAD, World
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason
+from triton_pipelines.loader.main import EXIT_RETRY, EXIT_USER
+
+MISSING = LoadFinding(
+    step="model",
+    reason=LoadReason.SOURCE_UNAVAILABLE,
+    message="has no file model.onnx (404)",
+    field="spec.model.source.uri",
+)
+FULL = LoadFinding(step="model", reason=LoadReason.NO_SPACE, message="the volume is full")
+
+
+def rolled_out(
+    finding: LoadFinding, code: int, strategy: str, room: int | None = 1
+) -> tuple[World, str]:
+    """A served pipeline after a change to a revision whose loader fails; the old revision."""
+    world = World(builders.document(rollout={"strategy": strategy}), room=room).settle()
+    old = world.deployed
+    world.load_failure = (finding, code)
+    world.change(tokenizer={"maxLength": 64}).step()
+    world.verdicts[world.status["revision"]] = BAD
+    for _ in range(12):
+        world.pass_time(5).control().run_pods().step()
+    return world, old
+
+
+@pytest.mark.parametrize("strategy", ["NoSurge", "Recreate", "Auto"])
+def test_a_missing_source_is_rolled_back_where_one_pod_fits(strategy: str) -> None:
+    world, old = rolled_out(MISSING, EXIT_USER, strategy)
+    assert world.deployed == old
+    world.settle()
+    assert world.told()["Available"] == "True Serving"
+    assert world.told()["Ready"] == "False RolledBack"
+    assert "SourceUnavailable" in world.condition("Ready")["message"]
+    assert "has no file model.onnx (404)" in world.condition("Ready")["message"]
+
+
+@pytest.mark.parametrize(
+    ("finding", "code"),
+    [(MISSING, EXIT_RETRY), (FULL, EXIT_USER)],
+    ids=["temporary", "no-space"],
+)
+def test_what_may_end_by_itself_is_waited_for(finding: LoadFinding, code: int) -> None:
+    world, old = rolled_out(finding, code, "NoSurge")
+    assert world.deployed != old
+    assert world.told()["Ready"] == f"False {finding.reason.value}"
+
+
+def test_a_surge_waits_for_its_source() -> None:
+    world, old = rolled_out(MISSING, EXIT_USER, "Surge", room=None)
+    assert world.deployed != old
+    assert world.told()["Ready"] == "False SourceUnavailable"
+    assert world.told()["Reconciling"] == "True SourceUnavailable"
+    assert world.told()["Available"] == "True Serving"
+
+
+def test_a_first_revision_waits_for_its_source() -> None:
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1)
+    world.load_failure = (MISSING, EXIT_USER)
+    world.step()
+    world.verdicts[world.status["revision"]] = BAD
+    for _ in range(5):
+        world.pass_time(5).control().run_pods().step()
+    assert world.told()["Reconciling"] == "True SourceUnavailable"
+    world.verdicts.clear()
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
