@@ -56,14 +56,15 @@ from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.compile.render import render
 from triton_pipelines.controllers.autoscaler.actuator import PodTarget, change_count
-from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Collector
+from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.pipeline_state import config_with
+from triton_pipelines.controllers.autoscaler.sample_collection import Collector
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
-from triton_pipelines.controllers.pipeline.prober import ask
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.triton.client import TritonClient
@@ -129,7 +130,7 @@ class Place:
         """Change the count in place by the operator's actuator, proof included, past the loop."""
         control = TritonPod(
             ProbeTarget(Pod.of(self.pod), self.graph, KEY, self.example),
-            ask,
+            probe_pod,
             lambda: dt.datetime.now(dt.UTC),
         )
         target = PodTarget(POD, control, config_with(self.config), await self.count())
@@ -314,7 +315,7 @@ async def _scaler(
     scaler = Autoscaler(
         store=store,
         derive=lambda uid, revision: KEY,
-        prober=ask,
+        prober=probe_pod,
         collectors=collectors,
         clock=lambda: dt.datetime.now(dt.UTC),
         enqueue=record,

@@ -19,7 +19,7 @@ from bench import plots
 from bench.results import thresholds, write
 from bench.variants import Variant, described, measured, served, workload
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, summarize
-from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
+from triton_pipelines.tools.loadgen.plots import Chart, LimitLine, Point, Series
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SECONDS = float(os.environ.get("SECONDS", "10"))
@@ -150,6 +150,6 @@ def _plot(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         unit="answers/s within the deadline",
         latency="p99 latency of the answered requests",
         note=f"{SIMULATED}; {len(found['time'])} rounds per limit, one point each",
-        limits=(Limit("deadline of the clients", DEADLINE_SECONDS * 1000),),
+        limits=(LimitLine("deadline of the clients", DEADLINE_SECONDS * 1000),),
     )
     plots.save("overload", chart)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.results import FOLDER
 from triton_pipelines.tools.loadgen import plots
-from triton_pipelines.tools.loadgen.plots import COLOURS, GREY, Chart, Limit, Point, Series
+from triton_pipelines.tools.loadgen.plots import COLOURS, GREY, Chart, LimitLine, Point, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -281,7 +281,7 @@ def from_json(data: Mapping[str, Any]) -> Plot:
         Series(**{**one, "points": [_point(point) for point in one["points"]]})
         for one in values["series"]
     ]
-    values["limits"] = [Limit(**one) for one in values.get("limits", [])]
+    values["limits"] = [LimitLine(**one) for one in values.get("limits", [])]
     return Chart(**values)
 
 

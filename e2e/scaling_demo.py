@@ -86,7 +86,7 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
         f" one tokenizer ({workload.tokenizer}), a fixed count (scaling.mode: Disabled)"
     )
     console.print(
-        "tokenization runs on the real CPU; simulated: " + "; ".join(workload.stand_ins),
+        "tokenization runs on the real CPU; " + "; ".join(workload.stand_ins),
         markup=False,
         soft_wrap=True,
     )
@@ -141,7 +141,7 @@ def show(kube: Kube, reach: Reach, scraping: Scraper, namespace: str) -> str:
         condition = pipeline.wait_condition("MetricsAvailable", "False")
         console.print(
             f"MetricsAvailable: {condition['reason']}:"
-            f" {condition['message'].partition(' Look:')[0]}",
+            f" {condition['message'].partition(' Check:')[0]}",
             markup=False,
             soft_wrap=True,
         )

@@ -179,7 +179,7 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(
         small("sentiment", server={"gpu": {"count": 1, "products": ["NVIDIA-Nonesuch"]}})
     )
     told = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
-    assert "asks for 1 nvidia.com/gpu" in told["message"]
+    assert "requests 1 nvidia.com/gpu" in told["message"]
     offers = []
     for node in kube.objects("Node"):
         amount = node["status"]["allocatable"].get("nvidia.com/gpu", "0")
@@ -198,7 +198,7 @@ def test_waiting_for_a_gpu_names_what_is_asked_and_what_is_offered(
 def test_more_gpus_than_there_are(pipeline: Pipeline) -> None:
     pipeline.apply(small("sentiment", server={"gpu": {"count": 64}}))
     told = pipeline.wait_condition("Ready", "False", "WaitingForGPU")
-    assert "asks for 64 nvidia.com/gpu" in told["message"]
+    assert "requests 64 nvidia.com/gpu" in told["message"]
 
 
 def test_a_truncated_source_is_not_taken_for_a_model(pipeline: Pipeline) -> None:

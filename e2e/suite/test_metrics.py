@@ -104,7 +104,7 @@ def test_prometheus_decides_and_its_death_costs_neither_counts_nor_requests(
         grown = scaled.wait_running(lambda count: count > 1, "more", GROWN_SECONDS)
         prometheus.kill()
         message = told(tiny, "MetricsAvailable", "False", "PrometheusError")
-        assert "Look: 1. does it run" in message
+        assert "Check: 1. is it running" in message
         load.wait_requests()
         assert scaled.recorded() >= grown
     # The load has ended. With metrics, the count would fall after the stabilization window. The

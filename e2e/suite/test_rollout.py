@@ -44,7 +44,7 @@ def test_recreate_announces_the_gap_and_answers_after_it(
         load.wait_requests(answered=True)
     measured("Recreate, replicas 1", load.summary())
     assert any(
-        "strategy Recreate: the old pod goes first" in message
+        "strategy Recreate: the old pod is removed first" in message
         for _, _, message in story.conditions("Ready")
     )
     assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]
@@ -108,7 +108,7 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     ]
     assert waiting
     assert (
-        f"asks for {count} {resource}; nodes offer "
+        f"requests {count} {resource}; nodes offer "
         f"{gpus['nodeSelector']['kubernetes.io/hostname']}: {count}"
     ) in waiting[0]
     assert f"Insufficient {resource}" in waiting[0]
@@ -134,14 +134,15 @@ def test_on_one_gpu_the_old_pod_goes_first_and_comes_back_when_the_new_one_fails
     failed = tiny.status()["revision"]
     for words in (
         f"revision {failed} failed",
-        f"revision {serving} was taken back",
+        f"rolled back to revision {serving} ",
         "ModelMismatch",
         "other.onnx",
     ):
         assert words in told["message"]
     assert tiny.condition("Stalled")["status"] == "True"
     assert tiny.status()["servingRevision"] == serving
-    assert [status for status, _, _ in story.conditions("Available")] == ["True", "False", "True"]
+    available = story.conditions("Available")
+    assert [status for status, _, _ in available] == ["True", "False", "True"], available
     with tiny.load(clients=SAFE_CLIENTS) as load:
         load.wait_requests(1)
     assert {answer for summary in load.summary().values() for answer in summary.answers} == {"new"}

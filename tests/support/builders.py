@@ -92,7 +92,7 @@ class Built:
     @property
     def warnings(self) -> list[Finding]:
         """What lint says."""
-        return lint(self.pipeline, self.graph, self.options)
+        return lint(self.pipeline, self.graph)
 
     def render(self, digests: Mapping[str, str] | None = None) -> Revision:
         """The revision; :class:`ValueError` when a check finds something."""

@@ -104,8 +104,7 @@ def text_of(name: str) -> str:
     parts.append(
         (
             "warnings",
-            "".join(f"{item.path}: {item.code}\n" for item in lint(pipeline, graph, options))
-            or "none\n",
+            "".join(f"{item.path}: {item.code}\n" for item in lint(pipeline, graph)) or "none\n",
         )
     )
     for path, text in revision.files.items():

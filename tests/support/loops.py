@@ -32,6 +32,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler import controller as module
+from triton_pipelines.controllers.autoscaler import count_changer
 from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler, Key
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
@@ -39,7 +40,7 @@ from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
 
 MODELS = ("tokenizer", "model")
@@ -212,7 +213,7 @@ class Loop:
             intent=self.scaler.handover.intent(self.key),
             view=self.scaler.handover.view(self.key),
         )
-        context = Context(self.world.options, control_key, remembering=self.resolver.resolve)
+        context = Context(self.world.options, control_key, cached_resolve=self.resolver.resolve)
         decided = plan(observed, context, self.world.now, self.resolve(observed))
         if self.writes:
             for item in decided.apply:
@@ -264,7 +265,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, world: World) -> Loop:
         raise AssertionError("only real pods are asked")
 
     monkeypatch.setattr(module, "TritonPod", control)
-    monkeypatch.setattr(module, "INTENT_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(count_changer, "INTENT_POLL_SECONDS", 0.01)
     scaler = Autoscaler(
         store=Store(),
         derive=control_key,

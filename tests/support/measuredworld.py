@@ -11,7 +11,7 @@ from tests.support import builders
 from tests.support.tuningworld import RESULT, Tuning
 from triton_pipelines.api import names
 from triton_pipelines.api.tuning_status import PaddingStatus
-from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 
 SLO = {"p99Milliseconds": 85, "networkAndQueueBudgetMilliseconds": 5}
 PLAN = {"platform": "tensorrt_plan"}
@@ -23,7 +23,7 @@ FIGURES = (
     "for 64 rows"
 )
 RENDERED: dict[str, Any] = {}
-KEPT_FIGURE, BROKEN_FIGURE = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
+KEPT_FIGURE, BROKEN_FIGURE = RevisionLatency(30.0, 40.0, 50.0), RevisionLatency(90.0, 120.0, 55.0)
 
 
 def result(patch: dict[str, Any], gain: int = 31) -> dict[str, Any]:

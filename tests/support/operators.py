@@ -30,7 +30,7 @@ from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
 from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
@@ -88,7 +88,7 @@ async def apply_any(
     """Server-side apply of a kind that the operator itself never writes."""
     path = resource.path(item["metadata"].get("namespace"), item["metadata"]["name"])
     query = {"fieldManager": manager, "force": "true"}
-    return await client._call(
+    return await client._transport.send(
         "apply",
         "PATCH",
         resource,
@@ -110,7 +110,7 @@ async def patch(
 ) -> Object:
     """JSON merge patch, as by hand."""
     path = resource.path(namespace, name, subresource)
-    return await client._call(
+    return await client._transport.send(
         "patch", "PATCH", resource, path, body=dict(body), content_type=MERGE, repeatable=True
     )
 

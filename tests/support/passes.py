@@ -18,7 +18,8 @@ from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS, Resource
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.pipeline.reconciler import RESOURCE_OF_KIND, ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.reconciler import RESOURCE_OF_KIND
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 
 
@@ -54,7 +55,9 @@ class Recording(Client):
     async def get(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> Object:
         found = self.world.children.get((resource.kind, name))
         if found is None:
-            raise NotFound(404, "NotFound", f'{resource.plural} "{name}" not found')
+            raise NotFound(
+                404, "NotFound", f'{resource.plural} "{name}" not found', object_name=name
+            )
         return seen(found)
 
     async def replace(self, obj: Object, **_: Any) -> Object:

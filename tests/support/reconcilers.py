@@ -15,7 +15,8 @@ from triton_pipelines.cluster.resources import Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget, Reconciler
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
+from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
 KEY = ("nlp", "sentiment")

@@ -50,7 +50,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.compile.render.model_config import with_count
-from triton_pipelines.controllers.pipeline.prober import ask
+from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local_server import LocalTriton
 
@@ -262,7 +262,7 @@ class World:
             self.proxy,
             self.folder,
             *namespaces,
-            prober=ask,
+            prober=probe_pod,
             substitute_runner=["onnxruntime_onnx"],
             **changes,
         ) as running:

@@ -191,7 +191,7 @@ class World:
                     inference_error=error,
                     dead=(self.now,) if verdict == GONE else (),
                 )
-                probes[f"uid-{pod.name}"] = look.after(self._looks.get(f"uid-{pod.name}"))
+                probes[f"uid-{pod.name}"] = look.merged_with(self._looks.get(f"uid-{pod.name}"))
         document = copy.deepcopy(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
         return Snapshot(
@@ -201,7 +201,7 @@ class World:
             probes,
             *seen,
             latencies=self.latencies,
-            remembered=self._accepted,
+            last_good_in_memory=self._accepted,
         )
 
     def _raw(self, pod: ModelPod) -> Object:
@@ -363,12 +363,12 @@ class World:
             + len(decided.apply)
             + len(decided.delete)
             + 1
-            + len(decided.beside)
+            + len(decided.tuning_objects)
         )
         turn: list[Object | Deletion] = [
-            *decided.apply[: decided.first],
+            *decided.apply[: decided.apply_before_clear],
             *decided.clear,
-            *decided.apply[decided.first :],
+            *decided.apply[decided.apply_before_clear :],
         ]
         for done in turn[: max(left, 0)]:
             if isinstance(done, Deletion):
@@ -395,7 +395,7 @@ class World:
                     f"the status does not fit the CRD: {error.json_path}: {error.message}"
                 )
             self.document["status"] = copy.deepcopy(decided.status)
-        for item in decided.beside[: max(left - 1, 0)]:
+        for item in decided.tuning_objects[: max(left - 1, 0)]:
             self.take(item)
         self.log.append(decided)
         return decided
@@ -567,7 +567,7 @@ class World:
             before = self._essence()
             self.pass_time(seconds).control().run_pods()
             decided = self.step()
-            quiet = quiet + 1 if decided.quiet and self._essence() == before else 0
+            quiet = quiet + 1 if decided.is_empty and self._essence() == before else 0
             if quiet * seconds > QUIET_SECONDS:
                 return self
         raise AssertionError(f"no fixpoint after {rounds} rounds: {self.told()}, {self.pods}")

@@ -57,7 +57,7 @@ class QueuePolicy(ApiModel):
 
     @property
     def delays(self) -> bool:
-        """Whether a request that waited too long is moved behind all others."""
+        """Return whether a request that waited too long is moved behind all others."""
         return (
             self.timeout_action is TimeoutAction.DELAY
             and (self.default_timeout_microseconds or 0) > 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class ConditionType(StrEnum):
@@ -94,6 +94,19 @@ class Reason(StrEnum):
     ACTUATION_FAILED = "ActuationFailed"
     INTERNAL_ERROR = "InternalError"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        """Accept the names that statuses and states written before the renaming hold."""
+        return _RENAMED.get(value) if isinstance(value, str) else None
+
+
+_RENAMED: Final[Mapping[str, Reason]] = {
+    "BatchingDefeated": Reason.BATCHING_INEFFECTIVE,
+    "NotRagged": Reason.RAGGED_UNSUPPORTED,
+    "SLOBroken": Reason.SLO_VIOLATED,
+}
+"""Former name of a reason → the reason."""
+
 
 KIND_OF: Mapping[Reason, ReasonKind] = {
     Reason.SUCCEEDED: ReasonKind.FINE,
@@ -152,9 +165,13 @@ class Condition:
     """One condition to report, without its times."""
 
     type: ConditionType
+    """Type of the condition."""
     status: bool | None
+    """Its status; ``None`` for ``Unknown``."""
     reason: Reason
+    """Reason of the status, in one word."""
     message: str
+    """Explanation for people."""
 
 
 def merge(

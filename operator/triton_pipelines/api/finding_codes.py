@@ -44,6 +44,8 @@ class FindingCode(StrEnum):
     CYCLE = "cycle"
     DATA_TYPE_MISMATCH = "data-type-mismatch"
     SHAPE_MISMATCH = "shape-mismatch"
+    OPTIONAL_MISMATCH = "optional-mismatch"
+    """A required input reads one that requests may omit."""
     BATCH_SIZE_MISMATCH = "batch-size-mismatch"
     LABEL_COUNT = "label-count"
     LENGTH_NOT_COVERED = "length-not-covered"
@@ -71,6 +73,9 @@ class FindingCode(StrEnum):
     SHAPES_PREVENT_BATCHING = "shapes-prevent-batching"
     LENGTH_OUT_OF_RANGE = "length-out-of-range"
     BATCH_STRATEGY_NEEDS_DELAY = "batch-strategy-needs-delay"
+
+    # --- warnings: tensors ---
+    ALL_INPUTS_OPTIONAL = "all-inputs-optional"
 
     # --- warnings: names and sources ---
     SOURCE_PLACEHOLDER = "source-placeholder"

@@ -59,7 +59,7 @@ class CountBounds:
 
     @property
     def scaled(self) -> bool:
-        """Whether the count may change while the pod runs."""
+        """Return whether the count may change while the pod runs."""
         return self.max > self.min
 
     def fixed(self) -> CountBounds:
@@ -174,7 +174,7 @@ class StepCopies(ApiModel):
 
     @property
     def ranged(self) -> bool:
-        """Whether bounds are written instead of a count."""
+        """Return whether the resource has bounds instead of a count."""
         return (self.initial, self.min, self.max) != (None, None, None)
 
     def bounds(self, *, scaled: bool) -> CountBounds:

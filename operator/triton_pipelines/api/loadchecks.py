@@ -59,7 +59,7 @@ class PlanTokens(LoadModel):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All inputs with one value per token."""
+        """Return all inputs with one value per token."""
         return (*self.ids, *self.masks, *self.others)
 
 

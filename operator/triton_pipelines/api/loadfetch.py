@@ -49,7 +49,7 @@ class PlanVersions(LoadModel):
 
     @property
     def newest_only(self) -> bool:
-        """Whether only the newest version is served, as without a policy."""
+        """Return whether only the newest version is served, as without a policy."""
         return self.latest == 1
 
     def select(self, held: Collection[int]) -> tuple[int, ...]:
@@ -151,10 +151,10 @@ class PlanFetch(LoadModel):
 
     @property
     def key(self) -> str:
-        """:func:`source_key` of this source."""
+        """Return the :func:`source_key` of this source."""
         return source_key(self.step, self.slot)
 
     @property
     def spec_field(self) -> str:
-        """The source's path in the resource; ``spec.<step>.source`` unless the plan sets it."""
+        """Return the field of the source; ``spec.<step>.source`` unless the plan sets it."""
         return self.field or f"spec.{self.step}.source"

@@ -3,7 +3,7 @@
 ``plan.json`` is stored in the revision's ConfigMap (:data:`triton_pipelines.api.names.KEY_PLAN`),
 ``counts.json`` and ``resolved.json`` in the live ConfigMap. The report is the loader's termination
 message. Both sides use these models, so neither can write a plan that the other cannot read. JSON
-names are camelCase, Python names snake_case. Every model is frozen, strict and rejects unknown
+names are camelCase, Python names snake_case. Every model is immutable, strict and rejects unknown
 fields, so that an older loader never silently skips a setting of a newer plan.
 """
 

@@ -96,7 +96,7 @@ class ReportSource(LoadModel):
 
     @property
     def key(self) -> str:
-        """:func:`source_key` of this source."""
+        """Return the :func:`source_key` of this source."""
         return source_key(self.step, self.slot)
 
 

@@ -59,7 +59,7 @@ def source_key(step: str, slot: str) -> str:
 
 
 class LoadModel(BaseModel):
-    """Base of the load plan's models: frozen, strict, camelCase in JSON, no unknown fields."""
+    """Base of the load plan's models: immutable, strict, camelCase in JSON, no unknown fields."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", alias_generator=to_camel, populate_by_name=True

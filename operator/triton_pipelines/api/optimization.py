@@ -58,7 +58,7 @@ class VersionPolicy(ApiModel):
 
     @property
     def default(self) -> bool:
-        """Whether it is equal to Triton's own default."""
+        """Return whether it is equal to Triton's own default."""
         return self.latest == 1
 
 

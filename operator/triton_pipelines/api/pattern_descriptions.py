@@ -95,7 +95,7 @@ PATTERN_DESCRIPTIONS = {
         " '/', such as 1/libvolume.so"
     ),
     TABLE_PATTERN: (
-        "the name of a file beside the model's file: letters, digits, '_', '-' and '.', such as"
+        "the name of a file next to the model's file: letters, digits, '_', '-' and '.', such as"
         " calibration.flatbuffers"
     ),
     PROFILE_PATTERN: "an optimization profile: its index as text, such as '0'",

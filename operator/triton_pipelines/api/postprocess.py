@@ -10,7 +10,7 @@ from pydantic import Field
 from .base import ApiModel, FieldRule, Passthrough, Switch, TensorReference, TritonName
 from .batching import DynamicBatching
 from .instances import InstanceResources, PlacedStepCopies
-from .python import OwnCode
+from .python import CustomCode
 from .steps import PRESERVE
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
@@ -73,7 +73,7 @@ class Postprocess(ApiModel):
     normalize: Annotated[
         Switch | None, Field(description="Enabled (the default): embeddings have unit length.")
     ] = None
-    python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
+    python: Annotated[CustomCode | None, Field(description="Type Python: the code.")] = None
     inputs: Annotated[
         tuple[InputTensor, ...],
         Field(

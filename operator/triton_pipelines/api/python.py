@@ -120,7 +120,7 @@ class CodeParts(ApiModel):
     ] = None
 
 
-class OwnCode(CodeParts):
+class CustomCode(CodeParts):
     """How a step with custom code runs."""
 
     code: Annotated[Code, Field(description="A custom model.py.")]

@@ -58,12 +58,12 @@ class Windows(ApiModel):
 
     @property
     def fast(self) -> int:
-        """The fast window, in seconds."""
+        """Return the fast window, in seconds."""
         return 12 if self.fast_seconds is None else self.fast_seconds
 
     @property
     def slow(self) -> int:
-        """The slow window, in seconds."""
+        """Return the slow window, in seconds."""
         return 60 if self.slow_seconds is None else self.slow_seconds
 
 
@@ -126,7 +126,7 @@ class PodBounds(ApiModel):
 
     @property
     def low(self) -> int:
-        """Fewest pods."""
+        """Return the fewest pods."""
         return 1 if self.min is None else self.min
 
 
@@ -249,5 +249,5 @@ class Scaling(ApiModel):
 
     @property
     def target(self) -> int:
-        """Target utilization, in percent."""
+        """Return the target utilization, in percent."""
         return 70 if self.target_utilization_percent is None else self.target_utilization_percent

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from .base import ApiModel, DataKey, FieldRule, ObjectName
 
+# Schemes of a source's URI. The order is part of URI_PATTERN, and thus of the CRD.
 SCHEMES = ("hf", "s3", "gs", "az", "https", "oci", "pvc", "configmap")
 PATH_PATTERN = r"^[^/\x00-\x1f][^\x00-\x1f]*$"
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][-A-Za-z0-9_.+]*$"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ApiModel
+from .base import ApiModel, Switch
 from .scaling_status import ScalingStatus
 from .status_types import ATOMIC, MAP_BY_NAME, Count, Long, Short
 from .tuning_status import PaddingStatus, TuningStatus
@@ -67,6 +67,7 @@ class TensorStatus(ApiModel):
             json_schema_extra=ATOMIC,
         ),
     ]
+    optional: Annotated[Switch | None, Field(description="Enabled: a request may omit it.")] = None
 
 
 class EnsembleStatus(ApiModel):

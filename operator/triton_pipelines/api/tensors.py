@@ -34,6 +34,12 @@ class DataType(StrEnum):
     STRING = "STRING"
 
 
+FLOAT_TYPES = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
+"""Types of scores and vectors."""
+INTEGER_TYPES = (DataType.INT32, DataType.INT64)
+"""Types of tokens and masks."""
+
+
 class TokenTensor(StrEnum):
     """Content of a tokenizer output."""
 
@@ -65,6 +71,15 @@ class PublicInput(ApiModel):
     name: Annotated[TensorName, Field(description="Name that clients use.")]
     data_type: Annotated[DataType, Field(description="Element type.")]
     dims: Dims
+    optional: Annotated[
+        Switch | None,
+        Field(
+            description=(
+                "Enabled: a request may omit it; every step input that reads it must be optional,"
+                " too. Default: Disabled."
+            )
+        ),
+    ] = None
 
 
 class PublicOutput(ApiModel):
@@ -111,7 +126,12 @@ class InputTensor(OutputTensor):
     ] = None
     optional: Annotated[
         Switch | None,
-        Field(description="Enabled: a request may omit it; without from it is not connected."),
+        Field(
+            description=(
+                "Enabled: a request may omit it. Without from it reads the pipeline's input of that"
+                " name, if spec.ensemble.inputs lists one, and is not connected otherwise."
+            )
+        ),
     ] = None
     ragged: Annotated[
         Switch | None,

@@ -20,7 +20,7 @@ from .base import (
 from .batching import MAX_BATCH, DynamicBatching
 from .instances import InstanceResources, StepCopies
 from .optimization import MAX_TOKENS
-from .python import OwnCode
+from .python import CustomCode
 from .source import SourceSpec
 from .steps import PRESERVE, preferred_fit
 from .tensors import ATOMIC, BY_NAME, MAX_DIMS, DataType, TokenTensor
@@ -158,7 +158,7 @@ class Tokenizer(ApiModel):
             )
         ),
     ] = None
-    python: Annotated[OwnCode | None, Field(description="Type Python: the code.")] = None
+    python: Annotated[CustomCode | None, Field(description="Type Python: the code.")] = None
     inputs: Annotated[TokenizerInputs, Field(description="Texts to read.")] = TokenizerInputs()
     outputs: Annotated[
         tuple[TokenizerOutput, ...],

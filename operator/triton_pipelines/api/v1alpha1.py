@@ -232,17 +232,17 @@ class InferencePipeline(ApiModel):
 
     @property
     def name(self) -> str:
-        """Name of the resource."""
+        """Return the name of the resource."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """Namespace of the resource."""
+        """Return the namespace of the resource."""
         return self.metadata.namespace
 
     @property
     def public_name(self) -> str:
-        """Name of the model that clients call."""
+        """Return the name of the model that clients call."""
         entry = self.spec.ensemble.entry_point
         if entry is not None:
             named = {

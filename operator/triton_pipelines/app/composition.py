@@ -29,7 +29,7 @@ from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
-from triton_pipelines.controllers.pipeline.prober import ask
+from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
@@ -70,7 +70,7 @@ def build_parts(services: Services) -> OperatorParts:
     autoscaler = Autoscaler(
         store=store,
         derive=derive_key,
-        prober=partial(ask, deadline_s=VERIFY_INFERENCE_SECONDS),
+        prober=partial(probe_pod, deadline_s=VERIFY_INFERENCE_SECONDS),
         collectors={"": direct_reader, **prometheus_collectors},
         clock=_utc_now,
         enqueue=enqueue,
@@ -94,7 +94,7 @@ def build_parts(services: Services) -> OperatorParts:
         store=store,
         options=config.render_options,
         derive=derive_key,
-        prober=ask,
+        prober=probe_pod,
         clock=_utc_now,
         instance=config.instance,
         handover=handover,

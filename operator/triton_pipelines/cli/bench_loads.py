@@ -27,7 +27,8 @@ from triton_pipelines.tools.loadgen import (
 )
 
 from .errors import EXIT_USAGE, CommandError
-from .tensors import BYTES, Array, ModelMetadata, TensorMetadata, request_arrays, text_rows
+from .model_metadata import BYTES, Array, ModelMetadata, TensorMetadata
+from .tensors import request_arrays, text_rows
 
 MOST_POINTS: Final = 64
 # Texts generated from a distribution; fewer requests if these are large, to limit preparation.

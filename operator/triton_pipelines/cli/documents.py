@@ -18,7 +18,7 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
-from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
+from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.render import review
 
 from .custom_code import code_warnings
@@ -201,7 +201,7 @@ def check_resource(label: str, document: dict[str, Any], options: Options) -> Ch
     findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
         return CheckedResource(label, pipeline, None, tuple(findings))
-    warnings = (*lint(pipeline, graph, options), *code_warnings(graph))
+    warnings = (*lint(pipeline, graph), *code_warnings(graph))
     return CheckedResource(label, pipeline, graph, (), warnings)
 
 
@@ -210,7 +210,7 @@ def padding_line(pipeline: InferencePipeline, graph: Graph) -> str | None:
 
     ``None`` if the resource names a mode, or has no built-in tokenizer.
     """
-    if graph.padding is None or not left_to_auto(pipeline.spec.tokenizer):
+    if graph.padding is None or not uses_auto_padding(pipeline.spec.tokenizer):
         return None
     return f"padding {graph.padding}"
 

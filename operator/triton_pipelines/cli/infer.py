@@ -19,17 +19,10 @@ from triton_pipelines.tools.loadgen import LENGTH_HEADER, trusted_authorities
 
 from .documents import parse_pipeline
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
+from .model_metadata import BYTES, Array, ModelMetadata
 from .output import console, shorten
-from .tensors import (
-    BYTES,
-    Array,
-    ModelMetadata,
-    decode,
-    encode,
-    format_row,
-    json_value,
-    request_arrays,
-)
+from .output_tensors import decode, format_row, json_value
+from .tensors import encode, request_arrays
 
 CONNECT_SECONDS = 10.0
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -103,7 +103,10 @@ def _wait_until_exit(server: LocalTriton) -> None:
 def _print_addresses(running: LocalPipeline) -> None:
     """Print where the pipeline is served, its tensors, and a command to try it."""
     graph, server = running.graph, running.server
-    inputs = ", ".join(str(tensor) for tensor in graph.inputs)
+    inputs = ", ".join(
+        f"{tensor} (optional)" if tensor.name in graph.optional_inputs else str(tensor)
+        for tensor in graph.inputs
+    )
     outputs = ", ".join(str(output.tensor) for output in graph.outputs)
     address = f"{server.http_url}/v2/models/{graph.model_name}"
     padding = f"  padding {graph.padding}\n" if graph.padding else ""
@@ -122,7 +125,7 @@ def _print_addresses(running: LocalPipeline) -> None:
 
 def _example_arguments(graph: Graph) -> str:
     """Return arguments of ``tritonpipe infer`` for this pipeline."""
-    texts = [tensor for tensor in graph.inputs if tensor.data_type is DataType.STRING]
+    texts = [tensor for tensor in graph.required_inputs if tensor.data_type is DataType.STRING]
     words = ['"some text"', '--pair "another"'][: len(texts)]
-    others = [tensor for tensor in graph.inputs if tensor not in texts[:2]]
+    others = [tensor for tensor in graph.required_inputs if tensor not in texts[:2]]
     return " ".join([*words, *(f"--input {shlex.quote(tensor.name)}=…" for tensor in others)])

@@ -1,6 +1,6 @@
-"""Requests and answers of ``tritonpipe infer``. Pure except for reading files.
+"""Encode the options of ``tritonpipe infer`` into the tensors of a request.
 
-Turns options into tensors, tensors into Triton's HTTP bodies, and answers into table cells.
+Pure except for reading files.
 """
 
 from __future__ import annotations
@@ -8,14 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tritonclient.utils import (
-    InferenceServerException,
-    deserialize_bytes_tensor,
     triton_to_np_dtype,
 )
 
@@ -24,85 +20,9 @@ from triton_pipelines.compile.graph.example_request import parse_element
 from triton_pipelines.tools.loadgen import http_body
 
 from .errors import EXIT_USAGE, CommandError
+from .model_metadata import BYTES, Array, ModelMetadata, TensorMetadata
 
-Array = np.ndarray[Any, Any]
-BYTES = "BYTES"
-SHOWN_NUMBERS = 6
 NUMPY_SUFFIX = ".npy"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
-    """A tensor as the server describes it."""
-
-    name: str
-    """Name of the tensor."""
-    data_type: str
-    """Triton's type name."""
-    shape: tuple[int, ...]
-    """Shape including the batch axis; -1: any length."""
-    optional: bool = False
-    """Whether a request may omit it."""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.data_type}{list(self.shape)}"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
-    """A served model as the server describes it."""
-
-    inputs: tuple[TensorMetadata, ...]
-    """Inputs, in the server's order."""
-    outputs: tuple[str, ...]
-    """Names of the outputs."""
-    batched: bool
-    """Whether the first axis of every tensor is the batch axis."""
-    decoupled: bool = False
-    """Whether it answers with a stream of responses."""
-    steps: tuple[str, ...] = ()
-    """Models of an ensemble's steps."""
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, Any], config: Mapping[str, Any]) -> ModelMetadata:
-        """Return the metadata from the answers to ``/v2/models/MODEL`` and ``…/config``.
-
-        Args:
-            metadata: the model's metadata.
-            config: its config; may be empty.
-
-        Raises:
-            KeyError: the metadata lacks a field.
-            TypeError: the metadata has another structure.
-            ValueError: a field has an invalid value.
-        """
-        optional = {item["name"] for item in config.get("input") or () if item.get("optional")}
-        inputs = tuple(
-            TensorMetadata(
-                str(item["name"]),
-                str(item["datatype"]),
-                tuple(map(int, item.get("shape", (-1, 1)))),
-                item["name"] in optional,
-            )
-            for item in metadata["inputs"]
-        )
-        batched = (
-            int(config["max_batch_size"]) > 0
-            if "max_batch_size" in config
-            else all(item.shape[:1] == (-1,) for item in inputs)
-        )
-        decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
-        steps = dict.fromkeys(
-            str(item["model_name"])
-            for item in (config.get("ensemble_scheduling") or {}).get("step") or ()
-        )
-        return cls(
-            inputs,
-            tuple(str(item["name"]) for item in metadata["outputs"]),
-            batched,
-            decoupled,
-            tuple(steps),
-        )
 
 
 def request_arrays(
@@ -350,66 +270,3 @@ def encode(arrays: Mapping[str, Array], model: ModelMetadata) -> tuple[bytes, in
     """
     # Types come from the model: NumPy has no BF16, and JSON has no form of BF16 and FP16.
     return http_body(arrays, model.outputs, {item.name: item.data_type for item in model.inputs})
-
-
-def decode(document: Mapping[str, Any], rest: bytes) -> dict[str, Array]:
-    """Return the outputs of an answer.
-
-    Args:
-        document: its JSON part.
-        rest: the bytes after it.
-
-    Raises:
-        KeyError: the document lacks a field.
-        TypeError: the document has another structure.
-        ValueError: a tensor cannot be decoded.
-    """
-    result: dict[str, Array] = {}
-    for item in document["outputs"]:
-        size = (item.get("parameters") or {}).get("binary_data_size")
-        if size is None:
-            array = np.array(
-                item["data"],
-                dtype=np.object_
-                if item.get("datatype", BYTES) == BYTES
-                else triton_to_np_dtype(item["datatype"]),
-            )
-        else:
-            piece, rest = rest[:size], rest[size:]
-            try:
-                array = (
-                    deserialize_bytes_tensor(piece)
-                    if item["datatype"] == BYTES
-                    else np.frombuffer(piece, triton_to_np_dtype(item["datatype"]))
-                )
-            except InferenceServerException as error:
-                raise ValueError(str(error)) from error
-        result[item["name"]] = array.reshape(item.get("shape", array.shape))
-    return result
-
-
-def json_value(value: Any) -> Any:
-    """Return an element for JSON: bytes as text, numbers as short as their type allows, no NaN."""
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if isinstance(value, np.bool_ | bool):
-        return bool(value)
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, str | int) or value is None:
-        return value
-    number = float(str(value))
-    return number if math.isfinite(number) else str(number)
-
-
-def format_row(array: Array) -> str:
-    """Return the first elements of a row, and how many there are."""
-    flat = array.ravel()
-    shown = [
-        f"{item:.4f}" if isinstance(item, float) else str(item)
-        for item in map(json_value, flat[:SHOWN_NUMBERS])
-    ]
-    if flat.size <= SHOWN_NUMBERS:
-        return " ".join(shown)
-    shape = "\u00d7".join(map(str, array.shape)) if array.ndim > 1 else str(flat.size)
-    return " ".join(shown) + f" … ({shape} values)"

@@ -25,10 +25,10 @@ def trial_inference_error(pipeline: InferencePipeline, graph: Graph, address: st
         address: ``host:port`` of the server's gRPC API.
     """
     # Imported late: it imports the whole reconciler, which other commands need not wait for.
-    from triton_pipelines.controllers.pipeline.prober import question_of
+    from triton_pipelines.controllers.pipeline.prober import probe_request
 
     example = example_of(pipeline, graph)
     if example is None:
         return None
-    result = asyncio.run(probe(address, graph.model_name, None, question_of(example)))
+    result = asyncio.run(probe(address, graph.model_name, None, probe_request(example)))
     return result.inference_error and with_tensor_origin(graph, result.inference_error)

@@ -1,71 +1,38 @@
 """Thin asynchronous client of the API server on raw dicts, over ``kubernetes.aio``'s connections.
 
-Only this module has time-outs, the limit of concurrent requests, retries and metrics. Typed models
-are not used: parsing 500 Deployments into them takes 222 ms, into dicts 17 ms.
+Typed models are not used: parsing 500 Deployments into them takes 222 ms, into dicts 17 ms.
+Time-outs, the limit of concurrent requests, retries and metrics are in :mod:`.transport`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
-from urllib.parse import urlencode
-
-import aiohttp
-from kubernetes.aio.client import ApiClient, Configuration
+from typing import Any, Final, Literal
 
 from triton_pipelines.api import names
-from triton_pipelines.cluster.errors import (
-    ClusterError,
-    Gone,
-    NotFound,
-    TooMany,
-    Unauthorized,
-    Unavailable,
-    from_response,
+from triton_pipelines.cluster.errors import Gone, NotFound
+from triton_pipelines.cluster.resources import PODS, Resource, resource_of
+from triton_pipelines.cluster.transport import (
+    APPLY,
+    JSON_PATCH,
+    STRATEGIC_MERGE_PATCH,
+    ClientOptions,
+    Login,
+    Object,
+    RequestObserver,
+    Transport,
+    ignore_request,
 )
-from triton_pipelines.cluster.resources import PODS, SECRETS, Resource, resource_of
-from triton_pipelines.cluster.session import Session, in_use
 
-Object = dict[str, Any]
-Login = Callable[[], Awaitable[Configuration]]
+__all__ = ["PAGE_SIZE", "Client", "ClientOptions", "Object", "ObjectList"]
+
 Propagation = Literal["Background", "Foreground", "Orphan"]
 
-_JSON: Final = "application/json"
-# Otherwise the answer to a write contains the whole Secret.
-_METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-# JSON is YAML except that YAML has no surrogate pairs of escapes for characters beyond U+FFFF, such
-# as an emoji in a label: they have to be sent unescaped. With a parameter in the content type, the
-# generated client sends bytes unchanged; the API server drops it.
-_APPLY: Final = "application/apply-patch+yaml; charset=utf-8"
-_JSON_PATCH: Final = "application/json-patch+json"
-_STRATEGIC: Final = "application/strategic-merge-patch+json"
-_CONNECT_TIMEOUT_SECONDS: Final = 10.0
 # Page size of a LIST; client-go's default.
 PAGE_SIZE: Final = 500
-
-
-class RequestObserver(Protocol):
-    """Called after every attempt of a request."""
-
-    def __call__(self, *, verb: str, resource: str, code: str, seconds: float) -> None:
-        """Observe an attempt.
-
-        Args:
-            verb: what was requested.
-            resource: plural of the kind.
-            code: HTTP status, ``Timeout``, ``ConnectFailed`` or ``ConnectionLost``.
-            seconds: its duration.
-        """
-        ...
-
-
-def _observe_nothing(*, verb: str, resource: str, code: str, seconds: float) -> None:
-    """Default hook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +45,6 @@ class ObjectList:
     """The resourceVersion at which the list was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """Limits of the client."""
-
-    timeout_seconds: float = 30.0
-    """Time-out of one attempt, including the answer."""
-    max_in_flight: int = 32
-    """Concurrent requests; the API server's own fairness sheds load above its share."""
-    attempts: int = 4
-    """Attempts per call, for calls that may be repeated."""
-    backoff_seconds: float = 0.2
-    """First wait between two attempts; doubles, with full jitter."""
-    max_backoff_seconds: float = 5.0
-    """Longest wait between two attempts."""
-    max_retry_after_seconds: float = 10.0
-    """Longest ``Retry-After`` that a call waits for; a longer one is left to the caller."""
-
-
 @dataclass(slots=True)
 class Client:
     """Client of one API server. Create it inside a running event loop and ``close()`` it."""
@@ -104,18 +53,18 @@ class Client:
     """Returns address and credentials; called at the first request and again after a 401."""
     options: ClientOptions = field(default_factory=ClientOptions)
     """Limits."""
-    observe: RequestObserver = _observe_nothing
+    observe: RequestObserver = ignore_request
     """Called once per attempt, for metrics."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits between attempts; replaced in tests."""
     uniform: Callable[[float, float], float] = random.uniform
     """Jitter; replaced in tests."""
-    _session: Session | None = field(default=None, init=False)
-    _login_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _slots: asyncio.Semaphore = field(init=False)
+    _transport: Transport = field(init=False)
 
     def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.options.max_in_flight)
+        self._transport = Transport(
+            self.login, self.options, self.observe, self.sleep, self.uniform
+        )
 
     async def __aenter__(self) -> Client:
         return self
@@ -125,10 +74,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections. A later call opens new ones."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.retired = True
-            await session.api.close()  # type: ignore[no-untyped-call]
+        await self._transport.close()
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -138,7 +84,7 @@ class Client:
         Raises:
             NotFound: it does not exist.
         """
-        return await self._call(
+        return await self._transport.send(
             "get", "GET", resource, resource.path(namespace, name), repeatable=True
         )
 
@@ -178,7 +124,7 @@ class Client:
                 "limit": str(PAGE_SIZE),
                 **({"continue": token} if token else {}),
             }
-            page = await self._call(
+            page = await self._transport.send(
                 "list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True
             )
             for item in page.get("items") or ():
@@ -218,14 +164,14 @@ class Client:
             query["dryRun"] = "All"
         verb = f"apply {subresource}" if subresource else "apply"
         path = resource.path(namespace, name, subresource)
-        return await self._call(
+        return await self._transport.send(
             verb,
             "PATCH",
             resource,
             path,
             query=query,
             body=obj,
-            content_type=_APPLY,
+            content_type=APPLY,
             repeatable=True,
         )
 
@@ -246,7 +192,7 @@ class Client:
         """
         resource = resource_of(obj)
         path = resource.path(*_key(obj))
-        return await self._call(
+        return await self._transport.send(
             "replace",
             "PUT",
             resource,
@@ -274,14 +220,14 @@ class Client:
         """
         query = {"fieldManager": manager}
         path = resource.path(namespace, name)
-        return await self._call(
+        return await self._transport.send(
             "patch",
             "PATCH",
             resource,
             path,
             query=query,
             body=[*operations],
-            content_type=_JSON_PATCH,
+            content_type=JSON_PATCH,
             repeatable=False,
         )
 
@@ -296,14 +242,14 @@ class Client:
         """
         path = PODS.path(namespace, name, "resize")
         query = {"fieldManager": manager}
-        return await self._call(
+        return await self._transport.send(
             "resize",
             "PATCH",
             PODS,
             path,
             query=query,
             body=patch,
-            content_type=_STRATEGIC,
+            content_type=STRATEGIC_MERGE_PATCH,
             repeatable=True,
         )
 
@@ -318,7 +264,7 @@ class Client:
         """
         resource = resource_of(obj)
         namespace = (obj.get("metadata") or {}).get("namespace")
-        return await self._call(
+        return await self._transport.send(
             "create", "POST", resource, resource.path(namespace), body=obj, repeatable=False
         )
 
@@ -352,7 +298,7 @@ class Client:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._call(
+            await self._transport.send(
                 "delete",
                 "DELETE",
                 resource,
@@ -364,157 +310,6 @@ class Client:
             return False
         return True
 
-    # --- requests -------------------------------------------------------------------------------
-
-    async def _call(
-        self,
-        verb: str,
-        method: str,
-        resource: Resource,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Object | Sequence[Object] | None = None,
-        content_type: str = _JSON,
-        repeatable: bool,
-    ) -> Object:
-        target = f"{path}?{urlencode(query)}" if query else path
-        renewed = False
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                async with self._slots:
-                    session = await self._current_session()
-                    return await self._attempt(
-                        session, verb, method, resource, target, body, content_type
-                    )
-            except Unauthorized:
-                if renewed:
-                    raise
-                renewed = True
-                await self._renew(session)
-            except (TooMany, Unavailable) as error:
-                delay = self._delay(error, attempt, repeatable)
-                if delay is None:
-                    raise
-                await self.sleep(delay)
-
-    def _delay(self, error: ClusterError, attempt: int, repeatable: bool) -> float | None:
-        """Return the seconds until the next attempt; None if the error is raised."""
-        # A call that timed out used up its time: the caller's own back-off decides.
-        if attempt >= self.options.attempts or error.reason == "Timeout":
-            return None
-        # A 429 was not processed, and without a connection nothing was sent: both may be repeated,
-        # creates included.
-        if not (repeatable or isinstance(error, TooMany) or error.reason == "ConnectFailed"):
-            return None
-        ceiling = min(
-            self.options.max_backoff_seconds, self.options.backoff_seconds * 2 ** (attempt - 1)
-        )
-        jittered = self.uniform(0.0, ceiling)
-        if error.retry_after is None:
-            return jittered
-        if error.retry_after > self.options.max_retry_after_seconds:
-            return None
-        return error.retry_after + jittered
-
-    async def _attempt(
-        self,
-        session: Session,
-        verb: str,
-        method: str,
-        resource: Resource,
-        target: str,
-        body: Object | Sequence[Object] | None,
-        content_type: str,
-    ) -> Object:
-        started, code = time.perf_counter(), "Cancelled"
-        accept = _METADATA if resource == SECRETS and method in ("PATCH", "POST") else _JSON
-        try:
-            async with in_use(session) as api:
-                status, reason, raw, retry_after = await self._exchange(
-                    api, method, target, body, {"Accept": accept, "Content-Type": content_type}
-                )
-            code = str(status)
-        except TimeoutError as error:
-            code = "Timeout"
-            seconds = self.options.timeout_seconds
-            raise Unavailable(
-                0, code, f"{method} {target}: no answer within {seconds:g} s"
-            ) from error
-        except aiohttp.ClientConnectorError as error:
-            code = "ConnectFailed"
-            raise Unavailable(0, code, f"{method} {target}: cannot connect: {error}") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            code = "ConnectionLost"
-            raise Unavailable(
-                0, code, f"{method} {target}: connection broke: {type(error).__name__}"
-            ) from error
-        finally:
-            self.observe(
-                verb=verb,
-                resource=resource.plural,
-                code=code,
-                seconds=time.perf_counter() - started,
-            )
-        parsed = _parse(raw)
-        if 200 <= status < 300:
-            if not isinstance(parsed, dict):
-                raise Unavailable(
-                    status, "BadAnswer", f"{method} {target}: the answer is not a JSON object"
-                )
-            return parsed
-        raise from_response(status, reason, parsed, retry_after)
-
-    async def _exchange(
-        self,
-        api: ApiClient,
-        method: str,
-        target: str,
-        body: Object | Sequence[Object] | None,
-        headers: dict[str, str],
-    ) -> tuple[int, str, bytes, str | None]:
-        headers["User-Agent"] = names.APP
-        await api.update_params_for_auth(headers, None, ["BearerToken"], target, method, None)
-        # `connect` also limits the wait for a free connection, hence sock_connect.
-        timeout = aiohttp.ClientTimeout(
-            total=self.options.timeout_seconds, sock_connect=_CONNECT_TIMEOUT_SECONDS
-        )
-        sent = (
-            json.dumps(body, ensure_ascii=False).encode()
-            if headers["Content-Type"] == _APPLY
-            else body
-        )
-        response = await api.call_api(
-            method, api.configuration.host + target, headers, sent, _request_timeout=timeout
-        )
-        raw = await response.read()  # type: ignore[no-untyped-call]
-        return response.status, response.reason or "", raw, response.headers.get("Retry-After")
-
-    async def _current_session(self) -> Session:
-        async with self._login_lock:
-            if self._session is None:
-                self._session = Session(ApiClient(await self.login()))
-            return self._session
-
-    async def _renew(self, stale: Session) -> None:
-        """Read the credentials again after a 401, once for all requests that used ``stale``."""
-        async with self._login_lock:
-            if self._session is not stale:
-                return
-            self._session = Session(ApiClient(await self.login()))
-        stale.retired = True
-        if not stale.users:
-            await stale.api.close()  # type: ignore[no-untyped-call]
-
 
 def _key(obj: Mapping[str, Any]) -> tuple[str | None, str]:
     return (metadata := obj.get("metadata") or {}).get("namespace"), metadata.get("name") or ""
-
-
-def _parse(raw: bytes) -> Any:
-    try:
-        return json.loads(raw) if raw else {}
-    except ValueError:
-        return None

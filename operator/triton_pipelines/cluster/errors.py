@@ -20,6 +20,7 @@ class ClusterError(Exception):
         message: the API server's message, for people.
         retry_after: seconds after which the server asked to retry, if it did.
         causes: the details' causes, in the server's order.
+        object_name: the object that the details name; empty if they name none.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class ClusterError(Exception):
         *,
         retry_after: float | None = None,
         causes: tuple[Cause, ...] = (),
+        object_name: str = "",
     ) -> None:
         super().__init__(status, reason, message)
         self.status = status
@@ -37,6 +39,7 @@ class ClusterError(Exception):
         self.message = message
         self.retry_after = retry_after
         self.causes = causes
+        self.object_name = object_name
 
     def __str__(self) -> str:
         return f"{self.message} ({self.status or 'no answer'} {self.reason})"
@@ -61,9 +64,10 @@ class NotFound(ClusterError):
     def of_an_object(self) -> bool:
         """Return whether the path is served and only the object is missing.
 
-        The API server names the object in that case.
+        The API server names the object in the details in that case; for a path that it does not
+        serve, they are empty.
         """
-        return self.message.endswith("not found") and '"' in self.message
+        return bool(self.object_name)
 
 
 class Conflict(ClusterError):
@@ -149,15 +153,15 @@ def from_response(
     content: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     if str(content.get("message", "")).startswith(_UNTYPED):
         kind = Invalid
-    details = content.get("details")
-    found = details.get("causes") if isinstance(details, Mapping) else None
+    given = content.get("details")
+    details: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     causes = tuple(
         Cause(
             field=str(cause.get("field", "")),
             message=str(cause.get("message", "")),
             reason=str(cause.get("reason", "")),
         )
-        for cause in (found or ())
+        for cause in (details.get("causes") or ())
         if isinstance(cause, Mapping)
     )
     if kind is Forbidden and any(cause.reason == _NAMESPACE_TERMINATING for cause in causes):
@@ -171,4 +175,5 @@ def from_response(
         str(content.get("message") or f"the API server answered {status} {reason_phrase}"),
         retry_after=seconds,
         causes=causes,
+        object_name=str(details.get("name") or ""),
     )

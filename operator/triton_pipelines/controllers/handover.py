@@ -21,7 +21,7 @@ from triton_pipelines.cluster.store import Key, key_of
 if TYPE_CHECKING:  # these modules import this one
     from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
     from triton_pipelines.controllers.pipeline.latency_figures import Latencies
-    from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
+    from triton_pipelines.controllers.pipeline.resize_rejections import ResizeRejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Handover:
     """Findings about PodMonitor and PrometheusRule; read by the pipeline controller."""
     effective_specs: dict[Key, EffectiveSpec] = field(default_factory=dict)
     """Published by the pipeline controller, read by the autoscaler and both monitors."""
-    resize_rejections: dict[Key, dict[str, Refusal]] = field(default_factory=dict)
+    resize_rejections: dict[Key, dict[str, ResizeRejection]] = field(default_factory=dict)
     """By pod uid. Published by the pipeline controller, read by the autoscaler."""
 
     def intent(self, key: Key) -> ScalingIntent | None:

@@ -39,6 +39,7 @@ from triton_pipelines.cluster.store import Key, Store, key_of
 from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.owner_references import (
     FormerChild,
     NameTaken,
@@ -46,7 +47,6 @@ from triton_pipelines.controllers.pipeline.owner_references import (
     owned,
 )
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
-from triton_pipelines.controllers.pipeline.snapshot import reported_monitoring_findings
 
 # Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0
@@ -143,7 +143,7 @@ class MonitoringObjects:
             before = published.get(key)
             if before is None:
                 # In the first round the status may still have findings of an earlier process.
-                before = tuple(reported_monitoring_findings(raw.get("status") or {}))
+                before = tuple(stored_state(self.store, key).warnings.monitoring)
             published[key] = tuple(findings)
             if published[key] != before:
                 self.enqueue(key)

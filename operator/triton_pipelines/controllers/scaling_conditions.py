@@ -40,7 +40,11 @@ OWNER_CONFLICTS: Final = (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFL
 
 
 def scaling_conditions(
-    view: ScalingView | None, mode: ScalingMode, scaled: bool, status: Mapping[str, Any]
+    view: ScalingView | None,
+    mode: ScalingMode,
+    scaled: bool,
+    status: Mapping[str, Any],
+    limited: Sequence[str],
 ) -> list[Condition]:
     """Return MetricsAvailable, ScalingActive and ScalingLimited.
 
@@ -51,6 +55,7 @@ def scaling_conditions(
         mode: ``spec.scaling.mode``.
         scaled: Whether the pipeline has a step to scale.
         status: The present status; its messages stay if only figures changed.
+        limited: What its limitations are about: steps, pods, cpu.
     """
     if view is None or not scaled or mode is ScalingMode.DISABLED:
         return []
@@ -61,7 +66,13 @@ def scaling_conditions(
         (item.get("type"), item.get("status"), item.get("reason")): str(item.get("message", ""))
         for item in status.get("conditions") or ()
     }
-    return [_with_reported_message(item, reported) for item in decided]
+    same_limits = tuple(limited) == view.decision.limited_subjects
+    return [
+        item
+        if item.type is ConditionType.SCALING_LIMITED and not same_limits
+        else _with_reported_message(item, reported)
+        for item in decided
+    ]
 
 
 def _with_reported_message(
@@ -76,32 +87,15 @@ def _with_reported_message(
     if condition.type is ConditionType.METRICS_AVAILABLE and condition.status:
         return condition  # no figures in it: where metrics come from is always reported
     key = (condition.type.value, str(condition.status), condition.reason.value)
-    message = reported.get(key, condition.message)
-    is_limit = condition.type is ConditionType.SCALING_LIMITED
-    if is_limit and limited_subjects(message) != limited_subjects(condition.message):
-        return condition
-    return replace(condition, message=message)
+    return replace(condition, message=reported.get(key, condition.message))
 
 
-def limited_subjects(limited: str) -> tuple[str, ...]:
-    """Return what the parts of a limitation are about: steps, pods, cpu."""
-    return tuple(part.partition(":")[0] for part in limited.split("; "))
-
-
-def reported_metrics(status: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a status reports about metrics.
-
-    Returns:
-        The reason why they are not usable, empty if they are; where they are read from, empty if
-        unknown.
-    """
+def reported_metrics_failure(status: Mapping[str, Any]) -> str:
+    """Return the reason why metrics are not usable, as a status reports it; empty if they are."""
     for item in status.get("conditions") or ():
-        if item.get("type") != ConditionType.METRICS_AVAILABLE.value:
-            continue
-        if item.get("status") != "True":
-            return str(item.get("reason", "")), ""
-        return "", str(item.get("message", "")).partition(f"{_READ}{_FROM}")[2]
-    return "", ""
+        if item.get("type") == ConditionType.METRICS_AVAILABLE.value:
+            return "" if item.get("status") == "True" else str(item.get("reason", ""))
+    return ""
 
 
 def _conditions_of(view: ScalingView, mode: ScalingMode) -> list[Condition]:

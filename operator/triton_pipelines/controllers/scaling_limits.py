@@ -9,14 +9,10 @@ from triton_pipelines.api.health import InferenceHealth
 from triton_pipelines.api.scaling import Scaling, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.types import ControlLaw, Fallback, PipelineLimits, StepLimits
+from triton_pipelines.compile.graph.container_resources import SHARED_MEMORY_PER_INSTANCE, sizes
 from triton_pipelines.compile.graph.example_request import probe_blocker
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Role, Step
-from triton_pipelines.compile.graph.server_settings import (
-    SHARED_MEMORY_PER_INSTANCE,
-    bytes_of,
-    millis,
-    sizes,
-)
+from triton_pipelines.compile.graph.quantities import bytes_of, millis
 
 # Default fast window (seconds) if pods are read directly, which happens every 2 s: growth need not
 # wait as long as with scrapes of Prometheus.

@@ -19,18 +19,18 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_addre
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import (
-    HELD_SECONDS,
+    WINDOW_SECONDS,
     Latencies,
-    Look,
-    figure_of,
-    limit_of,
+    LatencySample,
+    latency_budget_of,
+    latency_of,
 )
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
-from triton_pipelines.controllers.pipeline.snapshot import Pod, serves
+from triton_pipelines.controllers.pipeline.snapshot import Pod, is_pipeline_pod
 
 TICK_SECONDS: Final = 15.0
 # Samples kept per pod: those of the SLO guard's period, and one more.
-_SAMPLES: Final = int(HELD_SECONDS // TICK_SECONDS) + 2
+_SAMPLES: Final = int(WINDOW_SECONDS // TICK_SECONDS) + 2
 
 _log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class _PodLatencies:
     """Start of the pod's server that the samples belong to."""
     revision: str
     """Revision that the pod runs."""
-    samples: deque[Look] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    samples: deque[LatencySample] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     """The latest samples."""
     missing: str = ""
     """Why the last read returned no latency; empty if it did."""
@@ -121,12 +121,12 @@ class SloLatencyMonitor:
         if raw is None or is_unmanaged(raw):
             return ""
         pipeline = self._specs.of(self.store, raw)
-        if pipeline is None or limit_of(pipeline) is None:
+        if pipeline is None or latency_budget_of(pipeline) is None:
             return ""
         return pipeline.public_name
 
     def _serving_pods(self, key: Key) -> list[Pod]:
-        pods = [Pod.of(item) for item in self.store.children(PODS, key) if serves(item)]
+        pods = [Pod.of(item) for item in self.store.children(PODS, key) if is_pipeline_pod(item)]
         return [pod for pod in pods if pod.serving and pod.server_running]
 
     def _keep_pods(self, key: Key, pods: list[Pod]) -> None:
@@ -155,7 +155,7 @@ class SloLatencyMonitor:
             known.samples.clear()  # a gap proves neither that the SLO was met nor that it was not
             return
         known.missing = ""
-        known.samples.append(Look(at, latency.p99, latency.requests))
+        known.samples.append(LatencySample(at, latency.p99, latency.requests))
 
     def _missing(self, key: Key) -> dict[str, str]:
         """Return revision → why the latency of one of its pods is unknown."""
@@ -170,7 +170,7 @@ class SloLatencyMonitor:
             return
         figures = {}
         for revision in {pod.revision for pod in pods}:
-            figure = figure_of([tuple(pod.samples) for pod in pods if pod.revision == revision])
+            figure = latency_of([tuple(pod.samples) for pod in pods if pod.revision == revision])
             if figure is not None:
                 figures[revision] = figure
         self.handover.latencies[key] = Latencies(figures, self._missing(key))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import os
 import py_compile
@@ -172,7 +173,11 @@ class LocalTriton:
         if self._precompile:
             compile_python(self.repository)
         remove_stale_shared_memory()
-        self._launch(self._distribution)
+        try:
+            self._launch(self._distribution)
+        except BaseException:
+            self.stop()
+            raise
 
     def wait_ready(self) -> None:
         """Block until the awaited models are ready.
@@ -275,7 +280,14 @@ class LocalTriton:
             handle, name = tempfile.mkstemp(prefix="tritonserver-", suffix=".log")
             os.close(handle)
             self.log_file = Path(name)
-        with self.log_file.open("wb") as log:
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            # Not in the calling thread: a signal handler that raises there could interrupt Popen
+            # between the fork and the assignment, and leave a server that stop() does not know.
+            executor.submit(self._start_process, distribution, self.log_file).result()
+        atexit.register(self.stop)
+
+    def _start_process(self, distribution: Distribution, log_file: Path) -> None:
+        with log_file.open("wb") as log:
             self._process = subprocess.Popen(
                 self.arguments(distribution),
                 env={**distribution.environment(os.environ), **self._environment},
@@ -286,7 +298,6 @@ class LocalTriton:
                 # stop() reaches its stubs.
                 start_new_session=True,
             )
-        atexit.register(self.stop)
 
     def _ready(self, client: httpx.Client) -> bool:
         """Return whether the models are ready; False if they need more time.

@@ -11,7 +11,12 @@ _PORT_TAKEN: Final = re.compile(
 _ERROR_LINE: Final = re.compile(
     r"^(?:E\d{4} [\d:.]+ \d+ (?:[\w.]+:\d+\] )?|\[libprotobuf ERROR \S+\] |\S*tritonserver: )(.*)$"
 )
-_HARMLESS: Final = re.compile(r"CUDA|cuda|pinned memory|NVML|DCGM|unable to create stream")
+_UNCAUGHT: Final = re.compile(
+    r"^terminate called after throwing an instance of '(?P<type>[^']*)'\n\s*what\(\):(?P<what>.*)$",
+    re.MULTILINE,
+)
+"""What the C++ runtime prints before it aborts the process."""
+_HARMLESS: Final = re.compile(r"CUDA|Cuda|cuda|pinned memory|NVML|DCGM|unable to create stream")
 """Error lines that every machine without a GPU logs and that explain nothing."""
 _LINES: Final = 3
 
@@ -28,9 +33,13 @@ def is_port_taken(log: str) -> bool:
 def failure_reason(log: str) -> str:
     """Return the server's own error lines, for messages; else the end of its log.
 
-    Some reasons are only in the log. Error lines are those of Triton's log format (2.51.0), those
+    Some reasons are only in the log. An exception that ended the server goes first. Error lines
+    are those of Triton's log format (2.51.0), those
     of protobuf on a config that it cannot parse, and those of getopt on an unknown flag.
     """
+    uncaught = _UNCAUGHT.search(log)
+    if uncaught is not None:
+        return f"uncaught {uncaught['type']}: {uncaught['what'].strip()}"
     matches = (_ERROR_LINE.match(line) for line in log.splitlines())
     errors = [match[1].strip('"') for match in matches if match and not _HARMLESS.search(match[0])]
     # The first error is the cause of the others.

@@ -323,11 +323,11 @@ def _enable_versioning(gateway: Gateway, bucket: str) -> None:
 def _leave_part(pod: Pod, fetch: PlanFetch, data: bytes, validator: str) -> None:
     """An unfinished download as the loader keeps it."""
     from triton_pipelines.loader.fetching import _key
-    from triton_pipelines.loader.partial_file import _PartialFile
+    from triton_pipelines.loader.partial_file import PartialFile
 
     staging = pod.options.state / _key(fetch)
     staging.mkdir(parents=True)
-    part = _PartialFile(staging / Path(fetch.uri).name)
+    part = PartialFile(staging / Path(fetch.uri).name)
     part.path.write_bytes(data)
     part.write(validator)
 

@@ -294,7 +294,7 @@ def doubled(body: bytes) -> bytes:
 FAULTS = {
     "503": (Fault(status=503), MetricsProblem.ERROR, "HTTP 503"),
     "dropped": (Fault(drop=True), MetricsProblem.ERROR, "breaks off|cannot be reached"),
-    "cut": (Fault(cut_after=200), MetricsProblem.ERROR, "breaks off|is no JSON"),
+    "cut": (Fault(cut_after=200), MetricsProblem.ERROR, "breaks off|is not JSON"),
     "dripping": (Fault(drip=0.05), MetricsProblem.ERROR, "no whole answer within 1 s"),
     "hanging": (Fault(delay=30), MetricsProblem.ERROR, "no whole answer within 1 s"),
     "error inside 200": (
@@ -305,7 +305,7 @@ FAULTS = {
     "a page": (
         Fault(rewrite=lambda _: b"<html>sign in</html>"),
         MetricsProblem.ERROR,
-        "is no JSON",
+        "is not JSON",
     ),
     "NaN": (Fault(rewrite=with_values("NaN")), MetricsProblem.PARTIAL, "is NaN"),
     "Inf": (Fault(rewrite=with_values("+Inf")), MetricsProblem.PARTIAL, r"is \+Inf"),
@@ -324,7 +324,7 @@ FAULTS = {
     "duplicates": (
         Fault(rewrite=doubled),
         MetricsProblem.PARTIAL,
-        "the same series is there twice",
+        "the same series appears twice",
     ),
 }
 

@@ -48,7 +48,7 @@ async def namespace(client: Client, request: pytest.FixtureRequest) -> str:
     ].strip("-")
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     with contextlib.suppress(Conflict):
-        await client._call(
+        await client._transport.send(
             "create", "POST", NAMESPACES, NAMESPACES.path(), body=body, repeatable=False
         )
     return name

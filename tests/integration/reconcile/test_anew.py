@@ -32,7 +32,7 @@ from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, EVENTS, INFERENCE_PIPELINES, PODS
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
 pytestmark = [

@@ -111,7 +111,7 @@ async def write(
 ) -> None:
     """Write the number of pods as another manager."""
     path, body = resource.path(namespace, "p", subresource), {"spec": {"replicas": number}}
-    await admin._call(
+    await admin._transport.send(
         "patch",
         "PATCH",
         resource,
@@ -194,7 +194,7 @@ async def test_an_autoscaler_of_the_pipeline_is_served(
         await ready(admin, namespace, 1)
         await apply_any(admin, AUTOSCALERS, autoscaler(namespace, INFERENCE_PIPELINES, 3))
         await ready(admin, namespace, 3, AUTOSCALER_SECONDS)
-        seen = await admin._call(
+        seen = await admin._transport.send(
             "get",
             "GET",
             INFERENCE_PIPELINES,
@@ -227,7 +227,7 @@ async def test_an_autoscaler_of_the_deployment_is_not_fought(
             admin,
             namespace,
             "kube-controller-manager",
-            "3 where this pipeline says 1",
+            "3 instead of 1",
             "InferencePipeline p",
         )
         await ready(admin, namespace, 3)
@@ -267,7 +267,7 @@ async def test_whoever_insists_on_the_deployments_number_gets_it(
             if number == 3:
                 await next_second()
         assert writes(proxy) - before == 1, "mended once"
-        await conflict(admin, namespace, "keda", "again and again")
+        await conflict(admin, namespace, "keda", "repeatedly")
         assert await replicas(admin, namespace) == 5
 
 
@@ -288,7 +288,7 @@ async def test_who_take_turns_are_named_and_not_fought(
                 await scale(admin, INFERENCE_PIPELINES, namespace, number)
             await eventually("it is followed", partial(_has, admin, namespace, number))
         found = await conflict(
-            admin, namespace, "argocd and keda write spec.replicas of this pipeline in turn"
+            admin, namespace, "argocd and keda alternate in writing spec.replicas of this pipeline"
         )
         assert "replicas out of what is applied" in found["message"]
         await ready(admin, namespace, 3)
@@ -299,15 +299,13 @@ async def test_who_take_turns_are_named_and_not_fought(
         await next_second()
         for number, manager in ((1, "argocd"), (2, "helm"), (1, "argocd"), (4, "helm")):
             await write(admin, DEPLOYMENTS, namespace, number, manager=manager)
-            await conflict(
-                admin, namespace, f" {number} where this pipeline says 3", "of Deployment p"
-            )
+            await conflict(admin, namespace, f" {number} instead of 3", "of Deployment p")
         assert (writes(proxy) - before, await replicas(admin, namespace)) == (2, 4)
         await conflict(
             admin,
             namespace,
-            "argocd and helm write the number of pods of Deployment p in turn",
-            "it is left to them",
+            "argocd and helm write the number of pods of Deployment p alternately",
+            "the number is left to them",
         )
 
 
@@ -318,7 +316,7 @@ async def _has(admin: Client, namespace: str, number: int) -> bool:
 async def _seen(admin: Client, proxy: FaultProxy, namespace: str, number: int, before: int) -> bool:
     """Return whether the number was reverted, or is reported as the other manager's."""
     told = await condition(admin, namespace, "ScalingLimited")
-    return f" {number} where this pipeline says 1" in told.get("message", "") or (
+    return f" {number} instead of 1" in told.get("message", "") or (
         writes(proxy) - before == 1 and await replicas(admin, namespace) == 1 and number == 3
     )
 
@@ -442,7 +440,7 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        resize_rejections, "REST", dt.timedelta(seconds=10)
+        resize_rejections, "BACKOFF", dt.timedelta(seconds=10)
     )  # long enough to see that nobody asks meanwhile
     monkeypatch.setattr(
         pipeline_state, "SETTLING_SECONDS", 3.0
@@ -475,7 +473,7 @@ async def test_a_quota_is_told_as_one_and_the_resize_is_made_once_there_is_room(
             await conflict(
                 admin,
                 namespace,
-                "is not given 3350m",
+                "cannot get 3350m",
                 "a ResourceQuota of the namespace",
                 "exceeded quota: q",
                 reason="ActuationFailed",

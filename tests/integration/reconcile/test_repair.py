@@ -237,7 +237,7 @@ async def test_a_quota_on_cpu_limits_is_named_with_the_field_that_meets_it(
         message = await eventually("refused", said, 60)
         assert (
             "failed quota: team: must specify limits.cpu for: load; ResourceQuota team "
-            "counts limits.cpu: write it in resources"
+            "counts limits.cpu: set it in resources"
         ) in message
         limit = {"name": names.CONTAINER_LOADER, "resources": {"limits": {"cpu": "2"}}}
         await apply_any(

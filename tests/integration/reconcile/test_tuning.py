@@ -336,7 +336,7 @@ async def test_a_run_outlives_the_operator_but_neither_another_mode_nor_its_cana
             told = await eventually(
                 "failed", lambda: reached(admin, namespace, "Failed"), DEADLINE_SECONDS
             )
-            assert "the pod that was measured is gone" in told["message"]
+            assert "the measured pod no longer exists" in told["message"]
             await eventually(
                 "everything is gone", lambda: nothing_left(admin, namespace), DEADLINE_SECONDS
             )
@@ -417,8 +417,8 @@ async def test_auto_takes_a_proven_padding_and_keeps_it_over_restarts_and_a_lost
                 "by rule again", lambda: padded(admin, namespace, "Fixed"), DEADLINE_SECONDS
             )
             assert (
-                "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs"
-                in other["padding"]["reason"]
+                "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other "
+                "settings" in other["padding"]["reason"]
             )
 
 

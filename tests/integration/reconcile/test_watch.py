@@ -149,7 +149,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
     ):
         instrument(second, 150.0)
         status = await eventually(
-            "taken back", lambda: told(admin, namespace, "RolledBack", 2), DEADLINE_SECONDS
+            "rolled back", lambda: told(admin, namespace, "RolledBack", 2), DEADLINE_SECONDS
         )
         said = ready_of(status)["message"]
         assert "150.0 ms" in said

@@ -27,7 +27,7 @@ from tests.support.scalingworld import (
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.compile.render.model_config import with_count
-from triton_pipelines.controllers.autoscaler import controller
+from triton_pipelines.controllers.autoscaler import pod_counts
 from triton_pipelines.controllers.autoscaler.actuator import Pace
 from triton_pipelines.triton.client import TritonClient
 
@@ -43,7 +43,7 @@ GOOD_P99 = 0.3
 
 
 def recount_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "RECOUNT_SECONDS", 1.0)
+    monkeypatch.setattr(pod_counts, "RECOUNT_SECONDS", 1.0)
 
 
 def looked(running: Running, namespace: str) -> bool:

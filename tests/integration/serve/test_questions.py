@@ -22,7 +22,7 @@ from tests.support.serving import Served, run, served
 from triton_pipelines.api import InferencePipeline, parse
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.controllers.pipeline.prober import question_of
+from triton_pipelines.controllers.pipeline.prober import probe_request
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.probe import ProbeRequest, ProbeResult, probe
 
@@ -96,7 +96,7 @@ async def ask(running: Served, resource: InferencePipeline) -> ProbeResult:
     graph = build(resource, Options())
     example = example_of(resource, graph)
     assert example is not None
-    return await probe(running.endpoint.grpc, graph.model_name, None, question_of(example))
+    return await probe(running.endpoint.grpc, graph.model_name, None, probe_request(example))
 
 
 KINDS: dict[str, tuple[list[int], list[str], Any]] = {
@@ -210,7 +210,7 @@ async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:
             example = example_of(parsed, graph)
             assert example is not None
             held = await probe(
-                running.endpoint.grpc, "spoken", None, question_of(example), deadline_s=1.5
+                running.endpoint.grpc, "spoken", None, probe_request(example), deadline_s=1.5
             )
             assert held.healthy
             assert held.latency_s is None

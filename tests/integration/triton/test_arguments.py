@@ -18,7 +18,8 @@ from tests.support.builders import built
 from tests.support.recorder import until
 from tests.support.triton import triton_server, write_model
 from tests.support.web import LoopbackServer, Response
-from triton_pipelines.compile.graph.server_settings import exit_timeout_seconds, feature_arguments
+from triton_pipelines.compile.graph.drain import exit_timeout_seconds
+from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.triton.client import TritonClient
 
 pytestmark = pytest.mark.integration

@@ -42,7 +42,7 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
                 (statistics,) = await client.statistics(pipelines.ENSEMBLE)
         if not promise:
             assert isinstance(after, str)
-            assert "tells no nv_inference_request_summary_us" in after
+            assert "reports no nv_inference_request_summary_us" in after
             continue
         assert before == ModelLatency(None, 0)
         assert isinstance(after, ModelLatency)

@@ -74,6 +74,7 @@ MODELS: Final = (
     ),
     _set(RuleId.BACKEND_UNKNOWN, "tok", "backend", "nil"),
     _set(RuleId.RUNTIME, "tok", "runtime", "libnone.so", "missing"),
+    _set(RuleId.RUNTIME, "tok", "runtime", "model.py", "of a backend written in Python"),
     _set(RuleId.RUNTIME, "tok", "runtime", "../onnxruntime/libtriton_onnxruntime.so", "elsewhere"),
     Break(
         RuleId.MAX_BATCH_SIZE,
@@ -556,6 +557,9 @@ FATAL: Final = (
         "zero_data: true } } }",
         "two values",
     ),
+    _add(RuleId.METRIC_TAG, "tok", 'metric_tags { key: "cost-centre" value: "a" }', "dash"),
+    _add(RuleId.METRIC_TAG, "tok", 'metric_tags { key: "__name" value: "a" }', "two underscores"),
+    _add(RuleId.METRIC_TAG, "tok", 'metric_tags { key: "_name" value: "a" }', "underscore"),
 )
 """The server ends itself instead of refusing these."""
 

@@ -27,7 +27,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError, PodUnresponsiveError
-from triton_pipelines.controllers.autoscaler.controller import UNANSWERED_SECONDS
+from triton_pipelines.controllers.autoscaler.pod_counts import UNANSWERED_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 
 

@@ -72,7 +72,7 @@ def test_variables_fill_in_and_options_win() -> None:
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         (
             {"prometheus_url": "prometheus:9090"},
-            ["--prometheus-url", "TRITONPIPE_PROMETHEUS_URL", "no http or https URL"],
+            ["--prometheus-url", "TRITONPIPE_PROMETHEUS_URL", "is not an http or https URL"],
         ),
         (
             {"prometheus_url": "http://a", "metrics_connections": "/b"},

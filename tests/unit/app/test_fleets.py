@@ -23,7 +23,7 @@ from triton_pipelines.autoscaling.metrics.samples import (
 )
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.cluster.resources import PODS
-from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
+from triton_pipelines.controllers.pipeline.resize_rejections import RejectionCause, ResizeRejection
 from triton_pipelines.controllers.pipeline.state import CpuResizeState
 
 SPEC: dict[str, Any] = {
@@ -335,7 +335,7 @@ async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(
         await loop.tick(5.0)
         await loop.settle()
     resizes = [made.resize for made in loop.plans if made.resize is not None]
-    assert len(resizes) == 2, "asked once, taken back once"
+    assert len(resizes) == 2, "asked once, reverted once"
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
     assert loop.counts == {"tokenizer": 1}
     assert (
@@ -344,14 +344,16 @@ async def test_a_node_that_is_too_small_is_remembered_and_pods_are_added(
     )
 
 
-def refusing(loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: Refused) -> dict[str, Refusal]:
+def refusing(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, kind: RejectionCause
+) -> dict[str, ResizeRejection]:
     """An API server that refuses every resize from now on; what it refused."""
-    known: dict[str, Refusal] = {}
+    known: dict[str, ResizeRejection] = {}
 
     def resize(decided: Any) -> None:
         if (asked := decided.resize) is not None:
-            text = f"is not given {asked.limit}m: no"
-            known[asked.uid] = Refusal(
+            text = f"cannot get {asked.limit}m: no"
+            known[asked.uid] = ResizeRejection(
                 asked.pod, kind, asked.limit, text, loop.world.now + dt.timedelta(seconds=60)
             )
 
@@ -370,7 +372,7 @@ async def test_a_node_that_the_api_server_says_is_too_small_is_remembered(
     """Kubernetes 1.36 answers 403 (measured); the pod's spec stays as it was."""
     loop = loop_of(monkeypatch, world(**IN_PLACE))
     start = limit(loop)
-    refusing(loop, monkeypatch, Refused.NODE)
+    refusing(loop, monkeypatch, RejectionCause.NODE)
     await run(loop, 200, cores=0.98 * start / 1000, throttled=0.3, **FULL)
     assert recorded(loop) == {"replicas": 2, "cpuMillis": start}
     assert (
@@ -380,10 +382,17 @@ async def test_a_node_that_the_api_server_says_is_too_small_is_remembered(
 
 
 @pytest.mark.parametrize(
-    "kind", [Refused.QUOTA, Refused.RIGHTS, Refused.RANGE, Refused.ADMISSION, Refused.INVALID]
+    "kind",
+    [
+        RejectionCause.QUOTA,
+        RejectionCause.RIGHTS,
+        RejectionCause.RANGE,
+        RejectionCause.ADMISSION,
+        RejectionCause.INVALID,
+    ],
 )
 async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is_given(
-    monkeypatch: pytest.MonkeyPatch, kind: Refused
+    monkeypatch: pytest.MonkeyPatch, kind: RejectionCause
 ) -> None:
     loop = loop_of(
         monkeypatch, world(**builders.merge(IN_PLACE, {"scaling": {"pods": {"max": 1}}}))
@@ -398,7 +407,7 @@ async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is
         told = loop.world.condition("ScalingLimited")
         assert (told["reason"], told["message"]) == (
             "ActuationFailed",
-            f"cpu: pod {loop.world.pods[0].name} is not given {wanted}m: no",
+            f"cpu: pod {loop.world.pods[0].name} cannot get {wanted}m: no",
         )
     refused.clear()
     await run(loop, 60, cores=0.98 * start / 1000, throttled=0.3, **FULL)

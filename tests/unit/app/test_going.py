@@ -16,10 +16,10 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
+from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPadding, data
 
 RANGE = {"initial": 1, "min": 1, "max": 8}
-CHOICE = Choice(Padding.BUCKETED, (32, 128), "measured: it is better", "monday")
+CHOICE = VerifiedPadding(Padding.BUCKETED, (32, 128), "measured: it is better", "monday")
 
 
 def seen(loop: Loop) -> tuple[str, tuple[int, ...], Any]:

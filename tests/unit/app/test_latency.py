@@ -13,7 +13,7 @@ from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.handover import Handover
-from triton_pipelines.controllers.pipeline.latency_figures import Figure
+from triton_pipelines.controllers.pipeline.latency_figures import RevisionLatency
 from triton_pipelines.controllers.slo_latency import TICK_SECONDS, SloLatencyMonitor
 
 KEY = ("nlp", "sentiment")
@@ -92,7 +92,7 @@ async def test_a_revision_gets_its_figure_after_a_while() -> None:
     assert known.figures == {}
     await stage.look(1)
     assert (known := stage.watch.handover.latencies.get(KEY)) is not None
-    assert known.figures == {"0123456789": Figure(50.0, 50.0, 10.0)}
+    assert known.figures == {"0123456789": RevisionLatency(50.0, 50.0, 10.0)}
     assert set(stage.reader.asked) == {("10.0.0.1:8002", "public")}
 
 

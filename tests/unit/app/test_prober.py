@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.builders import built
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.controllers.pipeline.prober import ask, question_of
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.prober import probe_pod, probe_request
 from triton_pipelines.controllers.pipeline.snapshot import Pod
 from triton_pipelines.triton.probe import ProbeResult
 
@@ -26,13 +26,15 @@ def target(**spec: Any) -> ProbeTarget:
 def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
     example = target().example
     assert example is not None
-    asked = question_of(example)
+    asked = probe_request(example)
     assert {name: len(array) for name, array in asked.inputs.items()} == {"TEXT": 2}
     assert asked.fallback_inputs == example.inputs
     written = target(health={"text": "SELECT 1"}).example
     assert written is not None
-    assert {name: len(array) for name, array in question_of(written).inputs.items()} == {"TEXT": 1}
-    assert question_of(written).fallback_inputs is None
+    assert {name: len(array) for name, array in probe_request(written).inputs.items()} == {
+        "TEXT": 1
+    }
+    assert probe_request(written).fallback_inputs is None
 
 
 @pytest.mark.parametrize(
@@ -41,13 +43,13 @@ def test_rows_of_a_request_that_was_made_up_can_be_taken_back() -> None:
         (
             {},
             False,
-            "no (asked with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs gives "
+            "no (probed with 'Hello.' in 2 rows; spec.health.text or spec.health.inputs sets "
             "another example, of one row)",
         ),
         (
             {},
             True,
-            "no (asked with 'Hello.'; spec.health.text or spec.health.inputs gives "
+            "no (probed with 'Hello.'; spec.health.text or spec.health.inputs sets "
             "another example)",
         ),
         ({"health": {"text": "SELECT 1"}}, False, "no"),
@@ -60,7 +62,7 @@ async def test_a_failure_says_what_was_asked(
         return ProbeResult(True, inference_error="no", used_fallback=alone)
 
     monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
-    assert (await ask(target(**spec), NOW)).inference_error == told
+    assert (await probe_pod(target(**spec), NOW)).inference_error == told
 
 
 async def test_a_mismatch_is_no_failure_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +72,7 @@ async def test_a_mismatch_is_no_failure_yet(monkeypatch: pytest.MonkeyPatch) -> 
         )
 
     monkeypatch.setattr("triton_pipelines.controllers.pipeline.prober.probe", looked)
-    seen = await ask(target(), NOW)
+    seen = await probe_pod(target(), NOW)
     assert seen.inference_error == ""
     assert seen.mismatch.startswith("output PROBABILITIES is FP64, declared FP32")
-    assert seen.good
+    assert seen.is_healthy

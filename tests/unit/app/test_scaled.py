@@ -115,15 +115,15 @@ def metrics_said(reason: str, message: str) -> dict[str, Any]:
     return {**status("Balanced" if truth == "True" else "Unknown"), "conditions": [said]}
 
 
-def started(told: dict[str, Any]) -> PipelineScalingState:
-    """By a process that has just started, with this status."""
+def started(told: dict[str, Any], source: str = "") -> PipelineScalingState:
+    """By a process that has just started, with this status and recorded source of metrics."""
     found = watched()
-    found.reported = ReportedStatus.of(told)
+    found.reported = ReportedStatus.of(told, source)
     return found
 
 
 def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_alone() -> None:
-    found = started(metrics_said("Succeeded", f"metrics of every ready pod are read from {ASKED}"))
+    found = started(metrics_said("Succeeded", "metrics of every ready pod are read"), ASKED)
     assert is_settling(found, Verdict.UNKNOWN, START + 29, "PrometheusError", ASKED)
     assert not is_settling(found, Verdict.UNKNOWN, START + 30, "PrometheusError", ASKED)
     assert is_settling(found, Verdict.UNKNOWN, START + 89, "", ASKED), (
@@ -134,7 +134,7 @@ def test_a_new_trouble_with_the_same_metrics_is_held_back_for_the_first_looks_al
 def test_metrics_that_come_from_elsewhere_than_the_status_says_are_told_of_at_once() -> None:
     """What is said is of a source that nobody asks any longer."""
     found = started(
-        metrics_said("Succeeded", "metrics of every ready pod are read from the pods themselves")
+        metrics_said("Succeeded", "metrics of every ready pod are read"), "the pods themselves"
     )
     assert not is_settling(found, Verdict.UNKNOWN, START, "PrometheusError", ASKED)
     assert not is_settling(found, Verdict.IDLE, START, "", ASKED)

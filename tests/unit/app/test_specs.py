@@ -178,4 +178,4 @@ async def test_the_status_of_an_invalid_spec_goes_on_telling_of_counts(
         == loop.world.told()
     )
     loop.reconcile()
-    assert loop.reconcile().quiet
+    assert loop.reconcile().is_empty

@@ -9,7 +9,7 @@ import pytest
 
 from bench import plots
 from bench.plots import Bars, Timeline
-from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
+from triton_pipelines.tools.loadgen.plots import Chart, LimitLine, Point, Series
 
 TIMELINE = Timeline(
     title="A run",
@@ -27,7 +27,7 @@ CHART = Chart(
         Series("one", [Point(100.0, 10.0, "8", 9.0, 12.0), Point(200.0, math.inf, hollow=True)]),
         Series("none", [Point(0.0, math.nan)], marks_only=True),
     ],
-    limits=[Limit("SLO", 50.0)],
+    limits=[LimitLine("SLO", 50.0)],
     hollow="hollow: above the SLO",
     most_latency_ms=1000.0,
 )

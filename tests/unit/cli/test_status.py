@@ -71,7 +71,7 @@ def test_no_api_server(tritonpipe: Run, tmp_path: Path) -> None:
     assert "secret" not in ended.err
 
 
-def not_found(message: str) -> dict[str, Any]:
+def not_found(message: str, name: str) -> dict[str, Any]:
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -79,28 +79,31 @@ def not_found(message: str) -> dict[str, Any]:
         "reason": "NotFound",
         "code": 404,
         "message": message,
+        "details": {"name": name} if name else {},
     }
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "said"),
+    ("message", "name", "code", "said"),
     [
         (
             'inferencepipelines.tritonpipelines.io "sentiment" not found',
+            "sentiment",
             2,
             "InferencePipeline sentiment does not exist in namespace nlp",
         ),
         (
             "the server could not find the requested resource",
+            "",
             3,
             "has no resource InferencePipeline",
         ),
     ],
 )
 def test_what_is_not_there(
-    tritonpipe: Run, server: Serve, tmp_path: Path, message: str, code: int, said: str
+    tritonpipe: Run, server: Serve, tmp_path: Path, message: str, name: str, code: int, said: str
 ) -> None:
-    url = server({"GET": told(not_found(message), 404)}).partition("/v2")[0]
+    url = server({"GET": told(not_found(message, name), 404)}).partition("/v2")[0]
     ended = tritonpipe("status", "sentiment", "--kubeconfig", kubeconfig(tmp_path / "config", url))
     assert ended.code == code
     assert said in ended.err

@@ -14,15 +14,9 @@ import numpy as np
 import pytest
 
 from triton_pipelines.cli.errors import CommandError
-from triton_pipelines.cli.tensors import (
-    ModelMetadata,
-    TensorMetadata,
-    decode,
-    encode,
-    format_row,
-    json_value,
-    request_arrays,
-)
+from triton_pipelines.cli.model_metadata import ModelMetadata, TensorMetadata
+from triton_pipelines.cli.output_tensors import decode, format_row, json_value
+from triton_pipelines.cli.tensors import encode, request_arrays
 
 TEXT = TensorMetadata("TEXT", "BYTES", (-1, 1))
 PASSAGE = TensorMetadata("PASSAGE", "BYTES", (-1, 1))

@@ -90,7 +90,6 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
         ],
     },
     "single": {"densenet_onnx": ['-  label_filename: "densenet_labels.txt"']},
-    "tensorrtllm": {"ensemble": ["-  optional: true"]},
     # What the backend's own code would complete is written out, since nothing is completed in a
     # pod.
     "vllm": {"vllm_model": VLLM},
@@ -111,6 +110,15 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
             '-  key: "TRITON_BATCH_STRATEGY_PATH"',
             "-  value {",
             '-    string_value: "/opt/models/count/libvolume.so"',
+            "-  }",
+            "-}",
+            "-model_repository_agents {",
+            "-  agents {",
+            '-    name: "checksum"',
+            "-    parameters {",
+            '-      key: "MD5:1/model.py"',
+            '-      value: "0"',
+            "-    }",
             "-  }",
             "-}",
         ],

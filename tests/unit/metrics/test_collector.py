@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tests.support.loopback import listening
 from tests.support.web import LoopbackServer, Request, Response
 from tests.unit.metrics.answers import JSON, series
-from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector, unknown_connection
+from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.connection import Connection
+from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
 from triton_pipelines.autoscaling.metrics.prometheus_client import QueryResult
 from triton_pipelines.autoscaling.metrics.queries import FIGURE
 from triton_pipelines.autoscaling.metrics.samples import (
@@ -350,14 +351,14 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
             Response(200, {}, b'{"status":"error","errorType":"bad_data","error":"no"}'),
             "says bad_data: no",
         ),
-        (Response(200, {}, b"<html>"), "is no JSON"),
-        (Response(200, {}, b"[1]"), "JSON of another kind"),
+        (Response(200, {}, b"<html>"), "is not JSON"),
+        (Response(200, {}, b"[1]"), "not a JSON object"),
         (Response(200, {}, b'{"status":"success"}'), "has no result"),
         (
             Response(200, {}, b'{"status":"success","data":{"resultType":"matrix","result":{}}}'),
             "has no result",
         ),
-        (Response(200, {}, b"[" * 100_000), "is no JSON"),
+        (Response(200, {}, b"[" * 100_000), "is not JSON"),
         (Response(200, {}, b'{"status":"success"', cut=5), "its answer breaks off"),
         (Response(200, {"Content-Encoding": "gzip"}, b"no gzip"), "its answer cannot be unpacked"),
     ],

@@ -52,28 +52,31 @@ def test_everything_that_can_be_said() -> None:
 
 def test_one_url_is_the_connection_default() -> None:
     assert single_connection("http://prometheus:9090")["default"].url == "http://prometheus:9090"
-    with pytest.raises(ConnectionsError, match="no http or https URL"):
+    with pytest.raises(ConnectionsError, match="not an http or https URL"):
         single_connection("prometheus:9090")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "wanted is a mapping"),
-        ("connections: []", "connections: wanted is at least one"),
-        ("a: [", "is no YAML, line 1"),
+        ("", "must be a mapping"),
+        ("connections: []", "connections: must have at least one"),
+        ("a: [", "is not valid YAML, line 1"),
         ("connections: [{name: a}]", r"connections\[0\].url: Field required"),
         ("connections: [{url: 'http://a', token: x}]", r"connections\[0\].token: no such field"),
-        ("connections: [{url: 'http://a', name: A_b}]", r"connections\[0\].name: 'A_b' is no name"),
+        (
+            "connections: [{url: 'http://a', name: A_b}]",
+            r"connections\[0\].name: 'A_b' is not a valid name",
+        ),
         (
             "connections: [{url: 'http://a'}, {url: 'http://b'}]",
-            r"connections\[1\].name: 'default' is there twice",
+            r"connections\[1\].name: 'default' is used twice",
         ),
-        ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url: is no http or https URL"),
-        ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url: is no URL"),
+        ("connections: [{url: 'ftp://a'}]", r"connections\[0\].url: is not an http or https URL"),
+        ("connections: [{url: 'http://a:x'}]", r"connections\[0\].url: is not a URL"),
         ("connections: [{url: 'http://a/?q=1'}]", "has a query or fragment"),
         ("connections: [{url: 'http://a/api/v1/'}]", "ends in /api/v1"),
-        ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "would go in clear over http"),
+        ("connections: [{url: 'http://a', bearerTokenFile: /t}]", "unencrypted over http"),
         (
             (
                 "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: "
@@ -85,18 +88,18 @@ def test_one_url_is_the_connection_default() -> None:
             "connections: [{url: 'https://a', tls: {certFile: /c}}]",
             r"connections\[0\].tls: certFile and keyFile belong together",
         ),
-        ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "wanted is https"),
+        ("connections: [{url: 'http://a', tls: {caFile: /c}}]", "use https"),
         (
             "connections: [{url: 'https://a', security: Maybe}]",
             r"connections\[0\].security: Input should be 'Verified' or 'Insecure'",
         ),
         (
             "connections: [{url: 'https://a', tenant: {header: Authorization, value: x}}]",
-            "a header with a meaning of its own",
+            "a reserved header",
         ),
         (
             "connections: [{url: 'https://a', tenant: {header: 'a b', value: x}}]",
-            "is no header name",
+            "is not a valid header name",
         ),
         ("connections: [{url: 'https://a', tenant: {}}]", "exactly one of value and valueFile"),
         ("connections: [{url: 'https://a', tenant: {value: 'a b'}}]", "printable ASCII"),

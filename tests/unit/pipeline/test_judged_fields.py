@@ -31,7 +31,7 @@ def _told(**changes: dict[str, Any]) -> dict[str, str]:
     graph = build(pipeline, OPTIONS)
     return {
         finding.path: finding.message
-        for finding in (*check(pipeline, graph, OPTIONS), *lint(pipeline, graph, OPTIONS))
+        for finding in (*check(pipeline, graph, OPTIONS), *lint(pipeline, graph))
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import built, merge
-from triton_pipelines.compile.graph import Options, lint
+from triton_pipelines.compile.graph import lint
 
 SCALED: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
 PODS: dict[str, Any] = merge(SCALED, {"scaling": {"pods": {"min": 2, "max": 5}}})
@@ -15,9 +15,7 @@ PODS: dict[str, Any] = merge(SCALED, {"scaling": {"pods": {"min": 2, "max": 5}}}
 
 def warned(path: str, **spec: Any) -> list[str]:
     made = built(**spec)
-    return [
-        item.message for item in lint(made.pipeline, made.graph, Options()) if item.path == path
-    ]
+    return [item.message for item in lint(made.pipeline, made.graph) if item.path == path]
 
 
 @pytest.mark.parametrize(

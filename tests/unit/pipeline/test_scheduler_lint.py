@@ -64,7 +64,7 @@ def test_says_what_does_not_work_as_meant(
     assert findings == []
     graph = build(pipeline, Options())
     assert check(pipeline, graph, Options()) == []
-    said = {item.path: item.message for item in lint(pipeline, graph, Options())}
+    said = {item.path: item.message for item in lint(pipeline, graph)}
     watched = ("sequenceBatching.", "QueueDelay")
     hits = {where: text for where, text in said.items() if any(word in where for word in watched)}
     assert list(hits) == ([f"spec.model.{path}"] if path else [])

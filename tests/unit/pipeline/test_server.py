@@ -9,14 +9,9 @@ import pytest
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.support.builders import built, options
-from triton_pipelines.compile.graph.server_settings import (
-    bytes_of,
-    cpu,
-    memory,
-    millis,
-    server_version,
-    sizes,
-)
+from triton_pipelines.compile.graph.container_resources import sizes
+from triton_pipelines.compile.graph.quantities import bytes_of, cpu, memory, millis
+from triton_pipelines.compile.graph.server_settings import server_version
 
 MI, GI = 2**20, 2**30
 

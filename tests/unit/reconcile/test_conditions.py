@@ -226,7 +226,7 @@ def test_no_gpu_says_what_was_asked_and_what_is_offered() -> None:
     assert scene.told()["Ready"] == "False WaitingForGPU"
     assert scene.told()["Reconciling"] == "True WaitingForGPU"
     assert (
-        "asks for 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient "
+        "requests 4 nvidia.com/gpu; scheduler: 0/2 nodes are available: 2 Insufficient "
         "nvidia.com/gpu"
     ) in scene.message()
     assert "preemption" not in scene.message()
@@ -378,13 +378,13 @@ def test_being_suspended_is_not_yet_suspended() -> None:
         "Available": "True Serving",
         "Reconciling": "True Draining",
     }
-    assert "1 pods have to go" in scene.message()
+    assert "1 pods are still to be deleted" in scene.message()
 
 
 def test_more_pods_than_wanted_is_not_ready_yet() -> None:
     scene = Scene(replicas=1).pod(ready=True).pod(ready=True)
     assert scene.told()["Ready"] == "False Draining"
-    assert "1 pods more than that have to go" in scene.message()
+    assert "1 surplus pods are still to be deleted" in scene.message()
 
 
 def test_no_replicas_wanted() -> None:
@@ -419,7 +419,7 @@ def test_all_findings_of_an_invalid_spec_in_one_message() -> None:
     assert world.status["observedGeneration"] == 2
     assert world.status["ensemble"]["modelName"] == "sentiment"
     assert decided.requeue_after is None
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 def test_missing_config_map_source_is_waited_for() -> None:

@@ -93,7 +93,7 @@ def test_who_resizes_again_is_named_and_left_alone() -> None:
     assert (found["status"], found["reason"]) == ("True", "CPUOwnerConflict")
     for word in (VPA, made.pods[0].name, "3750m", "updateMode Off"):
         assert word in found["message"]
-    assert made.state.cpu_resize.left_to == VPA
+    assert made.state.cpu_resize.kept_by == VPA
     assert made.condition("Ready")["status"] == "True"
 
 
@@ -113,10 +113,13 @@ def test_who_take_turns_are_named_and_left_alone(managers: tuple[str, ...]) -> N
     assert resizes == min(len(managers), 4), "each is mended once"
     assert len(events) == 1, "told once"
     assert limited(made)["reason"] == "CPUOwnerConflict"
-    assert " and ".join(sorted(managers)[:4]) + " resize the pods" in limited(made)["message"]
+    assert (
+        " and ".join(sorted(managers)[:4]) + " repeatedly resize the pods"
+        in limited(made)["message"]
+    )
     writes(made, "3750m", manager=managers[0])
     passes(made, 2)
-    assert (made.state.cpu_resize.left_to, limited(made)) == ("", {})
+    assert (made.state.cpu_resize.kept_by, limited(made)) == ("", {})
 
 
 def test_it_is_left_alone_after_the_operator_has_started_anew() -> None:
@@ -157,7 +160,7 @@ def test_it_is_taken_back_when_nobody_has_it_any_more() -> None:
     writes(made, "3750m")
     passes(made, 2)
     assert not limited(made)
-    assert made.state.cpu_resize.left_to == ""
+    assert made.state.cpu_resize.kept_by == ""
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,7 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone() -> 
     # Both were made before the first mending: one slip. What comes for them is meant.
     assert resizes == gone <= 2
     assert limited(made)["reason"] == "CPUOwnerConflict"
-    assert "VerticalPodAutoscaler sentiment resizes the pods" in limited(made)["message"]
+    assert "VerticalPodAutoscaler sentiment repeatedly resizes the pods" in limited(made)["message"]
     assert len(made.serving) == 2
     # It is taken away, and the pods are made anew.
     assert gone >= 1
@@ -252,7 +255,7 @@ def test_an_autoscaler_that_evicts_what_is_resized_is_named_and_left_alone() -> 
     for pod in made.pods:
         pod.away = True
     made.settle()
-    assert (limited(made), made.state.cpu_resize.left_to) == ({}, "")
+    assert (limited(made), made.state.cpu_resize.kept_by) == ({}, "")
 
 
 @pytest.mark.parametrize(

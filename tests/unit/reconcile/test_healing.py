@@ -15,9 +15,9 @@ from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource, ResolvedSources
 from triton_pipelines.controllers.pipeline.policies.pod_repair import (
-    DEAD_LOOKS,
-    DEAD_LOOKS_ALONE,
-    HEAL_INTERVAL,
+    DEAD_PROBES,
+    DEAD_PROBES_ALONE,
+    REPAIR_INTERVAL,
     PodRepairs,
     choose_repairs,
 )
@@ -120,7 +120,7 @@ def test_the_step_and_the_event_say_what_was_loaded() -> None:
     assert event.warning
     assert event.reason == "SourceChanged"
     assert event.note.startswith(
-        "pod b is deleted and loads again what is recorded: s3://models/model.onnx"
+        "pod b is deleted so that it loads the recorded content again: s3://models/model.onnx"
     )
 
 
@@ -156,7 +156,7 @@ def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
             "wrong": Probe(at, True, inference_error="output LABEL is missing"),
             "dead": Probe(at, True, inference_error=GONE, dead=(at,)),
         }[what]
-        known = look.after(known)
+        known = look.merged_with(known)
     assert known is not None
     return known
 
@@ -167,15 +167,15 @@ GOOD = looks("good")
 @pytest.mark.parametrize(
     ("said", "alone", "beside"),
     [
-        (["dead"] * (DEAD_LOOKS - 1), False, False),
-        (["dead"] * DEAD_LOOKS, False, True),
-        (["dead"] * (DEAD_LOOKS_ALONE - 1), False, True),
-        (["dead"] * DEAD_LOOKS_ALONE, True, True),
+        (["dead"] * (DEAD_PROBES - 1), False, False),
+        (["dead"] * DEAD_PROBES, False, True),
+        (["dead"] * (DEAD_PROBES_ALONE - 1), False, True),
+        (["dead"] * DEAD_PROBES_ALONE, True, True),
         # One of several processes: most looks find another one.
         (["dead", "good", "dead", "good", "good", "dead"], False, True),
-        (["dead", "good"] * DEAD_LOOKS_ALONE + ["dead"], False, True),
+        (["dead", "good"] * DEAD_PROBES_ALONE + ["dead"], False, True),
         # The last look says that it is well again.
-        (["dead"] * DEAD_LOOKS_ALONE + ["good"], False, False),
+        (["dead"] * DEAD_PROBES_ALONE + ["good"], False, False),
         (["dead", "dead", "late", "dead", "dead", "late", "dead", "dead"], True, True),
         # Wrong answers are no dead process.
         (["wrong"] * 20, False, False),
@@ -190,7 +190,7 @@ def test_a_dead_process_costs_the_pod_its_life_sooner_where_another_serves(
 
 
 def test_another_pod_that_is_no_better_is_no_reason() -> None:
-    broken = looks(*["dead"] * DEAD_LOOKS)
+    broken = looks(*["dead"] * DEAD_PROBES)
     for other in (looks("wrong"), looks("late"), broken):
         assert healed(pod("a"), pod("b"), probes={"a": broken, "b": other}) == []
     assert healed(pod("a"), pod("b"), probes={"a": broken}) == []
@@ -199,7 +199,7 @@ def test_another_pod_that_is_no_better_is_no_reason() -> None:
 
 
 def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
-    broken = looks(*["dead"] * DEAD_LOOKS_ALONE)
+    broken = looks(*["dead"] * DEAD_PROBES_ALONE)
     first = decide(pod("a"), pod("b"), probes={"a": broken, "b": broken})
     assert [one.name for one in first.pods] == ["a"]
     (event,) = first.events
@@ -212,16 +212,16 @@ def test_one_pod_at_a_time_and_no_more_often_than_the_interval() -> None:
             pod("b"),
             probes={"b": broken},
             state=state,
-            now=START + HEAL_INTERVAL - dt.timedelta(seconds=1),
+            now=START + REPAIR_INTERVAL - dt.timedelta(seconds=1),
         )
         == []
     )
-    assert healed(pod("b"), probes={"b": broken}, state=state, now=START + HEAL_INTERVAL) == ["b"]
+    assert healed(pod("b"), probes={"b": broken}, state=state, now=START + REPAIR_INTERVAL) == ["b"]
 
 
 def test_looks_that_met_a_dead_process_are_forgotten_in_time_and_kept_in_bounds() -> None:
     old = looks("dead", "dead", ago=DEAD_WINDOW.total_seconds())
-    assert Probe(START, True, inference_error=GONE, dead=(START,)).after(old).dead == (START,)
+    assert Probe(START, True, inference_error=GONE, dead=(START,)).merged_with(old).dead == (START,)
     assert len(looks(*["dead"] * 3 * DEAD_KEPT).dead) == DEAD_KEPT
 
 

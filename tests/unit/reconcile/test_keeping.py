@@ -76,7 +76,7 @@ def test_a_deleted_child_of_the_running_revision_comes_back(kind: str, how: str)
     assert (world.deployed, [pod.name for pod in world.pods]) == (revision, pods)
     assert world.condition("Ready")["reason"] == reason(how)
     assert world.told()["Available"] == "True Serving"
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -225,7 +225,7 @@ def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
     pipeline, findings = parse(document)
     assert pipeline is not None
     assert not findings
-    recorded = last_good_spec.last_good_data(pipeline, Snapshot(document), held=False)
+    recorded = last_good_spec.last_good_data(pipeline, Snapshot(document), is_blocked=False)
     again, findings = parse({**document, "spec": json.loads(recorded[names.KEY_ACCEPTED])["spec"]})
     assert (again, findings) == (pipeline, [])
     # An API server stores the spec with its defaults filled in. The record must equal the output of
@@ -237,7 +237,7 @@ def test_what_is_recorded_asks_for_the_same(path: Path) -> None:
         }
     )
     assert stored is not None
-    assert last_good_spec.last_good_data(stored, Snapshot(document), held=False) == recorded
+    assert last_good_spec.last_good_data(stored, Snapshot(document), is_blocked=False) == recorded
 
 
 def test_what_is_recorded_is_the_spec_as_it_was_acted_on() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 
 MISSING = {
     "model": (
@@ -108,7 +108,9 @@ def test_a_revision_that_broke_the_promised_latency_is_not_tried_again(
     old = world.deployed
     world.change(tokenizer={"maxLength": 64}).settle()
     broken = world.deployed
-    world.latencies = Latencies({old: Figure(30.0, 40.0, 50.0), broken: Figure(90.0, 120.0, 55.0)})
+    world.latencies = Latencies(
+        {old: RevisionLatency(30.0, 40.0, 50.0), broken: RevisionLatency(90.0, 120.0, 55.0)}
+    )
     world.pass_time(15).step()
     world.settle()
     assert world.told()["Ready"] == "False RolledBack"

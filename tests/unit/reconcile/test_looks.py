@@ -17,7 +17,7 @@ from tests.support.worlds import START
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
 

@@ -36,7 +36,11 @@ from tests.support.tuningworld import Tuning
 from tests.support.worlds import BAD, STIFF
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies
-from triton_pipelines.controllers.pipeline.padding_choices import KEPT, Choice, after
+from triton_pipelines.controllers.pipeline.padding_choices import (
+    KEPT_PADDINGS,
+    VerifiedPadding,
+    updated,
+)
 
 LATER = "2030-01-01T00:00:00Z"
 
@@ -51,7 +55,7 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     assert "patch" not in tuning
     assert tuning["gainPercent"] == 31
     assert tuning["message"] == (
-        "it is better Auto takes padding Bucketed 32, 128, with which it was measured, from "
+        "it is better Auto uses padding Bucketed 32, 128, with which it was measured, from "
         "now on for this spec."
     )
     world.settle()
@@ -71,7 +75,7 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
         item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
     ]
     left = world.think()
-    assert left.quiet
+    assert left.is_empty
 
 
 def test_the_same_revision_as_the_padding_written_out() -> None:
@@ -90,12 +94,12 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them() -> 
     assert world.deployed == first
     assert padding(world)[1].endswith(
         "; tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch "
-        "in status.tuning: Auto takes it with that"
+        "in status.tuning: Auto uses it with that"
     )
     world.change(**yaml.safe_load(tuning["patch"])["spec"]).settle()
     assert padding(world)[0] == "Bucketed"
     assert (
-        "Bucketed 32, 128 with the knobs of the patch carries 1.31 times what Fixed did with "
+        "Bucketed 32, 128 with the settings of the patch carries 1.31 times what Fixed did with "
         "those before within 80 ms"
     ) in padding(world)[1]
     assert not [
@@ -122,8 +126,8 @@ def test_any_other_spec_goes_by_rule_and_is_told_of_the_measurement(change: dict
     world.change(**change).settle()
     assert padding(world)[0] == "Fixed"
     assert padding(world)[1].endswith(
-        "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other knobs: "
-        "another spec.tuning.request measures these"
+        "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other settings: "
+        "another spec.tuning.request measures the current ones"
     )
     back = {part: dict.fromkeys(fields) for part, fields in change.items()}
     back.setdefault("model", {}).update(
@@ -215,7 +219,7 @@ def test_a_revision_that_breaks_the_promise_bars_its_choice_and_the_rule_serves_
     chosen, reason = padding(world)
     assert chosen == "Fixed"
     assert (
-        "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99 in "
+        "; Bucketed 32, 128, which tuning run 'monday' measured, was reverted: its p99 in "
         "the server is 90.0 ms"
     ) in reason
     for change in ({"replicas": 2}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
@@ -241,7 +245,7 @@ def test_a_patch_that_breaks_the_promise_stays_taken_back_until_the_spec_changes
     assert deployed == {first}, "no third revision that nobody has measured"
     assert world.told()["Ready"] == "False RolledBack"
     assert (
-        "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: its p99"
+        "; Bucketed 32, 128, which tuning run 'monday' measured, was reverted: its p99"
         in padding(world)[1]
     )
     world.change(rollout={"drainSeconds": 9}).settle()
@@ -268,7 +272,7 @@ def test_without_room_a_failed_rollout_of_a_choice_is_gone_back_from() -> None:
     world.verdicts[taken] = BAD
     world.settle()
     assert (world.deployed, world.told()["Ready"]) == (first, "True Succeeded")
-    assert "was taken back" in padding(world)[1]
+    assert "was reverted" in padding(world)[1]
 
 
 def test_a_lost_live_config_map_loses_nothing_of_what_is_deployed() -> None:
@@ -345,7 +349,7 @@ def test_the_next_run_measures_with_the_choice_in_force_and_keeps_it_with_other_
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
     assert reason.startswith(
-        "measured: Bucketed 32, 128, 512 stays; with the knobs of the patch it carries 1.07 "
+        "measured: Bucketed 32, 128, 512 stays; with the settings of the patch it carries 1.07 "
         "times what it did before within 80 ms"
     )
 
@@ -428,7 +432,7 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
     for _ in range(5):
         world.pass_time(120).control().run_pods().step()
     assert world.deployed == deployed
-    assert len(choices(world)) <= KEPT
+    assert len(choices(world)) <= KEPT_PADDINGS
 
 
 @given(
@@ -438,24 +442,26 @@ def test_whatever_happens_it_comes_to_rest(steps: list[str]) -> None:
     )
 )
 def test_a_choice_is_read_as_it_was_written_or_not_at_all(document: dict[str, Any]) -> None:
-    read = Choice.parse(document)
+    read = VerifiedPadding.parse(document)
     if read is not None:
-        assert Choice.parse(read.to_document()) == read
+        assert VerifiedPadding.parse(read.to_document()) == read
 
 
 @given(st.integers(0, 20), st.integers(0, 19))
 def test_the_newest_are_remembered_and_the_one_in_force(count: int, current: int) -> None:
     known = {
-        f"{number:016x}": Choice.parse({"mode": "Fixed", "at": f"2026-01-01T00:{number:02}:00Z"})
+        f"{number:016x}": VerifiedPadding.parse(
+            {"mode": "Fixed", "at": f"2026-01-01T00:{number:02}:00Z"}
+        )
         for number in range(count)
     }
-    left = after(
+    left = updated(
         {key: choice for key, choice in known.items() if choice is not None},
         {},
         f"{current:016x}",
         "",
     )
-    assert len(left) == min(count, KEPT)
+    assert len(left) == min(count, KEPT_PADDINGS)
     assert (f"{current:016x}" in left) is (current < count)
-    newest = sorted(known, reverse=True)[: KEPT - 1]
+    newest = sorted(known, reverse=True)[: KEPT_PADDINGS - 1]
     assert set(newest) <= set(left)

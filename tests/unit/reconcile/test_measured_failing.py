@@ -41,11 +41,11 @@ def proven(patch: dict[str, Any] = PADDING, **spec: Any) -> tuple[Tuning, str, s
 
 
 def taken_back(world: Tuning) -> list[str]:
-    """Notes of the events that tell of a choice which was taken back."""
+    """Notes of the events that tell of a choice that was reverted."""
     return [
         event.note
         for done in world.log
-        for event in done.notes
+        for event in done.action_events
         if event.reason == "PaddingReverted"
     ]
 
@@ -58,14 +58,14 @@ def assert_barred(world: Tuning, first: str, taken: str, why: str) -> None:
     assert (world.deployed, world.told()["Ready"]) == (first, "True Succeeded")
     chosen, reason = padding(world)
     assert chosen == "Fixed"
-    assert "; Bucketed 32, 128, which tuning run 'monday' measured, was taken back: " in reason
+    assert "; Bucketed 32, 128, which tuning run 'monday' measured, was reverted: " in reason
     assert why in reason
     (note,) = taken_back(world)
     assert why in note
     (entry,) = world.status["padding"]["measured"]
     assert why in entry["barred"]
     assert (
-        " Auto has taken padding Bucketed 32, 128 back since: " in world.status["tuning"]["message"]
+        " Auto has reverted padding Bucketed 32, 128 since: " in world.status["tuning"]["message"]
     )
     assert len(choices(world)) == 1
     for change in ({}, {"replicas": 3}, {"rollout": {"drainSeconds": 9}}, {"tuning": None}):
@@ -193,7 +193,7 @@ def test_with_other_knobs_the_rule_serves_these() -> None:
     assert world.told()["Ready"] == "True Succeeded"
     assert world.deployed not in (first, taken)
     assert padding(world)[0] == "Fixed"
-    assert "was taken back: pod" in padding(world)[1]
+    assert "was reverted: pod" in padding(world)[1]
     world.change(model={"maxBatchSize": None}).settle()
     assert world.deployed == first
     assert "taken back" not in padding(world)[1], "the choice for the other spec is another"
@@ -226,7 +226,7 @@ def test_a_choice_that_waits_for_its_patch_outlives_the_live_config_map(restart:
         world.forget()
     world.settle()
     assert (world.deployed, choices(world)) == (first, known)
-    assert "together with the patch in status.tuning: Auto takes it with that" in padding(world)[1]
+    assert "together with the patch in status.tuning: Auto uses it with that" in padding(world)[1]
     world.change(model={"maxBatchSize": 16}).settle()
     assert (padding(world)[0], world.told()["Ready"]) == ("Bucketed", "True Succeeded")
     assert not [
@@ -254,5 +254,5 @@ def test_a_choice_that_the_steps_cannot_take_is_told() -> None:
     world.settle()
     assert padding(world)[0] == "Fixed"
     assert padding(world)[1].endswith(
-        "; Ragged, which tuning run 'monday' measured, is none that this pipeline can take"
+        "; Ragged, which tuning run 'monday' measured, does not fit this pipeline"
     )

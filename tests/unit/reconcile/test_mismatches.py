@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from tests.support import builders
 from tests.support.worlds import World
-from triton_pipelines.controllers.pipeline.output_mismatch import PATH, WORDS
+from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
+from triton_pipelines.controllers.pipeline.output_mismatch import PATH, PREFIX
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 WIDE = "output RAW is FP64, declared FP32 (made by spec.model)"
@@ -28,11 +29,18 @@ class Answering(World):
     """Why inferences fail in all pods."""
     silent: bool = False
     """Whether no pod can be probed."""
+    findings: tuple[LoadFinding, ...] = ()
+    """Findings of the loader in all pods."""
 
     def observed(self) -> Snapshot:
         """What the operator sees."""
         seen = super().observed()
         revisions = {pod.uid: pod.revision for pod in seen.pods}
+        for pod in seen.pods if self.findings else ():
+            report = LoadReport(ok=True, revision=pod.revision, findings=self.findings)
+            for status in pod.raw["status"].get("initContainerStatuses") or ():
+                if (ended := status["state"].get("terminated")) is not None:
+                    ended["message"] = report.to_json()
         probes = {
             uid: replace(
                 probe,
@@ -47,7 +55,7 @@ class Answering(World):
     def doubts(self) -> list[str]:
         """Warnings of mismatches."""
         return [
-            item["message"].removeprefix(WORDS)
+            item["message"].removeprefix(PREFIX)
             for item in self.status.get("warnings", [])
             if item["path"] == PATH
         ]
@@ -107,6 +115,28 @@ def test_a_later_revision_serves_only_without_new_output_mismatches() -> None:
     world.settle()
     assert world.told()["Ready"] == "False InferenceFailed"
     assert FLAT in world.condition("Ready")["message"]
+
+
+def test_a_known_mismatch_is_kept_although_the_status_has_no_room_for_its_warning() -> None:
+    world = Answering(document=builders.document(rollout={"strategy": "Recreate"}))
+    world.settle()
+    world.findings = tuple(
+        LoadFinding(
+            field=f"spec.steps[{number}]",
+            reason=LoadReason.ANSWERS_NOT_COMPARED,
+            message="5 GiB are not run here",
+        )
+        for number in range(25)
+    )
+    world.mismatch = WIDE
+    world.settle()
+    assert (len(world.status["warnings"]), world.doubts) == (20, [])
+    assert world.state.warnings.mismatches == (WIDE,)
+    first = world.deployed
+    world.change(model={"dynamicBatching": {"mode": "Disabled"}})
+    world.settle()
+    assert world.deployed != first, "its pods are gone before the new ones are probed"
+    assert world.told()["Ready"] == "True Succeeded"
 
 
 def test_the_warning_outlives_pods_that_are_not_asked_yet_and_a_lost_memory() -> None:

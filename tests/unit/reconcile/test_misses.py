@@ -22,28 +22,28 @@ def _look(minute: int, **what: str) -> Probe:
 def test_a_good_pod_is_given_some_misses_and_no_more() -> None:
     last = _look(0)
     for minute in range(1, MISSES_ALLOWED + 1):
-        last = _look(minute, error="no answer before the deadline").after(last)
-        assert last.good
+        last = _look(minute, error="no answer before the deadline").merged_with(last)
+        assert last.is_healthy
         assert last.at == START + dt.timedelta(minutes=minute)
-    last = _look(9, error="no answer before the deadline").after(last)
-    assert not last.good
+    last = _look(9, error="no answer before the deadline").merged_with(last)
+    assert not last.is_healthy
     assert last.error == "no answer before the deadline"
 
 
 def test_an_answer_makes_the_count_start_anew() -> None:
-    missed = _look(1, error="late").after(_look(0))
+    missed = _look(1, error="late").merged_with(_look(0))
     assert missed.misses == 1
-    assert _look(2).after(missed).misses == 0
+    assert _look(2).merged_with(missed).misses == 0
 
 
 @pytest.mark.parametrize("last", [None, _look(0, inference_error="NaN"), _look(0, error="late")])
 def test_a_pod_that_was_never_good_gets_no_credit(last: Probe | None) -> None:
-    assert _look(1, error="late").after(last).error == "late"
+    assert _look(1, error="late").merged_with(last).error == "late"
 
 
 def test_a_wrong_answer_counts_at_once() -> None:
     assert (
-        _look(1, inference_error="output LABEL is missing").after(_look(0)).inference_error
+        _look(1, inference_error="output LABEL is missing").merged_with(_look(0)).inference_error
         == "output LABEL is missing"
     )
 
@@ -64,8 +64,8 @@ def test_wrong_answers_in_a_row_are_counted() -> None:
             {"inference_error": "NaN"},
         )
     ):
-        last = _look(minute, **what).after(last)
-        counts.append(last.wrong_in_a_row)
+        last = _look(minute, **what).merged_with(last)
+        counts.append(last.consecutive_wrong)
     assert counts == [1, 1, 2, 0, 1]
-    dead = replace(_look(6, inference_error="a process is gone"), dead=(START,)).after(last)
-    assert (dead.wrong_in_a_row, dead.dead_in_a_row) == (1, 1)
+    dead = replace(_look(6, inference_error="a process is gone"), dead=(START,)).merged_with(last)
+    assert (dead.consecutive_wrong, dead.consecutive_dead) == (1, 1)

@@ -16,7 +16,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.tuning_status import PaddingStatus
 from triton_pipelines.compile.graph.graph import PaddingChoice
-from triton_pipelines.controllers.pipeline.ragged_fallback import told
+from triton_pipelines.controllers.pipeline.ragged_fallback import padding_status
 
 
 def refused() -> World:
@@ -97,9 +97,11 @@ JUDGED = {
 def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> None:
     choice = builders.graph().padding
     assert choice is not None
-    assert told(choice, {}, True)["reason"] == f"{choice.reason}; by rule, not measured yet"
     assert (
-        told(choice, JUDGED, True)["reason"]
+        padding_status(choice, {}, True)["reason"] == f"{choice.reason}; by rule, not measured yet"
+    )
+    assert (
+        padding_status(choice, JUDGED, True)["reason"]
         == f"{choice.reason}; tuning run '2026-02-01' measured: {JUDGED['padding']}"
     )
     for other, current in (
@@ -107,14 +109,16 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
         (JUDGED | {"state": "Running"}, True),
         (JUDGED | {"padding": ""}, True),
     ):
-        assert told(choice, other, current)["reason"].endswith("by rule, not measured yet")
+        assert padding_status(choice, other, current)["reason"].endswith(
+            "by rule, not measured yet"
+        )
     named = builders.graph(tokenizer={"padding": "Longest"}).padding
     assert named is not None
-    assert told(named, {}, True) == {
+    assert padding_status(named, {}, True) == {
         "chosen": "Longest",
         "reason": "asked for by tokenizer.padding",
     }
-    assert "measured: Ragged is cheapest" in told(named, JUDGED, True)["reason"]
+    assert "measured: Ragged is cheapest" in padding_status(named, JUDGED, True)["reason"]
 
 
 @given(
@@ -128,7 +132,7 @@ def test_what_is_said_of_padding_has_room_in_the_status(
     reason: str, request: str, padding: str, other: str, measured: bool
 ) -> None:
     run = {"state": "Succeeded", "request": request, "padding": padding}
-    said = told(
+    said = padding_status(
         PaddingChoice(Padding.FIXED, reason, automatic=True, measured=measured), run, True, other
     )
     PaddingStatus.model_validate(said)

@@ -72,7 +72,7 @@ BEGUN = "Auto: spec.model: tensorrt_plan batches equal shapes only, so every row
             barred,
             "Fixed",
             BEGUN,
-            "Bucketed 32, 128, which tuning run 'monday' measured, was taken back: pod ",
+            "Bucketed 32, 128, which tuning run 'monday' measured, was reverted: pod ",
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_the_status_and_explain_say_it(
 def test_the_run_says_what_becomes_of_its_padding(made: Callable[[], Tuning], ends: str) -> None:
     world = made()
     message = world.status["tuning"]["message"]
-    assert "Auto takes padding Bucketed 32, 128, with which it was measured, " in message
+    assert "Auto uses padding Bucketed 32, 128, with which it was measured, " in message
     assert message.endswith(ends)
     (entry,) = world.status["padding"]["measured"]
     assert (entry["padding"], entry["buckets"], entry["request"]) == (

@@ -70,7 +70,7 @@ def test_first_pass_applies_everything_in_an_order_that_may_end_anywhere() -> No
     assert [event.reason for event in decided.events if event.reason != "SpecWarning"] == [
         "RolloutStarted"
     ]
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 def test_killed_after_any_write_the_next_pass_goes_on() -> None:
@@ -393,7 +393,7 @@ def test_default_images_stay_until_the_spec_changes() -> None:
         world.deployment["metadata"]["generation"],
     )
     world.options = builders.options(server_image=NEW_SERVER, loader_image=NEW_LOADER)
-    assert world.step().quiet
+    assert world.step().is_empty
     # Neither a new size nor a restart is a change of what the pods run.
     world.change(replicas=2).settle()
     assert (containers(world), world.deployed) == (before, revision)
@@ -405,7 +405,7 @@ def test_default_images_stay_until_the_spec_changes() -> None:
     assert world.deployment["metadata"]["generation"] > generation
     # And from there on the new ones are kept.
     world.options = builders.options()
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 def test_a_named_image_is_the_users() -> None:
@@ -440,7 +440,7 @@ def test_a_new_release_rolls_when_it_may(request: pytest.FixtureRequest) -> None
     for each in (world, scaled):
         each.may_roll = False
         decided = each.step()
-        assert decided.quiet
+        assert decided.is_empty
         assert decided.requeue_after is not None, "its turn must come by itself"
         assert (each.deployed, each.told()["Ready"]) == (old, "True Succeeded")
     # What the user changes does not wait for anybody.
@@ -485,7 +485,7 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
     assert world.step().status is not None
     world.document["status"]["nonsense"] = 1
     assert world.step().status is not None
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_a_count_that_cannot_be_read_is_what_runs(text: str) -> None:
     edit_live(world, **{names.KEY_COUNTS: text})
     world.step()
     assert live(world, names.KEY_COUNTS) == {"tokenizer": 3}
-    assert world.step().quiet
+    assert world.step().is_empty
 
 
 def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() -> None:
@@ -544,7 +544,7 @@ def test_without_a_source_a_pods_cpu_is_looked_after_and_no_tuning_run_begins() 
     world.missing_sources = {}
     world.step()
     assert world.state.tuning_run.document["state"] == "Pending"
-    assert any(item["kind"] == "Deployment" for item in world.log[-1].beside)
+    assert any(item["kind"] == "Deployment" for item in world.log[-1].tuning_objects)
 
 
 def test_a_source_that_went_missing_freezes_nothing_else() -> None:

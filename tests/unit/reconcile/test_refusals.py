@@ -14,11 +14,11 @@ from tests.support import builders
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import from_response
 from triton_pipelines.controllers.pipeline.resize_rejections import (
-    Refused,
-    asked_again,
-    explained,
-    kind_of,
-    refused,
+    RejectionCause,
+    cause_of,
+    rejection_of,
+    retry_delay,
+    with_quota_advice,
 )
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
@@ -47,85 +47,95 @@ def error(status: int, message: str, **details: Any) -> Any:
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
-        (403, NODE, Refused.NODE),
+        (403, NODE, RejectionCause.NODE),
         (
             403,
             FORBIDDEN + 'pod resize is only supported on linux nodes, node "w" is "windows"',
-            Refused.NODE,
+            RejectionCause.NODE,
         ),
-        (403, QUOTA, Refused.QUOTA),
+        (403, QUOTA, RejectionCause.QUOTA),
         (
             403,
             FORBIDDEN + "status unknown for quota: compute, resources: limits.cpu",
-            Refused.QUOTA,
+            RejectionCause.QUOTA,
         ),
         (
             403,
             FORBIDDEN + "failed quota: compute: must specify limits.cpu for: load",
-            Refused.QUOTA,
+            RejectionCause.QUOTA,
         ),
-        (403, RIGHTS, Refused.RIGHTS),
+        (403, RIGHTS, RejectionCause.RIGHTS),
         (
             403,
             FORBIDDEN + "maximum cpu usage per Container is 2, but limit is 3350m",
-            Refused.RANGE,
+            RejectionCause.RANGE,
         ),
         (
             403,
             FORBIDDEN
             + "cpu max limit to request ratio per Container is 2, but provided ratio is 3.000000",
-            Refused.RANGE,
+            RejectionCause.RANGE,
         ),
-        (403, 'admission webhook "sizes.example.com" denied the request: no', Refused.ADMISSION),
-        (403, FORBIDDEN + 'node "n" not found', Refused.ADMISSION),
+        (
+            403,
+            'admission webhook "sizes.example.com" denied the request: no',
+            RejectionCause.ADMISSION,
+        ),
+        (403, FORBIDDEN + 'node "n" not found', RejectionCause.ADMISSION),
         (
             422,
             (
                 'Pod "p" is invalid: spec: Invalid value: "": Pod QOS Class may not change as a '
                 "result of resizing"
             ),
-            Refused.INVALID,
+            RejectionCause.INVALID,
         ),
-        (404, "the server could not find the requested resource", Refused.ABSENT),
+        (404, "the server could not find the requested resource", RejectionCause.ABSENT),
     ],
 )
-def test_a_refusal_is_known_by_its_words(status: int, message: str, kind: Refused) -> None:
-    found = refused(error(status, message), "p", 3350, None, NOW)
-    assert found.kind is kind
-    assert found.text.startswith("cpu: pod p is not given 3350m: ")
+def test_a_refusal_is_known_by_its_words(status: int, message: str, kind: RejectionCause) -> None:
+    found = rejection_of(error(status, message), "p", 3350, None, NOW)
+    assert found.cause is kind
+    assert found.text.startswith("cpu: pod p cannot get 3350m: ")
     assert found.text.endswith(message), "the API server's own words are told"
-    assert found.binds == (kind is Refused.NODE), "nothing else bounds what the pod can have"
+    assert found.is_node_limit == (kind is RejectionCause.NODE), (
+        "nothing else bounds what the pod can have"
+    )
 
 
 def test_a_node_is_known_by_its_cause_whatever_the_words() -> None:
     assert (
-        kind_of(error(403, FORBIDDEN + "too small", causes=[{"reason": "NodeCapacity"}]))
-        is Refused.NODE
+        cause_of(error(403, FORBIDDEN + "too small", causes=[{"reason": "NodeCapacity"}]))
+        is RejectionCause.NODE
     )
 
 
 def test_a_name_in_a_message_makes_no_quota() -> None:
     """A webhook that speaks of one is a webhook."""
     assert (
-        kind_of(error(403, 'admission webhook "quota.example.com" denied the request: over budget'))
-        is Refused.ADMISSION
+        cause_of(
+            error(403, 'admission webhook "quota.example.com" denied the request: over budget')
+        )
+        is RejectionCause.ADMISSION
     )
 
 
 def test_it_is_asked_for_ever_more_seldom_and_anew_after_another_refusal() -> None:
     last, rests = None, []
     for _ in range(8):
-        last = refused(error(403, QUOTA), "p", 3350, last, NOW)
+        last = rejection_of(error(403, QUOTA), "p", 3350, last, NOW)
         rests.append((last.until - NOW).total_seconds())
     assert rests == [30, 60, 120, 240, 480, 900, 900, 900]
-    assert (refused(error(403, RIGHTS), "p", 3350, last, NOW).until - NOW).total_seconds() == 30
+    assert (
+        rejection_of(error(403, RIGHTS), "p", 3350, last, NOW).until - NOW
+    ).total_seconds() == 30
     assert last is not None
-    assert asked_again({"uid": last}, NOW) == 900
-    assert asked_again({"uid": last}, last.until) is None
+    assert retry_delay({"uid": last}, NOW) == 900
+    assert retry_delay({"uid": last}, last.until) is None
 
 
 def test_a_pod_that_has_gone_is_told_from_a_cluster_that_cannot() -> None:
-    assert error(404, 'pods "p" not found').of_an_object
+    assert error(404, 'pods "p" not found', name="p").of_an_object
     assert not error(404, "the server could not find the requested resource").of_an_object
 
 
@@ -154,10 +164,10 @@ LOADER_WAY = "resources of init container load in spec.server.podTemplate.spec.i
 def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(
     rest: str, fields: str, ways: list[str]
 ) -> None:
-    said = explained(UNSET + rest)
+    said = with_quota_advice(UNSET + rest)
     assert said.startswith(f"{UNSET}{rest}; ResourceQuota team counts {fields}: ")
     assert [
-        way for way in (LOADER_WAY, "spec.server.resources") if f"write it in {way}" in said
+        way for way in (LOADER_WAY, "spec.server.resources") if f"set it in {way}" in said
     ] == ways
     assert said.endswith("give the namespace a LimitRange with defaults")
 
@@ -171,7 +181,7 @@ def test_it_is_explained_where_a_deployment_tells_it() -> None:
     observed = Snapshot(
         {"metadata": {"name": "p"}}, {("Deployment", "p"): {"status": {"conditions": [failure]}}}
     )
-    assert observed.pods_refused == explained(failure["message"]) != failure["message"]
+    assert observed.pods_rejected == with_quota_advice(failure["message"]) != failure["message"]
 
 
 def test_other_refusals_of_pods_stay_as_they_are() -> None:
@@ -179,7 +189,7 @@ def test_other_refusals_of_pods_stay_as_they_are() -> None:
         'pods "p" is forbidden: exceeded quota: team, requested: limits.cpu=2, used: '
         "limits.cpu=5, limited: limits.cpu=5"
     )
-    assert explained(said) == said
+    assert with_quota_advice(said) == said
 
 
 def test_the_way_out_is_one() -> None:

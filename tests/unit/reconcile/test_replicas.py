@@ -115,7 +115,7 @@ def test_an_autoscaler_of_the_deployment_keeps_the_number_and_is_named() -> None
     assert (limited(made)["status"], limited(made)["reason"]) == ("True", "ReplicasOwnerConflict")
     for word in (
         "kube-controller-manager",
-        "where this pipeline says 1",
+        "instead of 1",
         "InferencePipeline sentiment",
         "kubectl scale deployment sentiment --replicas=1",
     ):
@@ -167,7 +167,7 @@ def test_who_insists_is_left_alone() -> None:
         written(made, 3 + number % 3, entry("own-autoscaler"))
     assert writes == 1
     assert (
-        "own-autoscaler writes the number of pods of Deployment sentiment again and again"
+        "own-autoscaler writes the number of pods of Deployment sentiment repeatedly"
         in limited(made)["message"]
     )
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
@@ -351,8 +351,8 @@ def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subres
 
     assert told(1) == "", "1 is the default"
     assert told(7).startswith(
-        "somebody scales this pipeline through its scale subresource (an HPA, KEDA or kubectl "
-        "scale; to 7)"
+        "an unnamed manager scales this pipeline through its scale subresource (an HPA, KEDA or "
+        "kubectl scale; to 7)"
     )
     assert told(7, entry("kubectl-edit")) == "", "whoever writes it by an edit is warned instead"
     assert told(7, entry("keda", "scale")).startswith("keda scales")

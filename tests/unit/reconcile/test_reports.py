@@ -21,7 +21,7 @@ WARNED = {"path": "spec.model.source", "message": "AnswersNotCompared: 5 GiB are
 
 
 def seen(world: World, *findings: tuple[LoadFinding, ...]) -> Plan:
-    """A pass where pods have reported these findings, pod by pod; its status is written."""
+    """Reconcile while pods report these findings, pod by pod; write objects and status."""
     observed = world.observed()
     for pod, noted in zip(observed.pods, findings, strict=True):
         report = LoadReport(ok=True, revision=pod.revision, findings=noted)
@@ -33,6 +33,8 @@ def seen(world: World, *findings: tuple[LoadFinding, ...]) -> Plan:
         Context(builders.options(), lambda uid, revision: f"key of {uid} {revision}"),
         world.now,
     )
+    for item in decided.apply:
+        world.take(item)
     if decided.status is not None:
         world.document["status"] = decided.status
     return decided
@@ -54,7 +56,7 @@ def test_it_is_told_once_whatever_the_number_of_pods() -> None:
     assert [event.note for event in decided.events if event.reason == "SpecWarning"] == [
         f"{WARNED['path']}: {WARNED['message']}"
     ]
-    assert seen(world, (NOTE,), (other,)).quiet, "it stands, and nothing is written again"
+    assert seen(world, (NOTE,), (other,)).is_empty, "it stands, and nothing is written again"
     assert seen(world, (), ()).status is not None
     assert warnings(world) == []
 
@@ -67,7 +69,7 @@ def test_a_pod_that_words_it_otherwise_is_no_news() -> None:
     )
     seen(world, (first,), (first,))
     for findings in [((other,), (first,)), ((first,), (other,))]:
-        assert seen(world, *findings).quiet
+        assert seen(world, *findings).is_empty
     seen(world, (other,), (other,))
     assert [item["message"] for item in warnings(world)] == [
         "AnswersNotCompared: 4.9 GiB are not run here"

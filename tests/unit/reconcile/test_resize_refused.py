@@ -15,7 +15,7 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden
-from triton_pipelines.controllers.pipeline.resize_rejections import REST
+from triton_pipelines.controllers.pipeline.resize_rejections import BACKOFF
 
 SPEC: dict[str, Any] = {
     "scaling": {"cpuResize": "InPlace"},
@@ -58,7 +58,7 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
         told = await reconciler.reconcile(KEY)
         assert told.requeue_after
         assert client.asked == 1
-    elapsed = REST.total_seconds() + 1.0
+    elapsed = BACKOFF.total_seconds() + 1.0
     assert (await reconciler.reconcile(KEY)).requeue_after == 0.0
     assert client.asked == 2
     assert (await reconciler.reconcile(KEY)).requeue_after

@@ -17,12 +17,16 @@ from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.compile.graph import Options, build
-from triton_pipelines.compile.graph.server_settings import cpu_range
+from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.controllers.pipeline.actions import Resize
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
-from triton_pipelines.controllers.pipeline.pod_resize import waits
-from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
-from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, Refused
+from triton_pipelines.controllers.pipeline.pod_resize import pending_reason
+from triton_pipelines.controllers.pipeline.pods_and_cpu import (
+    bounds_of,
+    observation_of,
+    smallest_limit,
+)
+from triton_pipelines.controllers.pipeline.resize_rejections import RejectionCause, ResizeRejection
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 
 # 250 m for the server; a core for each of 1 to 4 tokenizers; postprocess has 500 m beside.
@@ -126,7 +130,7 @@ def test_pods_are_resized_one_at_a_time_each_when_the_one_before_has_it() -> Non
         made.pass_time(1).control().run_pods()
     assert seen[:4] == [1, 2, 3, 3]
     assert set(limits(made)) == {("3750m", "3750m")}
-    assert made.settle().step().quiet
+    assert made.settle().step().is_empty
 
 
 def test_the_template_keeps_what_pods_start_with_and_new_ones_are_brought_in_line() -> None:
@@ -170,17 +174,17 @@ def test_a_deferred_pod_is_waited_for_and_keeps_no_other_waiting() -> None:
         made.pass_time(1).control().run_pods()
     pods = [Pod.of(made._raw(pod)) for pod in made.pods]
     assert limits(made) == [("3750m", "3750m")] * 2
-    assert waits(pods[0]) == "is Deferred on node node-1: said the kubelet"
-    assert waits(pods[1]) == ""
-    seen = seen_of(pods, made.deployment, 3750)
+    assert pending_reason(pods[0]) == "is Deferred on node node-1: said the kubelet"
+    assert pending_reason(pods[1]) == ""
+    seen = observation_of(pods, made.deployment, 3750)
     assert (list(seen.uneven), seen.infeasible, seen.ready) == ([pods[0].name], {}, 2)
     assert (smallest_limit(pods) or {})["limits"]["cpu"] == server(made)["resources"]["limits"][
         "cpu"
     ], "counts grow by what is in force"
-    assert made.step().quiet, "the kubelet tries again by itself"
+    assert made.step().is_empty, "the kubelet tries again by itself"
     made.kubelet.clear()
     made.control().run_pods()
-    assert waits(Pod.of(made._raw(made.pods[0]))) == ""
+    assert pending_reason(Pod.of(made._raw(made.pods[0]))) == ""
 
 
 def test_an_infeasible_pod_is_told_apart() -> None:
@@ -188,7 +192,7 @@ def test_an_infeasible_pod_is_told_apart() -> None:
     made.kubelet[made.pods[0].name] = "Infeasible"
     record(made, 3750).step()
     pod = Pod.of(made._raw(made.pods[0]))
-    ((uid, found),) = seen_of([pod], made.deployment, 3750).infeasible.items()
+    ((uid, found),) = observation_of([pod], made.deployment, 3750).infeasible.items()
     assert (uid, found.node, found.asked) == (pod.uid, "node-1", 3750)
     assert f"{found.given}m" == server(made)["resources"]["limits"]["cpu"]
 
@@ -198,14 +202,14 @@ def test_releases_up_to_1_32_tell_it_elsewhere() -> None:
     made.step()
     raw = made._raw(made.pods[0])
     raw["status"]["resize"] = "Infeasible"
-    assert waits(Pod.of(raw)) == "is Infeasible on node node-1"
+    assert pending_reason(Pod.of(raw)) == "is Infeasible on node node-1"
 
 
 def test_a_kubelet_that_tells_nothing_is_named() -> None:
     made = record(world(1), 3750)
     raw = made._raw(made.pods[0])
     del raw["status"]["containerStatuses"][0]["resources"]
-    assert "Kubernetes 1.33 or newer" in waits(Pod.of(raw))
+    assert "Kubernetes 1.33 or newer" in pending_reason(Pod.of(raw))
 
 
 # --- room for a rollout ---------------------------------------------------------------------------
@@ -262,7 +266,7 @@ def test_what_the_api_server_refuses_of_one_pod_is_left_alone_and_said() -> None
     (found,) = [item for item in decided.status["conditions"] if item["type"] == "ScalingLimited"]
     assert (found["reason"], found["message"]) == (
         "ActuationFailed",
-        f"cpu: pod {first.pod} is not given 3750m: no",
+        f"cpu: pod {first.pod} cannot get 3750m: no",
     )
     assert decided.requeue_after == 30
     told = (_plan(record(made, 1350), refusing(made, first, "LimitRange")).status or {}).get(
@@ -296,11 +300,11 @@ def test_a_quota_keeps_nobody_from_giving_back() -> None:
 
 
 def refusing(made: World, resize: Resize, kind: str, until: dt.datetime | None = None) -> Snapshot:
-    refusal = Refusal(
+    refusal = ResizeRejection(
         resize.pod,
-        Refused(kind),
+        RejectionCause(kind),
         resize.limit,
-        f"is not given {resize.limit}m: no",
+        f"cannot get {resize.limit}m: no",
         until or made.now + dt.timedelta(seconds=30),
     )
     return replace(made.observed(), resize_rejections={resize.uid: refusal})

@@ -29,7 +29,7 @@ from triton_pipelines.controllers.pipeline.compiled_pipeline import (
     resolve,
 )
 from triton_pipelines.controllers.pipeline.effective_spec import KEPT, Resolver
-from triton_pipelines.controllers.pipeline.padding_choices import Choice, data
+from triton_pipelines.controllers.pipeline.padding_choices import VerifiedPadding, data
 from triton_pipelines.controllers.pipeline.plan import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import (
@@ -59,8 +59,8 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 CHOICES = {
     "none": None,
-    "good": Choice(Padding.BUCKETED, (32, 128), "it is better"),
-    "barred": Choice(Padding.BUCKETED, (64,), "it was", barred="slow"),
+    "good": VerifiedPadding(Padding.BUCKETED, (32, 128), "it is better"),
+    "barred": VerifiedPadding(Padding.BUCKETED, (64,), "it was", rejection="slow"),
 }
 MEASURED = st.sampled_from(list(CHOICES))
 
@@ -233,7 +233,7 @@ def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(
         observed = world.observed()
         decided = plan(
             observed,
-            Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve),
+            Context(OPTIONS, lambda _uid, _revision: "key", cached_resolve=one.resolve),
             NOW,
             one.resolve(observed),
         )
@@ -259,7 +259,7 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
             asked = one.effective_spec(observed, wanted := one.resolve(observed))
             plan(
                 observed,
-                Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve),
+                Context(OPTIONS, lambda _uid, _revision: "key", cached_resolve=one.resolve),
                 NOW,
                 wanted,
             )
@@ -276,13 +276,13 @@ def test_a_source_that_is_missing_makes_nothing_be_worked_out_again_and_again(
     for number in range(5):
         world.digests, world.missing_sources = {"tokenizer": str(number)}, {}
         passes(1)
-    assert all(len(spec._made) <= KEPT for known in one._read.values() for spec in known)
+    assert all(len(spec._results) <= KEPT for known in one._read.values() for spec in known)
 
 
 def test_what_a_plan_does_changes_nothing_of_what_is_remembered() -> None:
     """Also where it takes the content of the revision, which the cluster lacks."""
     one, observed = Resolver(OPTIONS), Snapshot(builders.document())
-    context = Context(OPTIONS, lambda _uid, _revision: "key", remembering=one.resolve)
+    context = Context(OPTIONS, lambda _uid, _revision: "key", cached_resolve=one.resolve)
     made = [plan(copy.deepcopy(observed), context, NOW) for _ in range(3)]
     assert (
         made[0].apply

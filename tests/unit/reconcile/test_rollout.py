@@ -186,7 +186,7 @@ def test_where_one_pod_fits_a_failed_revision_is_taken_back(strategy: str) -> No
     message = world.condition("Ready")["message"]
     for word in (
         f"revision {new} failed",
-        f"revision {old} was taken back",
+        f"rolled back to revision {old} ",
         "ModelMismatch",
         "output logits is FP16",
         "tried again when the spec",
@@ -369,13 +369,17 @@ def test_auto_reads_the_scheduler_and_waits_before_it_gives_the_old_pod_up() -> 
     assert (mode(world), world.told()["Ready"]) == ("surge 1", "False WaitingForGPU")
     assert decided.requeue_after == 10.0
     assert (
-        "the old pod goes first, and no pod serves until" in world.condition("Ready")["message"]
+        "the old pod is removed first, and no pod serves until"
+        in world.condition("Ready")["message"]
     ), "said before the Deployment is changed"
     assert world.pass_time(9).step().requeue_after == 1.0
     assert world.serving
     world.pass_time(1).step()
     assert mode(world) == "surge 0"
-    assert "no room for a second pod: the old pod goes first" in world.condition("Ready")["message"]
+    assert (
+        "no room for a second pod: the old pod is removed first"
+        in world.condition("Ready")["message"]
+    )
     assert world.serving, "announced before it happens"
     assert world.settle().told()["Ready"] == "True Succeeded"
     # Kept for this rollout alone: there may be room for the next.

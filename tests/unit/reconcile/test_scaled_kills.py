@@ -168,7 +168,7 @@ def goes_on(made: Scaled, old: set[str], least: tuple[int, int, int], rounds: in
         numbers.append(made.deployment["spec"]["replicas"])
         for pod in made.pods:
             limits.setdefault(pod.name, []).append(limit_of(made, pod.name))
-        quiet = quiet + 1 if decided.quiet else 0
+        quiet = quiet + 1 if decided.is_empty else 0
         if quiet > 3:
             for seen in (numbers, *limits.values()):
                 assert seen in (sorted(seen), sorted(seen, reverse=True)), "back and forth"

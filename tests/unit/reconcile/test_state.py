@@ -12,7 +12,10 @@ from tests.support import builders
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import World
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.latency_figures import Figure, Latencies
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
+from triton_pipelines.controllers.pipeline.report_state import ScalingReportState, WarningsState
 from triton_pipelines.controllers.pipeline.state import (
     FLAT_FIELDS,
     STATES,
@@ -27,6 +30,7 @@ from triton_pipelines.controllers.pipeline.state import (
     StalledRolloutState,
     TuningRunState,
 )
+from triton_pipelines.controllers.pipeline.status_events import transitions
 
 SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
 # Written by the release before this format: a rollout under watch, and a tuning run that waits for
@@ -71,6 +75,8 @@ FLAT: dict[str, Any] = RECORDED | {
     "healed": "2026-01-01T12:04:00Z",
 }
 
+FAILED = {name: FLAT[name] for name in ("failed_revision", "restored")}
+
 
 def test_every_field_of_the_flat_document_arrives() -> None:
     assert set(FLAT) == set(FLAT_FIELDS)
@@ -96,8 +102,24 @@ def test_every_field_of_the_flat_document_arrives() -> None:
     )
 
 
+FINDINGS = (Finding("spec.model", "one", Severity.WARNING), Finding("spec", "", Severity.WARNING))
+REPORTS = (
+    WarningsState(("a", "b"), "2861b88211", FINDINGS, "no metrics", FINDINGS[:1]),
+    ScalingReportState("the pods themselves", ("tokenizer", "cpu")),
+)
+
+
+@pytest.mark.parametrize("entry", [7, "x", {"path": 1, "message": "y"}, {"path": "x"}, None])
+def test_an_unreadable_entry_of_a_report_is_left_out(entry: Any) -> None:
+    state = PipelineState().with_states(*REPORTS)
+    document = json.loads(state.to_json())
+    for policy, key in (("warnings", "loader"), ("warnings", "monitoring")):
+        document[policy][key].append(entry)
+    assert PipelineState.parse(json.dumps(document)) == state
+
+
 def test_a_state_of_every_policy_survives_being_written() -> None:
-    state = PipelineState.parse(json.dumps(FLAT))
+    state = PipelineState.parse(json.dumps(FLAT)).with_states(*REPORTS)
     assert PipelineState.parse(state.to_json()) == state
     assert set(json.loads(state.to_json())) == set(STATES) == {f.name for f in fields(state)}
 
@@ -131,7 +153,7 @@ def downgrade(world: World) -> None:
 
 def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone() -> None:
     world = Tuning(builders.document(slo=SLO)).settle()
-    world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
+    world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
     before = world.state
     assert before.slo_guard.since
@@ -140,8 +162,13 @@ def test_an_upgrade_during_a_watched_rollout_rewrites_the_live_config_map_alone(
     assert world.state == before
     decided = world.step()
     assert [item["metadata"]["name"] for item in decided.apply] == [names.live_name(world.name)]
-    assert (decided.delete, decided.clear, decided.beside, decided.notes) == ((), (), (), ())
-    assert world.step().quiet
+    assert (decided.delete, decided.clear, decided.tuning_objects, decided.action_events) == (
+        (),
+        (),
+        (),
+        (),
+    )
+    assert world.step().is_empty
 
 
 def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
@@ -156,3 +183,28 @@ def test_an_upgrade_at_any_moment_of_a_rollout_rolls_nothing_else() -> None:
         assert upgraded.state == plain.state
         assert upgraded.deployment["spec"] == plain.deployment["spec"]
         assert upgraded.status == plain.status
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("SLOBroken", "SLOViolated"),
+        ("NotRagged", "RaggedUnsupported"),
+        ("BatchingDefeated", "BatchingIneffective"),
+        *((reason, reason) for reason in Reason),
+    ],
+)
+def test_a_rollback_of_any_former_reason_is_remembered(former: str, present: str) -> None:
+    flat = PipelineState.parse(json.dumps(FLAT | {"failed_reason": former})).rollout
+    nested = PipelineState.parse(json.dumps({"rollout": {**FAILED, "failed_reason": former}}))
+    for rollout in (flat, nested.rollout):
+        assert (rollout.failed_reason, rollout.target("fedcba9876")) == (present, "ecde444fbb")
+
+
+def test_a_former_reason_in_the_status_causes_no_event() -> None:
+    before, after = (
+        {"conditions": [{"type": "Ready", "status": "False", "reason": reason, "message": "slow"}]}
+        for reason in ("SLOBroken", "SLOViolated")
+    )
+    assert transitions(before, after) == []
+    assert [event.reason for event in transitions({}, after)] == ["SLOViolated"]

@@ -199,7 +199,7 @@ def test_each_warning_is_told_once_however_many_passes_and_generations() -> None
     told = [f"{item['path']}: {item['message']}" for item in world.status["warnings"]]
     assert len(told) > 1
     listed = "; ".join(f"({index}) {text}" for index, text in enumerate(told, 1))
-    assert first == f"{len(told)} warnings, which stand in status.warnings: {listed}"
+    assert first == f"{len(told)} warnings in status.warnings: {listed}"
     assert all(
         event.warning
         for decided in world.log

@@ -19,13 +19,14 @@ from tests.support.tuningworld import PATCH, RENDERED, RESULT, SLO, Tuning, aske
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH, Figure, Latencies
-from triton_pipelines.controllers.pipeline.policies.tuning_run import (
-    PENDING_SECONDS,
-    SILENT_SECONDS,
-    WAITING_SECONDS,
+from triton_pipelines.controllers.pipeline.policies.slo_guard import (
+    WATCH_PERIOD,
+    Latencies,
+    RevisionLatency,
 )
+from triton_pipelines.controllers.pipeline.policies.tuning_run import WAITING_SECONDS
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State
+from triton_pipelines.controllers.pipeline.tuning_steps import PENDING_SECONDS, SILENT_SECONDS
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
@@ -49,7 +50,7 @@ def test_a_run_from_the_request_to_the_result() -> None:
     world.step()
     assert world.run == {
         "state": "Pending",
-        "message": "waits for a pod that serves nobody",
+        "message": "waits for a pod without client traffic",
         "request": "monday",
     }
     assert [kind for kind, _ in sorted(world.left)] == [
@@ -60,9 +61,9 @@ def test_a_run_from_the_request_to_the_result() -> None:
     ]
     world.measuring()
     assert world.run["state"] == "Running"
-    assert world.run["message"].endswith("-x, which serves nobody, is being measured")
+    assert world.run["message"].endswith("-x, which has no client traffic, is being measured")
     (job,) = world.ours("Job")
-    assert world.step().quiet
+    assert world.step().is_empty
     world.job_ends(json.dumps(RESULT))
     assert world.left == []
     said = world.status["tuning"]
@@ -92,7 +93,7 @@ def test_the_same_request_is_answered_once_and_another_one_again() -> None:
     world = asked().canary_ready().job_ends(json.dumps(RESULT))
     world.run_pods_raw = []
     for _ in range(3):
-        assert world.pass_time(600).step().quiet
+        assert world.pass_time(600).step().is_empty
     world.change(tuning={"request": "2026-01-02"})
     world.step()
     assert world.run["state"] == "Pending"
@@ -218,7 +219,7 @@ def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing
     world.change(slo=SLO).settle()
     assert world.run == {
         "state": "Pending",
-        "message": "waits for a pod that serves nobody",
+        "message": "waits for a pod without client traffic",
         "request": "monday",
     }
     assert len(world.ours("Deployment")) == 1
@@ -229,26 +230,26 @@ def test_the_first_latency_to_keep_is_not_waited_for_where_its_watch_cannot_judg
     world = Tuning(builders.document(), rendered=RENDERED).settle()
     world.change(slo=SLO, tuning={"request": "monday"}).settle()
     assert world.state.slo_guard.since, "it is watched all the same"
-    assert world.run["message"] == "waits for a pod that serves nobody"
+    assert world.run["message"] == "waits for a pod without client traffic"
     assert len(world.ours("Deployment")) == 1
 
 
 def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     world = asked(None)
-    world.latencies = Latencies({world.deployed: Figure(30.0, 40.0, 50.0)})
+    world.latencies = Latencies({world.deployed: RevisionLatency(30.0, 40.0, 50.0)})
     world.change(tokenizer={"maxLength": 64}, tuning={"request": "monday"}).settle()
     since = moment(world.state.slo_guard.since)
     assert since is not None
-    until = since + WATCH
+    until = since + WATCH_PERIOD
     assert world.run["message"] == (
-        f"waits until the watch over revision {world.deployed}, whose latency a measurement "
-        f"beside it could disturb, is over at {rfc3339(until)}"
+        f"waits until {rfc3339(until)}: until then the latency of revision {world.deployed} is "
+        "watched, which a measurement could disturb"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()
     assert world.left == []
     world.pass_time(1).settle()
-    assert world.run["message"] == "waits for a pod that serves nobody"
+    assert world.run["message"] == "waits for a pod without client traffic"
 
 
 def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() -> None:
@@ -265,7 +266,7 @@ def test_a_canary_without_room_waits_with_the_schedulers_words_and_gives_up() ->
     assert world.run["state"] == "Pending"
     assert world.run["message"].startswith("WaitingForGPU: pod sentiment-")
     assert "1 Insufficient nvidia.com/gpu" in world.run["message"]
-    assert world.think().quiet
+    assert world.think().is_empty
     world.pass_time(PENDING_SECONDS + 1).step()
     assert world.run["state"] == "Failed"
     assert "was not ready within 900 s" in world.run["message"]
@@ -294,7 +295,7 @@ def test_a_measurement_that_fails(message: str, code: int, words: str) -> None:
     assert words in world.run["message"]
     assert world.left == []
     assert world.condition("Ready")["status"] == "True", "tuning is nothing that serving depends on"
-    assert [event.reason for event in world.log[-1].notes] == ["TuningFailed"]
+    assert [event.reason for event in world.log[-1].action_events] == ["TuningFailed"]
 
 
 def test_a_job_that_does_not_end() -> None:
@@ -330,7 +331,7 @@ def test_a_job_that_does_not_end() -> None:
     ("change", "words"),
     [
         ({"suspend": "Enabled"}, "suspended"),
-        ({"tokenizer": {"maxLength": 64}}, "is no longer wanted"),
+        ({"tokenizer": {"maxLength": 64}}, "the desired revision is "),
     ],
 )
 @pytest.mark.parametrize("running", [False, True])
@@ -364,13 +365,13 @@ def test_a_new_request_in_the_middle_is_a_new_run() -> None:
     )
     assert world.ours("Job") == []
     # The first one's pod is there for a while, and nobody minds it.
-    assert world.think().quiet
+    assert world.think().is_empty
     assert world.run["state"] == "Pending"
 
 
 def test_what_the_api_server_refuses_ends_it() -> None:
     world = asked()
-    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server rejects an object of the run: exceeded quota"
     world.step()
     assert world.run["state"] == "Failed"
     assert "exceeded quota" in world.run["message"]
@@ -487,7 +488,7 @@ def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
     world.settle()
     assert world.left == []
     run = Run.parse(world.state.tuning_run.document)
-    assert not run.active
+    assert not run.is_active
 
 
 @given(

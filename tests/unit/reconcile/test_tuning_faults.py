@@ -17,12 +17,10 @@ from tests.support.tuningworld import RENDERED, RESULT, SLO, Tuning, asked
 from tests.support.worlds import BAD, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.compile.render.tuning_objects import JOB_SECONDS
-from triton_pipelines.controllers.pipeline.policies.tuning_run import (
-    PENDING_SECONDS,
-    WAITING_SECONDS,
-)
+from triton_pipelines.controllers.pipeline.policies.tuning_run import WAITING_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run
+from triton_pipelines.controllers.pipeline.tuning_steps import PENDING_SECONDS
 
 NO_ROOM = {
     "type": "PodScheduled",
@@ -41,7 +39,7 @@ def noted(world: Tuning) -> list[tuple[str, str]]:
     return [
         (event.reason, event.note)
         for decided in world.log
-        for event in decided.notes
+        for event in decided.action_events
         if event.reason.startswith("Tuning")
     ]
 
@@ -158,7 +156,7 @@ def test_a_request_after_a_rollback_is_told_why_and_tries_nothing_again() -> Non
     serving, deployed = [pod.name for pod in world.serving], world.deployed
     world.change(tuning={"request": "a"}).step()
     failed(world, f"revision {world.status['revision']} does not serve (RolledBack): ")
-    assert f"revision {deployed} was taken back" in world.run["message"]
+    assert f"was rolled back to revision {deployed} " in world.run["message"]
     for _ in range(5):
         world.pass_time(5).control().run_pods()
         assert [pod.name for pod in world.serving] == serving, (
@@ -191,7 +189,7 @@ def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
         then == "Thorough"
     )
     assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
-        f"request 'a': spec.tuning.mode is {then} now, and it begins anew"
+        f"request 'a': spec.tuning.mode is {then} now, and the run starts again"
     ]
     world.job_ends(json.dumps(RESULT))
     assert (world.run["state"], world.left) == ("Succeeded", [])
@@ -225,7 +223,7 @@ def test_requests_in_quick_succession_leave_the_last_one_alone() -> None:
     ] == [f"request '{name}'" for name in "abac"]
     # What the API server said of an object of an earlier one is nothing against this one.
     world.change(tuning={"request": "d"})
-    world.tuning_rejection = "the API server refuses an object of the run: exceeded quota"
+    world.tuning_rejection = "the API server rejects an object of the run: exceeded quota"
     world.step()
     world.tuning_rejection = ""
     assert world.run["state"] == "Pending"
@@ -241,7 +239,7 @@ def test_a_canary_gives_its_room_to_a_pod_that_serves() -> None:
     del world.pods[0]
     world.control().run_pods().pass_time(1).step()
     assert [pod.phase for pod in world.pods if not pod.serving] == ["Unschedulable"]
-    failed(world, "of the pipeline, which serves, finds no room, and the run gives up its own")
+    failed(world, "of the pipeline cannot be scheduled, so the run releases its resources")
 
 
 def test_a_quota_is_the_pipelines_first() -> None:
@@ -251,7 +249,7 @@ def test_a_quota_is_the_pipelines_first() -> None:
     failed(
         world,
         (
-            "the API server takes no further pod that serves, and the run gives up its own: "
+            "the API server rejects further serving pods, so the run releases its resources: "
             "exceeded quota"
         ),
     )
@@ -280,9 +278,9 @@ def test_a_canary_that_a_quota_refuses_says_so_while_it_waits_and_gives_up() -> 
     refuse_pods(world, canary["metadata"]["name"])
     world.step()
     assert world.run["state"] == "Pending"
-    assert f"the API server takes none: {QUOTA}" in world.run["message"]
+    assert f"the API server rejects it: {QUOTA}" in world.run["message"]
     assert world.condition("Ready")["status"] == "True"
-    assert world.step().quiet
+    assert world.step().is_empty
     world.pass_time(PENDING_SECONDS + 1).step()
     failed(world, QUOTA)
 
@@ -338,7 +336,7 @@ def test_a_deleted_job_is_not_made_again() -> None:
         if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER
     ]
     world.step()
-    failed(world, "its Job was deleted; ask again")
+    failed(world, "its Job was deleted; set another")
 
 
 def test_a_job_that_was_never_made_is_made() -> None:
@@ -346,7 +344,7 @@ def test_a_job_that_was_never_made_is_made() -> None:
     world = asked().canary_ready()
     (job,) = world.ours("Job")
     del world.children["Job", job["metadata"]["name"]]
-    assert Run.parse(world.state.tuning_run.document).made == ""
+    assert Run.parse(world.state.tuning_run.document).job_uid == ""
     world.step()
     assert len(world.ours("Job")) == 1
 
@@ -397,7 +395,7 @@ def test_a_canary_that_goes_ends_the_run(fate: Callable[[Tuning, Object], None])
         world,
         "which was measured, has ended (Evicted: The node was low"
         if fate is evicted
-        else "the pod that was measured is gone, or its server",
+        else "the measured pod no longer exists, or its server",
     )
     assert [pod.serving for pod in world.pods] == [True]
 
@@ -443,7 +441,7 @@ def test_a_job_whose_result_is_lost() -> None:
     ended = {"type": "Complete", "status": "True", "lastTransitionTime": rfc3339(world.now)}
     world.children["Job", job["metadata"]["name"]] = {**job, "status": {"conditions": [ended]}}
     world.step()
-    failed(world, "the Job ended, but its pod is gone, and its result with it")
+    failed(world, "the Job ended, but its result was lost with its pod")
 
 
 # --- the operator ---------------------------------------------------------------------------------
@@ -483,10 +481,10 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     world.change(model={"maxBatchSize": -1})
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
-    failed(world, "the spec has become invalid during the run; mend it, then ask again")
-    assert not Run.parse(world.state.tuning_run.document).active
+    failed(world, "the spec has become invalid during the run; correct it, then set another")
+    assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
-    assert world.step().quiet
+    assert world.step().is_empty
     world.change(model={"maxBatchSize": 64}).settle()
     assert world.run["state"] == "Failed"
 
@@ -495,7 +493,7 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     world = asked().measuring()
     del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
     world.change(model={"maxBatchSize": -1}).step()
-    failed(world, "the spec has become invalid during the run; mend it, then ask again")
+    failed(world, "the spec has become invalid during the run; correct it, then set another")
     assert world.left == []
 
 
@@ -535,7 +533,7 @@ def test_a_pipeline_that_goes_or_is_paused_is_left_alone(held: str) -> None:
     else:
         metadata["deletionTimestamp"] = rfc3339(world.now)
     world.run_pods_raw = []
-    assert world.step().quiet
+    assert world.step().is_empty
     assert all(
         world.children[key]["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]
         for key in world.left

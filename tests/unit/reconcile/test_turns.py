@@ -15,9 +15,9 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.field_managers import Turns
+from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.policies.replicas import SCALED
+from triton_pipelines.controllers.pipeline.policies.replicas import UNNAMED_SCALER
 from triton_pipelines.controllers.pipeline.snapshot import Object
 from triton_pipelines.controllers.pipeline.state import PipelineState
 
@@ -145,12 +145,12 @@ def test_who_take_turns_at_the_deployment_are_named_and_left_alone(
     assert len(conflicts(done)) == 1, "told once"
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
     expected = (
-        f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment in "
-        "turn: 4 where this pipeline says"
+        f"{' and '.join(sorted(managers)[:4])} write the number of pods of Deployment sentiment "
+        "alternately: 4 instead of"
     )
     assert limited(made)["message"].startswith(expected)
     assert (
-        "it is left to them. Point the autoscaler at InferencePipeline sentiment"
+        "the number is left to them. Point the autoscaler at InferencePipeline sentiment"
         in limited(made)["message"]
     )
     assert len(made.serving) == 4
@@ -171,7 +171,7 @@ def test_whoever_edits_what_an_autoscaler_has_joins_it() -> None:
     assert not any(map(applied, done))
     assert len(conflicts(done)) == 1
     assert limited(made)["message"].startswith(
-        f"argocd and {HPA} write the number of pods of Deployment sentiment in turn: 5 where"
+        f"argocd and {HPA} write the number of pods of Deployment sentiment alternately: 5 instead"
     )
 
 
@@ -216,7 +216,7 @@ def test_who_answers_a_mending_at_once_is_left_alone_though_the_clocks_differ(
     assert 1 <= sum(map(applied, done)) <= behind / seconds + 1
     assert not applied(done[-1])
     assert limited(made)["message"].startswith(
-        "argocd writes the number of pods of Deployment sentiment again and again: 5 where"
+        "argocd writes the number of pods of Deployment sentiment repeatedly: 5 instead"
     )
 
 
@@ -287,23 +287,23 @@ def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
         done += passes(made, 4)
         assert len(made.serving) == (2 if spec else 3 + number % 2)
     assert limited(made)["reason"] == "ReplicasOwnerConflict"
-    who = " and ".join(sorted(manager or SCALED for manager in managers))
+    who = " and ".join(sorted(manager or UNNAMED_SCALER for manager in managers))
     assert limited(made)["message"].startswith(
-        f"{who} write spec.replicas of this pipeline in turn, "
+        f"{who} alternate in writing spec.replicas of this pipeline, "
     )
-    assert ("2 pods are kept" if spec else "pods come and go with each of them") in limited(made)[
-        "message"
-    ]
-    assert "take replicas out of what is applied" in limited(made)["message"]
+    assert (
+        "2 pods are kept" if spec else "the number of pods changes with each of them"
+    ) in limited(made)["message"]
+    assert "remove replicas from what is applied" in limited(made)["message"]
     # An autoscaler of a pipeline whose pods are scaling's is told from its first write.
     assert len(conflicts(done)) <= 2
     assert made.condition("Ready")["status"] == "True"
     rest = passes(made, 4)
-    assert all(decided.quiet for decided in rest[1:])
+    assert all(decided.is_empty for decided in rest[1:])
     assert rest[-1].requeue_after is not None
     made.pass_time(rest[-1].requeue_after)
     step(made)
-    assert "in turn" not in limited(made).get("message", ""), "ten minutes after the last turn"
+    assert "alternate" not in limited(made).get("message", ""), "ten minutes after the last turn"
     assert step(made).requeue_after is None
 
 
@@ -316,11 +316,11 @@ def test_a_number_that_changes_hands_is_no_conflict() -> None:
         assert len(made.serving) == number
     assert conflicts(done) == []
     assert limited(made) == {}
-    assert made.state.replicas.turns["often"] == 2
+    assert made.state.replicas.alternating["often"] == 2
     made.pass_time(660)
     declared(made, 4, "")
     passes(made)
-    assert (limited(made), made.state.replicas.turns["often"]) == ({}, 1), (
+    assert (limited(made), made.state.replicas.alternating["often"]) == ({}, 1), (
         "of long ago it is no turn"
     )
 
@@ -332,8 +332,23 @@ def test_an_autoscaler_whose_name_becomes_known_is_one_writer() -> None:
         declared(made, number, manager)
         passes(made, 4)
     assert limited(made)["message"].startswith(
-        f"argocd and {HPA} write spec.replicas of this pipeline in turn, "
+        f"argocd and {HPA} alternate in writing spec.replicas of this pipeline, "
     )
+
+
+def test_an_unnamed_scaler_in_the_state_of_an_earlier_release_is_the_same_manager() -> None:
+    made = world()
+    data = made.children["ConfigMap", names.live_name(made.name)]["data"]
+    former = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+    turns = {"last": former, "names": f"argocd and {former}", "often": 2, "at": rfc3339(made.now)}
+    data[names.KEY_MEMORY] = json.dumps(
+        {**json.loads(data[names.KEY_MEMORY]), "replicas": {"turns": turns}}
+    )
+    declared(made, 3, "")
+    passes(made, 4)
+    alternating = AlternatingManagers.parse(made.state.replicas.alternating)
+    assert (alternating.last, alternating.changes) == (UNNAMED_SCALER, 2)
+    assert alternating.names == f"{UNNAMED_SCALER} and argocd"
 
 
 def test_who_say_the_same_take_no_turns() -> None:
@@ -343,19 +358,19 @@ def test_who_say_the_same_take_no_turns() -> None:
     ):
         declared(made, 2, *others)
         step(made)
-        assert made.state.replicas.turns == {"last": "argocd"}, number
+        assert made.state.replicas.alternating == {"last": "argocd"}, number
 
 
 def test_the_default_that_nobody_wrote_is_nobodys() -> None:
     made = world()
     declared(made, 1, "")
     passes(made)
-    assert made.state.replicas.turns == {}
+    assert made.state.replicas.alternating == {}
     declared(made, 3, "argocd")
     passes(made)
     declared(made, 1, "")
     passes(made)
-    assert made.state.replicas.turns["last"] == SCALED, "an autoscaler at its least"
+    assert made.state.replicas.alternating["last"] == UNNAMED_SCALER, "an autoscaler at its least"
 
 
 @pytest.mark.parametrize(
@@ -377,5 +392,5 @@ def test_a_record_of_turns_that_somebody_broke_is_forgotten(broken: Any) -> None
     )
     declared(made, 3, "argocd")
     passes(made)
-    assert Turns.parse(made.state.replicas.turns).told == ""
-    assert made.state.replicas.turns["last"] == "argocd"
+    assert AlternatingManagers.parse(made.state.replicas.alternating).alternating == ""
+    assert made.state.replicas.alternating["last"] == "argocd"

@@ -17,20 +17,20 @@ from tests.support import builders
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.latency_figures import (
-    HELD_SECONDS,
     REQUESTS_MIN,
-    Figure,
+    WINDOW_SECONDS,
     Latencies,
-    Look,
-    figure_of,
+    LatencySample,
+    RevisionLatency,
+    latency_of,
 )
 from triton_pipelines.controllers.pipeline.plan import Plan
-from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH, follow
+from triton_pipelines.controllers.pipeline.policies.slo_guard import WATCH_PERIOD, continue_watch
 from triton_pipelines.controllers.pipeline.state import SloGuardState
 
 SLO = {"p99Milliseconds": 100, "networkAndQueueBudgetMilliseconds": 20}
 LIMIT = 80.0
-KEPT, BROKEN = Figure(30.0, 40.0, 50.0), Figure(90.0, 120.0, 55.0)
+KEPT, BROKEN = RevisionLatency(30.0, 40.0, 50.0), RevisionLatency(90.0, 120.0, 55.0)
 RENDERED: dict[str, Any] = {}
 CHANGE = {"tokenizer": {"maxLength": 64}}
 
@@ -43,7 +43,7 @@ def promised(**spec: Any) -> World:
 
 
 def measured(
-    world: World, new: Figure | None = None, missing: Mapping[str, str] | None = None
+    world: World, new: RevisionLatency | None = None, missing: Mapping[str, str] | None = None
 ) -> World:
     """A change is rolled out; what its revision's latency is found to be. One pass later."""
     old = world.deployed
@@ -58,7 +58,7 @@ def events(world: World) -> list[tuple[str, str]]:
     return [
         (event.reason, event.note)
         for decided in world.log
-        for event in (*decided.notes, *decided.events)
+        for event in (*decided.action_events, *decided.events)
     ]
 
 
@@ -75,8 +75,8 @@ def test_a_revision_that_breaks_the_promise_is_taken_back_with_both_figures() ->
     assert world.told()["Available"] == "True Serving"
     said = world.condition("Ready")["message"]
     assert said == (
-        f"revision {new} serves, but breaks the SLO that revision {old} kept, which is taken "
-        "back: its p99 in the server is 90.0 ms and more"
+        f"revision {new} serves, but violates the SLO that revision {old} met, and was rolled "
+        "back to it: its p99 in the server is 90.0 ms and more"
         f" for 75 s at 55 requests/s in a pod, that of revision {old} was at most 40.0 ms at "
         "50; spec.slo leaves 80 ms; it is tried again when the spec changes"
     )
@@ -119,9 +119,9 @@ def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
     [
         (None, KEPT),
         (BROKEN, None),
-        (BROKEN, Figure(70.0, 85.0, 50.0)),
-        (Figure(79.0, 500.0, 50.0), KEPT),
-        (Figure(90.0, 120.0, 76.0), KEPT),
+        (BROKEN, RevisionLatency(70.0, 85.0, 50.0)),
+        (RevisionLatency(79.0, 500.0, 50.0), KEPT),
+        (RevisionLatency(90.0, 120.0, 76.0), KEPT),
     ],
     ids=[
         "no figure of the new one",
@@ -131,7 +131,9 @@ def test_without_room_the_old_revision_comes_back_as_in_any_rollout() -> None:
         "another load",
     ],
 )
-def test_nothing_is_taken_back_where_in_doubt(new: Figure | None, before: Figure | None) -> None:
+def test_nothing_is_taken_back_where_in_doubt(
+    new: RevisionLatency | None, before: RevisionLatency | None
+) -> None:
     world = World(builders.document(slo=SLO), rendered=RENDERED).settle()
     old = world.deployed
     world.latencies = Latencies({old: before} if before is not None else {})
@@ -165,9 +167,9 @@ def test_without_a_promise_nothing_is_watched() -> None:
 
 
 def test_after_five_minutes_it_stays_whatever_comes() -> None:
-    world = measured(promised(), Figure(20.0, 30.0, 50.0))
+    world = measured(promised(), RevisionLatency(20.0, 30.0, 50.0))
     new = world.deployed
-    world.pass_time(WATCH.total_seconds()).step()
+    world.pass_time(WATCH_PERIOD.total_seconds()).step()
     (ended,) = [note for reason, note in events(world) if reason == "SLOWatched"]
     assert "at most 30.0 ms at 50 requests/s in a pod; spec.slo leaves 80 ms" in ended
     assert "had 40.0 ms at 50" in ended
@@ -252,9 +254,11 @@ def test_a_change_on_its_way_keeps_what_the_serving_revision_had() -> None:
     The predecessor's pods may be gone by then, as without room for a surge, but its p99 is still
     needed.
     """
-    before = follow(SloGuardState(), "b", "a", LIMIT, False, Latencies({"a": KEPT}), START).watch
+    before = continue_watch(
+        SloGuardState(), "b", "a", LIMIT, False, Latencies({"a": KEPT}), START
+    ).watch
     assert (before.predecessor, before.before, before.rate) == ("a", KEPT.high, KEPT.rate)
-    after = follow(before, "c", "a", LIMIT, False, Latencies(), START).watch
+    after = continue_watch(before, "c", "a", LIMIT, False, Latencies(), START).watch
     assert after == SloGuardState("c", "a", KEPT.high, KEPT.rate)
 
 
@@ -282,7 +286,7 @@ def test_the_predecessor_is_kept_while_it_may_be_needed() -> None:
     world.change(**CHANGE).settle().pass_time(15)
     world.change(tokenizer={"maxLength": 32}).settle()
     assert ("ConfigMap", names.revision_name(world.name, old)) in world.children
-    world.pass_time(WATCH.total_seconds()).settle()
+    world.pass_time(WATCH_PERIOD.total_seconds()).settle()
     assert ("ConfigMap", names.revision_name(world.name, old)) not in world.children
 
 
@@ -295,10 +299,10 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
     ]
     assert warning["message"] == (
         "the p99 of the pods is not known: their metrics pages cannot be read; a revision "
-        "that breaks the SLO is not taken back"
+        "that violates the SLO is not rolled back"
     )
     world.latencies = None
-    assert world.think().quiet
+    assert world.think().is_empty
     world.latencies = Latencies({world.deployed: KEPT})
     world.step()
     assert not [
@@ -309,27 +313,29 @@ def test_an_unknown_p99_is_said_and_stays_said_until_pods_are_looked_at() -> Non
 # --- figures --------------------------------------------------------------------------------------
 
 
-def looks(*p99: float | None, rate: float = 10.0, every: float = 15.0) -> list[Look]:
+def looks(*p99: float | None, rate: float = 10.0, every: float = 15.0) -> list[LatencySample]:
     return [
-        Look(1000.0 + index * every, value, index * every * rate) for index, value in enumerate(p99)
+        LatencySample(1000.0 + index * every, value, index * every * rate)
+        for index, value in enumerate(p99)
     ]
 
 
 def test_a_figure_needs_time_and_requests() -> None:
-    assert figure_of([]) is None
-    assert figure_of([looks(50, 50, 50, 50, 50)]) is None, "60 s are not 75"
-    assert figure_of([looks(50, 60, 50, 50, 50, 50)]) == Figure(50, 60, 10.0)
+    assert latency_of([]) is None
+    assert latency_of([looks(50, 50, 50, 50, 50)]) is None, "60 s are not 75"
+    assert latency_of([looks(50, 60, 50, 50, 50, 50)]) == RevisionLatency(50, 60, 10.0)
     assert (
-        figure_of([looks(50, 50, 50, 50, 50, 50, rate=(REQUESTS_MIN - 1) / HELD_SECONDS)]) is None
+        latency_of([looks(50, 50, 50, 50, 50, 50, rate=(REQUESTS_MIN - 1) / WINDOW_SECONDS)])
+        is None
     )
-    assert figure_of([looks(50, 50, None, 50, 50, 50)]) is None, (
+    assert latency_of([looks(50, 50, None, 50, 50, 50)]) is None, (
         "a pod that had a minute without requests"
     )
     begun_anew = [
         *looks(50, 50, 50),
-        *(Look(look.at + 45, look.p99, look.requests) for look in looks(50, 50, 50)),
+        *(LatencySample(look.at + 45, look.p99, look.requests) for look in looks(50, 50, 50)),
     ]
-    assert figure_of([begun_anew]) is None
+    assert latency_of([begun_anew]) is None
 
 
 def test_the_worst_pod_counts_and_one_with_little_load_does_not() -> None:
@@ -338,7 +344,7 @@ def test_the_worst_pod_counts_and_one_with_little_load_does_not() -> None:
         looks(50, 50, 50, 50, 50, 50),
         looks(*[900.0] * 6, rate=1.0),
     )
-    assert figure_of([fast, slow, idle]) == Figure(90, 95, 10.0)
+    assert latency_of([fast, slow, idle]) == RevisionLatency(90, 95, 10.0)
 
 
 def test_the_same_load_on_fewer_pods_is_no_fault_of_the_revision() -> None:
@@ -347,14 +353,19 @@ def test_the_same_load_on_fewer_pods_is_no_fault_of_the_revision() -> None:
     Lowering spec.replicas with the same change, or scaling.pods meanwhile, gives each pod more
     work.
     """
-    before, after = figure_of([looks(*[50.0] * 6)] * 4), figure_of([looks(*[95.0] * 6, rate=40.0)])
+    before, after = (
+        latency_of([looks(*[50.0] * 6)] * 4),
+        latency_of([looks(*[95.0] * 6, rate=40.0)]),
+    )
     assert before is not None
     watch = SloGuardState("b", "a", before.high, before.rate, "2026-01-01T12:00:00Z")
     assert after is not None
-    assert not follow(watch, "b", "b", LIMIT, True, Latencies({"b": after}), START).broken
-    same = figure_of([looks(*[95.0] * 6)] * 4)
+    assert not continue_watch(
+        watch, "b", "b", LIMIT, True, Latencies({"b": after}), START
+    ).violation
+    same = latency_of([looks(*[95.0] * 6)] * 4)
     assert same is not None
-    assert follow(watch, "b", "b", LIMIT, True, Latencies({"b": same}), START).broken
+    assert continue_watch(watch, "b", "b", LIMIT, True, Latencies({"b": same}), START).violation
 
 
 def test_the_first_slow_answers_are_forgotten() -> None:
@@ -362,12 +373,12 @@ def test_the_first_slow_answers_are_forgotten() -> None:
 
     They stay in Triton's window for a minute; the probe after that no longer includes them.
     """
-    found = figure_of([looks(500, 500, 500, 500, 40, 40)])
-    assert found == Figure(40, 500, 10.0)
+    found = latency_of([looks(500, 500, 500, 500, 40, 40)])
+    assert found == RevisionLatency(40, 500, 10.0)
 
 
 FIGURES = st.builds(
-    lambda low, more, rate: Figure(low, low + more, rate),
+    lambda low, more, rate: RevisionLatency(low, low + more, rate),
     st.floats(0.1, 200),
     st.floats(0, 50),
     st.floats(10, 20),
@@ -383,8 +394,8 @@ FIGURES = st.builds(
     proven=st.sampled_from(["a", "a", "a", "", "b"]),
 )
 def test_never_without_both_figures(
-    before: Figure | None,
-    after: Figure | None,
+    before: RevisionLatency | None,
+    after: RevisionLatency | None,
     limit: float | None,
     waits: list[float],
     proven: str,
@@ -395,11 +406,11 @@ def test_never_without_both_figures(
     )
     for index, wait in enumerate([0.0, 0.0, *waits]):
         now += dt.timedelta(seconds=wait)
-        said = follow(watch, "b", proven, limit, index > 0, known, now)
+        said = continue_watch(watch, "b", proven, limit, index > 0, known, now)
         # What is remembered is all that there is: a restart in between changes nothing.
         watch = SloGuardState.parse(said.watch.to_document())
         assert watch == said.watch
-        broken += [said.broken] if said.broken else []
+        broken += [said.violation] if said.violation else []
         proven = "b" if index > 0 else proven
     for text in broken:
         assert limit is not None
@@ -426,7 +437,7 @@ def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> N
     assert SloGuardState.parse(watch.to_document()) == (
         watch if watch.revision else SloGuardState()
     )
-    follow(watch, "b", "a", 100.0, True, None, START)
+    continue_watch(watch, "b", "a", 100.0, True, None, START)
 
 
 # --- suspended ------------------------------------------------------------------------------------
@@ -446,7 +457,7 @@ def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(
     world.pass_time(60).step()
     world.change(**off).settle()
     for _ in range(5):
-        assert world.pass_time(WATCH.total_seconds()).step().requeue_after is None, (
+        assert world.pass_time(WATCH_PERIOD.total_seconds()).step().requeue_after is None, (
             "there is nothing to look at"
         )
     assert [note for reason, note in events(world) if reason == "SLOWatched"] == [], (
@@ -461,7 +472,7 @@ def test_a_watch_rests_while_no_pods_are_wanted_and_begins_anew_with_them(
     since = world.state.slo_guard.since
     assert since > world.deployment["metadata"]["creationTimestamp"]
     world.latencies = Latencies({new: BROKEN})
-    world.pass_time(WATCH.total_seconds() - 30).step()
+    world.pass_time(WATCH_PERIOD.total_seconds() - 30).step()
     assert world.deployed == old
     assert world.told()["Ready"] == "False RolledBack"
 

@@ -80,3 +80,9 @@ def test_what_is_no_such_field_or_value_is_told_with_its_place() -> None:
             "ModelOptimizationPolicy"
         )
     ]
+
+
+def test_a_field_that_the_product_does_not_support_is_refused() -> None:
+    _, findings = _patched({"modelRepositoryAgents": {"agents": [{"name": "checksum"}]}})
+    (finding,) = findings
+    assert finding.startswith("configPatch.model_repository_agents: is not supported")

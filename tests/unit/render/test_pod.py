@@ -18,7 +18,8 @@ from triton_pipelines.compile.render.objects import (
     network_policy,
     strategy,
 )
-from triton_pipelines.compile.render.pod import affinity, relevant_source_map
+from triton_pipelines.compile.render.pod_scheduling import affinity
+from triton_pipelines.compile.render.pod_volumes import relevant_source_map
 
 PRODUCT = {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A", "B"]}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

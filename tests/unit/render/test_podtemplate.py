@@ -15,7 +15,8 @@ from tests.support.schemas import validate
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render import review
 from triton_pipelines.compile.render.errors import RefusedError
-from triton_pipelines.compile.render.pod_template import PATH, merge
+from triton_pipelines.compile.render.pod_owned_fields import PATH
+from triton_pipelines.compile.render.pod_template import merge
 
 FIELD = "spec.server.podTemplate"
 

@@ -214,7 +214,7 @@ def examine(resource: dict[str, Any], given_options: Any) -> None:
         return
     graph = build(pipeline, given_options)
     findings = check(pipeline, graph, given_options)
-    lint(pipeline, graph, given_options)
+    lint(pipeline, graph)
     assert all(item.path.startswith("spec.") and item.message for item in findings)
     if findings:
         event("finding")

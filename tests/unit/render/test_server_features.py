@@ -10,12 +10,10 @@ from tests.support.builders import built, document, options
 from tests.support.schemas import validate
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import build, check
-from triton_pipelines.compile.graph.server_settings import (
-    bytes_of,
-    exit_timeout_seconds,
-    feature_arguments,
-    sizes,
-)
+from triton_pipelines.compile.graph.container_resources import sizes
+from triton_pipelines.compile.graph.drain import exit_timeout_seconds
+from triton_pipelines.compile.graph.quantities import bytes_of
+from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.compile.render import review
 from triton_pipelines.compile.render.objects import deployment, service
 

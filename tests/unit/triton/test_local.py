@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +90,12 @@ def test_only_regions_of_ended_owners_are_stale(
             "unrecognized option '--y'",
         ),
         ("[libprotobuf ERROR /a/text_format.cc:337] no field named x\n", "no field named x"),
+        (
+            'E1121 11:45:34.1 7 server.cc:241] "CudaDriverHelper has not been initialized."\n'
+            "terminate called after throwing an instance of 'std::invalid_argument'\n"
+            "  what():  Invalid label name\n",
+            "uncaught std::invalid_argument: Invalid label name",
+        ),
         ("", "it logged nothing"),
     ],
 )
@@ -121,3 +130,29 @@ def test_bytecode_lies_where_the_isolated_interpreter_of_triton_reads_it(
     (compiled,) = (version / "__pycache__").iterdir()
     assert compiled.name == f"model.{sys.implementation.cache_tag}.pyc"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_signal_during_the_start_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "tritonserver"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    started: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """A process whose constructor runs while the signal arrives."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(local_server.subprocess, "Popen", Interrupted)
+    found = Distribution(tmp_path, (), tmp_path, ())
+    server = LocalTriton(tmp_path, ["p"], distribution=found, stop_s=1)
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    (process,) = started
+    assert not Path(f"/proc/{process}").exists()

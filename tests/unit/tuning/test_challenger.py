@@ -11,8 +11,9 @@ from tests.unit.tuning.test_choose import CURRENT, LATENCY_BUDGET
 from tests.unit.tuning.test_rates import Slow, begun
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
 from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions
-from triton_pipelines.tools.tuner.run import TuningRun
 from triton_pipelines.tools.tuner.selection import PredictedSetting, challenger
+from triton_pipelines.tools.tuner.tuning_run import TuningRun
+from triton_pipelines.tools.tuner.verification import GainVerification
 
 ONE, TWO = BatchingSetting(64, 0, 1, 1), BatchingSetting(64, 0, 1, 2)
 
@@ -62,7 +63,7 @@ async def test_other_instances_are_chosen_where_they_carry_more_as_measured(
     """560: breaks the wall at 5 % more; 720: keeps it there, later than the first."""
     server = Shared({CURRENT: 450.0, ONE: 800.0, TWO: other})
     run = verified(server)
-    await run._verify()
+    await GainVerification(run).verify()
     assert len(run.measured) == run.effort.points
     assert [setting for setting, _ in server.loads] == [CURRENT, ONE, CURRENT, TWO, chosen]
     assert server.loads[2][1] == pytest.approx(560 / 1.05), (
@@ -85,7 +86,7 @@ async def test_the_time_that_is_left_goes_to_the_proof_first() -> None:
         0.0,
         lambda: run.effort.limit - 1.5 * (run.effort.warmup + run.effort.seconds),
     )
-    await run._verify()
+    await GainVerification(run).verify()
     assert [setting for setting, _ in server.loads] == [CURRENT, ONE, CURRENT, ONE]
     assert (run.decision.is_better, run.decision.setting) == (True, ONE)
 
@@ -100,7 +101,7 @@ async def test_a_rival_that_is_slow_to_load_costs_a_repeat_and_no_proof() -> Non
     server.changing[TWO] = 20.0
     run = verified(server)
     server.now, run._began, run._clock = 59.0, 0.0, lambda: server.now
-    await run._verify()
+    await GainVerification(run).verify()
     assert [setting for setting, _ in server.loads] == [CURRENT, ONE, CURRENT, TWO]
     assert any("the run reached its time limit after 4 points" in note for note in run.notes)
     assert (run.decision.is_better, run.decision.setting, run.decision.rate) == (True, ONE, 560.0)

@@ -40,7 +40,7 @@ from triton_pipelines.tools.tuner.output_comparison import (
     requests_to_compare,
 )
 from triton_pipelines.tools.tuner.profile_loads import timed_load
-from triton_pipelines.tools.tuner.run import TuningRun
+from triton_pipelines.tools.tuner.tuning_run import TuningRun
 from triton_pipelines.triton.errors import DeadlineError, OverloadedError, UnreachableError
 
 FULL = "[request id: 3] Exceeds maximum queue size"

@@ -29,8 +29,9 @@ from triton_pipelines.tools.tuner.acceptance import (
 from triton_pipelines.tools.tuner.load_measurement import LoadMeasurement, measurement_of
 from triton_pipelines.tools.tuner.options import silent
 from triton_pipelines.tools.tuner.output_comparison import shares_mismatch_cause
-from triton_pipelines.tools.tuner.run import MAX_RATE_STEP, TuningRun
 from triton_pipelines.tools.tuner.selection import predict_settings
+from triton_pipelines.tools.tuner.tuning_run import MAX_RATE_STEP, TuningRun
+from triton_pipelines.tools.tuner.verification import GainVerification
 from triton_pipelines.tools.tuner.workload import Workload
 
 
@@ -122,7 +123,7 @@ async def test_a_server_that_carries_far_less_than_predicted_is_not_run_over(
     run = begun(server, TuningOptions())
     assert max(one.rate for one in run.predictions) > 4 * capacity
     await run._calibrate()
-    await run._verify()
+    await GainVerification(run).verify()
     assert server.failed == 0
     assert max(server.asked) <= 2.5 * capacity
     assert not run.decision.is_better, "the same server, whatever the setting"
@@ -137,7 +138,7 @@ async def test_what_never_kept_the_wall_is_tried_at_lower_rates_until_it_does(
     server = Slow(capacity, carried=carried * capacity)
     run = begun(server, TuningOptions())
     await run._calibrate()
-    await run._verify()
+    await GainVerification(run).verify()
     found = next(number for number, one in enumerate(run.measured) if one.is_within(LATENCY_BUDGET))
     assert found > 1, "neither the calibration nor what is predicted"
     assert run.measured[found].rate < min(one.rate for one in run.measured[:found])
@@ -150,7 +151,7 @@ async def test_a_request_that_alone_takes_longer_than_the_wall_ends_the_search(
 ) -> None:
     run = begun(Slow(20.0, carried=carried * 20), TuningOptions())
     await run._calibrate()
-    await run._verify()
+    await GainVerification(run).verify()
     assert len(run.measured) == 1 + run.effort.points
     assert not any(one.is_within(LATENCY_BUDGET) for one in run.measured)
 
@@ -163,7 +164,7 @@ async def test_a_rate_at_which_the_server_fell_behind_is_never_asked_for_again()
     run = begun(Slow(400.0, carried=400.0), TuningOptions())
     run.measured = [load(500.0, capacity=400.0)]
     run.executed = [{}]
-    await run._verify()
+    await GainVerification(run).verify()
     assert run.measured[1].rate == pytest.approx(200.0, rel=0.01), "half of what it carried"
 
 
@@ -323,7 +324,7 @@ async def test_a_setting_that_changes_answers_is_never_measured_and_said_to() ->
     server.changes = 0.01
     run = begun(server, TuningOptions(seconds=1.0))
     await run._record_reference_outputs()
-    await run._verify()
+    await GainVerification(run).verify()
     assert {one.setting.max_batch_size for one in run.measured} == {CURRENT.max_batch_size}
     assert any(
         "is refused: output SCORE differs: values differ by up to 0.01" in note
@@ -341,7 +342,7 @@ async def test_answers_that_are_never_twice_the_same_are_not_compared_and_that_i
     server.changes = -0.01
     run = begun(server, TuningOptions(seconds=1.0))
     await run._record_reference_outputs()
-    await run._verify()
+    await GainVerification(run).verify()
     assert BETTER in {one.setting for one in run.measured}
     assert any("returns different outputs for the same requests" in note for note in run.notes)
 
@@ -375,7 +376,7 @@ async def test_no_point_is_begun_that_would_end_behind_the_limit(
     run._began = 0.0
     await run._calibrate()
     run._clock, run._overhead_seconds = lambda: begun_at, beside
-    await run._verify()
+    await GainVerification(run).verify()
     assert (len(run.measured) > 1) == more
     assert any("reached its time limit after 1 points" in note for note in run.notes) != more
 

@@ -262,7 +262,7 @@ async def test_a_server_that_goes_leaves_what_was_measured(
 
     monkeypatch.setattr(run, "MeasuredServer", lambda *_: Gone())
     monkeypatch.setattr(run, "workload", made_up)
-    monkeypatch.setattr(run.TuningRun, "measure_all", until_it_goes)
+    monkeypatch.setattr(run.TuningRun, "prepare", until_it_goes)
     tuning = run.tune(
         TuningTarget("", lambda _: built.graph), built.pipeline, built.graph, TuningOptions()
     )

@@ -111,11 +111,10 @@ class Tenant(ConnectionModel):
     @classmethod
     def _header_is_free(cls, value: str) -> str:
         if not _HEADER.fullmatch(value):
-            raise ValueError(f"{value!r} is no header name")
+            raise ValueError(f"{value!r} is not a valid header name")
         if value.lower() in _OWN_HEADERS:
             raise ValueError(
-                f"{value} is a header with a meaning of its own; credentials belong into "
-                "bearerTokenFile or basicAuth"
+                f"{value} is a reserved header; give credentials in bearerTokenFile or basicAuth"
             )
         return value
 
@@ -179,7 +178,9 @@ class Connection(ConnectionModel):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError(f"{value!r} is no name (lower-case letters, digits and -, at most 63)")
+            raise ValueError(
+                f"{value!r} is not a valid name; use lower-case letters, digits and -, at most 63"
+            )
         return value
 
     @field_validator("url")
@@ -190,11 +191,11 @@ class Connection(ConnectionModel):
             _ = parts.port
         except ValueError:
             raise ValueError(
-                "is no URL; wanted is one like https://prometheus.monitoring.svc:9090/prefix"
+                "is not a URL; write one such as https://prometheus.monitoring.svc:9090/prefix"
             ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "holds user information; credentials belong into files: basicAuth or "
+                "contains user information; give credentials in files, with basicAuth or "
                 "bearerTokenFile"
             )
         if (
@@ -203,16 +204,16 @@ class Connection(ConnectionModel):
             or re.search(r"[\s\x00-\x1f\\]", value)
         ):
             raise ValueError(
-                "is no http or https URL; wanted is one like "
+                "is not an http or https URL; write one such as "
                 "https://prometheus.monitoring.svc:9090/prefix"
             )
         if parts.query or parts.fragment:
             raise ValueError(
-                "has a query or fragment; wanted is the base, with a path prefix at most"
+                "has a query or fragment; write only the base URL, with a path prefix at most"
             )
         base = value.rstrip("/")
         if base.endswith("/api/v1") or base.endswith("/api/v1/query"):
-            raise ValueError("ends in /api/v1; wanted is the base before it")
+            raise ValueError("ends in /api/v1; write only the base URL before it")
         return base
 
     @field_validator("matchers")
@@ -223,18 +224,18 @@ class Connection(ConnectionModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.bearer_token_file is not None and self.basic_auth is not None:
-            raise ValueError("bearerTokenFile and basicAuth are two ways of the same: give one")
+            raise ValueError("bearerTokenFile and basicAuth exclude each other; give one")
         plain = self.url.startswith("http://")
         if plain and self.tls != Tls():
-            raise ValueError("tls is set and url is http://; wanted is https://")
+            raise ValueError("tls is set, but url is http://; use https://")
         if (
             plain
             and self.security is Security.VERIFIED
             and (self.bearer_token_file is not None or self.basic_auth is not None)
         ):
             raise ValueError(
-                "credentials would go in clear over http://; use https://, or say security: "
-                "Insecure"
+                "credentials would be sent unencrypted over http://; use https://, or set "
+                "security: Insecure"
             )
         own = {
             self.labels.namespace,

@@ -35,10 +35,10 @@ def parse_connections(text: str, place: str = "metrics connections") -> dict[str
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise ConnectionsError(
-            f"{place}: is no YAML{f', line {mark.line + 1}' if mark else ''}"
+            f"{place}: is not valid YAML{f', line {mark.line + 1}' if mark else ''}"
         ) from None
     if not isinstance(document, dict):
-        raise ConnectionsError(f"{place}: wanted is a mapping with the key connections")
+        raise ConnectionsError(f"{place}: must be a mapping with the key connections")
     return _validated(document, place)
 
 
@@ -79,12 +79,12 @@ def _validated(document: dict[Any, Any], place: str) -> dict[str, Connection]:
             )
         ) from None
     if not found:
-        raise ConnectionsError(f"{place}: connections: wanted is at least one")
+        raise ConnectionsError(f"{place}: connections: must have at least one entry")
     named: dict[str, Connection] = {}
     for index, one in enumerate(found):
         if one.name in named:
             raise ConnectionsError(
-                f"{place}: connections[{index}].name: {one.name!r} is there twice"
+                f"{place}: connections[{index}].name: {one.name!r} is used twice"
             )
         named[one.name] = one
     return named

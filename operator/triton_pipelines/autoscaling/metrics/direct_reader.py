@@ -67,22 +67,25 @@ class DirectReader:
     ) -> dict[tuple[str, str], PipelineSample | MetricsFailure]:
         """Read every pod of every pipeline (by namespace and name) once, concurrently."""
         self._histories.keep((one.namespace, pod) for one in wanted.values() for pod in one.pods)
-        asked = [
+        targets = [
             (one, pod, address) for one in wanted.values() for pod, address in one.pods.items()
         ]
-        keys = {(one.namespace, pod) for one, pod, _ in asked}
+        keys = {(one.namespace, pod) for one, pod, _ in targets}
         self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
-        looks = (self._look((one.namespace, pod), address, one.slow) for one, pod, address in asked)
+        reads = (
+            self._read_unless_failing((one.namespace, pod), address, one.slow)
+            for one, pod, address in targets
+        )
         # An error of one pod, such as an invalid address, must not affect the others.
-        said = await asyncio.gather(*looks, return_exceptions=True)
-        troubles = {
+        errors = await asyncio.gather(*reads, return_exceptions=True)
+        problems = {
             (one.namespace, pod): _words(error)
-            for (one, pod, _), error in zip(asked, said, strict=True)
+            for (one, pod, _), error in zip(targets, errors, strict=True)
             if error
         }
-        return {key: self._judged(one, troubles) for key, one in wanted.items()}
+        return {key: self._assess(one, problems) for key, one in wanted.items()}
 
-    async def _look(self, pod: PodKey, address: str, slow: float) -> str:
+    async def _read_unless_failing(self, pod: PodKey, address: str, slow: float) -> str:
         """Read a pod's page, unless it has failed recently; return why it is unread, or ""."""
         missed = self._missed.get(pod)
         if missed is not None and missed.address != address:
@@ -117,8 +120,8 @@ class DirectReader:
         self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
 
-    def _judged(
-        self, one: ExpectedPods, troubles: Mapping[PodKey, str]
+    def _assess(
+        self, one: ExpectedPods, problems: Mapping[PodKey, str]
     ) -> PipelineSample | MetricsFailure:
         """Return a sample of the pods whose page was just read and has every model, or a failure.
 
@@ -129,7 +132,7 @@ class DirectReader:
         for pod in one.pods:
             key = (one.namespace, pod)
             scrapes = self._histories.scrapes(key)
-            if why := troubles.get(key):
+            if why := problems.get(key):
                 bad[pod] = (
                     MetricsProblem.MISSING,
                     f"{why}; may the operator reach port 8002 (a NetworkPolicy, --allow-metrics)?",
@@ -141,18 +144,18 @@ class DirectReader:
                 )
             else:
                 pods[pod] = PodHistory(scrapes, self._histories.usage(key))
-        said = ""
+        note = ""
         if bad:
             pod, (_, why) = min(bad.items())
-            said = (
+            note = (
                 f"the metrics page of {len(bad)} of {len(one.pods)} pods gives no usable "
                 f"samples; {pod}: {why}"
             )
         if not pods:
-            troubles_seen = {trouble for trouble, _ in bad.values()} or {MetricsProblem.MISSING}
+            problems_seen = {problem for problem, _ in bad.values()} or {MetricsProblem.MISSING}
             return MetricsFailure(
-                troubles_seen.pop() if len(troubles_seen) == 1 else MetricsProblem.PARTIAL,
-                said or "no pod is ready, so there is nothing to measure",
+                problems_seen.pop() if len(problems_seen) == 1 else MetricsProblem.PARTIAL,
+                note or "no pod is ready, so there is nothing to measure",
                 SOURCE,
             )
         keys = [(one.namespace, pod) for pod in pods]
@@ -164,7 +167,7 @@ class DirectReader:
             self._histories.interval(keys, INTERVAL_SECONDS),
             SOURCE,
             gpu_known,
-            (said,) if said else (),
+            (note,) if note else (),
         )
 
 

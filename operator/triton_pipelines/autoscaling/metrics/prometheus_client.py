@@ -13,7 +13,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -176,28 +176,12 @@ class Prometheus:
     def _failed(self, error: Exception) -> str:
         """Describe why there is no response."""
         chain = list(_causes(error))
-        if any(
-            isinstance(
-                one, ssl.SSLError | requests.exceptions.SSLError | urllib3.exceptions.SSLError
-            )
-            for one in chain
-        ):
-            detail = next(
-                (
-                    one.verify_message
-                    for one in chain
-                    if isinstance(one, ssl.SSLCertVerificationError)
-                ),
-                "",
-            ) or _short(chain[-1])
+        if _has(chain, ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError):
             return (
-                f"TLS: {detail}; tls.caFile names the authority, tls.certFile and tls.keyFile "
-                "the own certificate"
+                f"TLS: {_tls_detail(chain)}; tls.caFile names the authority, tls.certFile and "
+                "tls.keyFile the own certificate"
             )
-        if any(
-            isinstance(one, socket.gaierror | urllib3.exceptions.NameResolutionError)
-            for one in chain
-        ):
+        if _has(chain, socket.gaierror, urllib3.exceptions.NameResolutionError):
             return "the name of its host cannot be resolved"
         system = next(
             (
@@ -209,23 +193,26 @@ class Prometheus:
         )
         if system:
             return f"cannot be reached: {system}"
-        if any(
-            isinstance(one, requests.Timeout | urllib3.exceptions.TimeoutError | TimeoutError)
-            for one in chain
-        ):
+        if _has(chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
             return self._late()
-        if any(
-            isinstance(
-                one, urllib3.exceptions.DecodeError | requests.exceptions.ContentDecodingError
-            )
-            for one in chain
-        ):
+        if _has(chain, urllib3.exceptions.DecodeError, requests.exceptions.ContentDecodingError):
             return "its answer cannot be unpacked"
-        if any(
-            isinstance(one, urllib3.exceptions.ProtocolError | ConnectionError) for one in chain
-        ):
+        if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
             return "its answer breaks off"
         return f"fails: {_short(chain[-1])}"
+
+
+def _has(chain: Iterable[BaseException], *kinds: type[BaseException]) -> bool:
+    """Return whether one of the causes is of one of these kinds."""
+    return any(isinstance(one, kinds) for one in chain)
+
+
+def _tls_detail(chain: Sequence[BaseException]) -> str:
+    """Return why the certificate was not accepted, or else the innermost cause."""
+    messages = (
+        one.verify_message for one in chain if isinstance(one, ssl.SSLCertVerificationError)
+    )
+    return next(messages, "") or _short(chain[-1])
 
 
 class _Session(requests.Session):
@@ -333,9 +320,9 @@ def _parsed(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise PrometheusError("its answer is no JSON; is url that of a Prometheus?") from None
+        raise PrometheusError("its answer is not JSON; is url that of a Prometheus?") from None
     if not isinstance(document, dict):
-        raise PrometheusError("its answer is JSON of another kind; is url that of a Prometheus?")
+        raise PrometheusError("its answer is not a JSON object; is url that of a Prometheus?")
     return document
 
 

@@ -307,7 +307,7 @@ def _one_target(
     names = _differing(live)
     if not names:
         if any(len(several) > 1 for several in live.values()):
-            return {}, "", "the same series is there twice"
+            return {}, "", "the same series appears twice"
         return live, "", ""
     parts: dict[tuple[str, ...], dict[_Series, list[_Found]]] = {}
     for series, several in live.items():

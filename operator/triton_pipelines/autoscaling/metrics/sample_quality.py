@@ -117,7 +117,7 @@ def _wrong(
         return (
             MetricsProblem.STALE,
             (
-                f"the newest scrape lies {ahead:.0f} s in the future; do the clocks of "
+                f"the newest scrape is {ahead:.0f} s in the future; do the clocks of "
                 "Prometheus and its stores agree?"
             ),
         )
@@ -172,11 +172,11 @@ def _history(key: PodKey, histories: ScrapeHistories, seen: CollectionEvidence) 
 def _failure(
     bad: Mapping[str, tuple[MetricsProblem, str]], pods: int, source: str, query: str
 ) -> MetricsFailure:
-    troubles = {trouble for trouble, _ in bad.values()}
-    trouble = troubles.pop() if len(troubles) == 1 else MetricsProblem.PARTIAL
+    problems = {problem for problem, _ in bad.values()}
+    problem = problems.pop() if len(problems) == 1 else MetricsProblem.PARTIAL
     pod, (_, why) = next(iter(sorted(bad.items())))
     of = f"{pod}" if pods == 1 else f"{len(bad)} of {pods} pods, such as {pod}"
-    looks = {
+    checks = {
         MetricsProblem.MISSING: (
             "1. is there a PodMonitor (spec.observability.podMonitor, or the chart's)? 2. does "
             "Prometheus select it (its labels and namespace), is the target up? 3. do series "
@@ -192,7 +192,7 @@ def _failure(
         ),
     }
     return MetricsFailure(
-        trouble,
-        f"{source} gives no usable samples of {of}: {why}. Look: {looks[trouble]}: {query}",
+        problem,
+        f"{source} gives no usable samples of {of}: {why}. Check: {checks[problem]}: {query}",
         source,
     )

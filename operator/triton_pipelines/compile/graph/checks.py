@@ -14,18 +14,17 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .batching_checks import check_batching
 from .example_request import check_example
 from .graph import Graph
+from .model_checks import check_models
+from .name_checks import check_names
 from .options import Options
+from .postprocess_checks import check_postprocess
 from .server_checks import check_server
-from .step_checks import (
-    check_batching,
-    check_models,
-    check_postprocess,
-    check_sources,
-    check_tokenizer,
-)
-from .wiring import check_names, check_wiring
+from .source_checks import check_sources
+from .tokenizer_checks import check_tokenizer
+from .wiring import check_wiring
 
 # Of the resource as JSON. What is rendered of it must fit one ConfigMap (1 MiB): quoting doubles a
 # text at worst, and the operator's own files, the pod template and the load plan come on top.

@@ -1,4 +1,4 @@
-"""Build and check the test inference of ``spec.health``. Pure.
+"""Build and check the test inference of ``spec.health``.
 
 A pipeline that reads only text needs no example. Any other is probed only with an example from the
 resource, because a healthy pod might reject a made-up request. Pipelines with sequences are not
@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.health import ExampleInput, InferenceHealth
 from triton_pipelines.api.sequence_batching import ControlKind
@@ -24,6 +24,7 @@ from triton_pipelines.api.tensors import DataType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph, Implementation, Tensor
+from .lint_findings import warning
 
 Array = np.ndarray[Any, Any]
 
@@ -56,32 +57,34 @@ _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class ExampleRequest:
-    """A request that a healthy pod can answer.
-
-    ``inputs`` are arrays by name, with texts as objects (bytes). ``stream``: there may be any
-    number of responses. ``sequence``: the request must be a separate sequence, whose id is a text
-    (``text_ids``) or a number. ``finite``: outputs of the project's own postprocess, in which
-    infinity is never intended. ``made_up``: no part of it comes from the resource. ``repeat``: how
-    often the rows of a made-up request are repeated, so that a step that answers only the first row
-    is detected.
-    """
+    """A request that a healthy pod can answer."""
 
     inputs: Mapping[str, Array]
+    """Arrays by name, with texts as objects (bytes)."""
     stream: bool = False
+    """Whether there may be any number of responses."""
     sequence: bool = False
+    """Whether the request must be a separate sequence."""
     text_ids: bool = False
+    """Whether the id of a sequence is a text and not a number."""
     finite: frozenset[str] = frozenset()
+    """Outputs of a built-in postprocess, in which infinity is never intended."""
     made_up: bool = False
+    """Whether no part of it comes from the resource."""
     repeat: int = 1
+    """How often the rows of a made-up request are repeated.
+
+    A step that answers only the first row is thereby detected.
+    """
 
 
 def wire_type(data_type: DataType) -> str:
-    """The type as clients send it."""
+    """Return the element type under the name that clients send."""
     return "BYTES" if data_type is DataType.STRING else data_type.value
 
 
 def public_shape(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
-    """Shape of a public tensor as clients see it: with the batch axis where there is one."""
+    """Return the shape of a public tensor as clients see it, with the batch axis if it has one."""
     return (-1, *tensor.dims) if graph.max_batch_size > 0 else tensor.dims
 
 
@@ -99,7 +102,7 @@ def example_of(pipeline: InferencePipeline, graph: Graph) -> ExampleRequest | No
     else:
         inputs = {
             tensor.name: _text(tensor, graph, health.text or DEFAULT_TEXT)
-            for tensor in _required(graph)
+            for tensor in graph.required_inputs
         }
     sequences = [step.sequences for step in graph.models if step.sequences is not None]
     correlation = [
@@ -130,10 +133,12 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
     health = pipeline.spec.health
     if health.inputs or health.inference is InferenceHealth.DISABLED:
         return ""
-    other = [str(tensor) for tensor in _required(graph) if tensor.data_type is not DataType.STRING]
+    other = [
+        str(tensor) for tensor in graph.required_inputs if tensor.data_type is not DataType.STRING
+    ]
     if other:
         return f"it reads {', '.join(other)}, for which no example can be made up"
-    if not _required(graph):
+    if not graph.required_inputs:
         return "it needs no input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
@@ -148,21 +153,19 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     """Warn if pods are not probed with an inference, or if an example text is unused."""
     health = pipeline.spec.health
     if why := probe_blocker(pipeline, graph):
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"
             " add an example request, or write inference: Disabled",
-            Severity.WARNING,
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
-        tensor.data_type is not DataType.STRING for tensor in _required(graph)
+        tensor.data_type is not DataType.STRING for tensor in graph.required_inputs
     ):
-        yield Finding(
+        yield warning(
             "spec.health.text",
             "has no effect, because the pipeline reads more than text; add an example request in"
             " inputs",
-            Severity.WARNING,
             code=FindingCode.NO_EFFECT,
         )
 
@@ -191,16 +194,16 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
         _bytes(example, tensor.data_type, math.prod(example.shape)) for example, tensor in known
     )
     if total > EXAMPLE_BYTES_MAX:
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"the example request has {total} bytes; at most {EXAMPLE_BYTES_MAX} are allowed:"
             " use smaller shapes",
             code=FindingCode.TOO_LARGE,
         )
     given = {example.name for example in examples}
-    absent = [tensor.name for tensor in _required(graph) if tensor.name not in given]
+    absent = [tensor.name for tensor in graph.required_inputs if tensor.name not in given]
     if given and absent:
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"{', '.join(absent)} is missing; an example request must contain every required input",
             code=FindingCode.REQUIRED,
@@ -208,7 +211,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
 
 
 def _fits(shape: Sequence[int], full: Sequence[int]) -> bool:
-    """Whether an example of ``shape`` fits an input whose shape is ``full``."""
+    """Return whether an example of ``shape`` fits an input whose shape is ``full``."""
     return len(full) == len(shape) and all(
         size in (-1, given) for size, given in zip(full, shape, strict=True)
     )
@@ -255,7 +258,7 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
 
 
 def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> Iterator[Finding]:
-    """Every input of a request must have the same number of rows."""
+    """Check that all inputs of a request have the same number of rows."""
     rows = {
         example.name: example.shape[0]
         for example, tensor in known
@@ -265,7 +268,7 @@ def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> I
     }
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in rows.items())
-        yield Finding(
+        yield warning(
             "spec.health.inputs",
             f"the inputs have different numbers of rows ({listed});"
             " the first number of every shape must be the same",
@@ -274,7 +277,7 @@ def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> I
 
 
 def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
-    """One element of an example from its text.
+    """Return one element of an example, parsed from its text.
 
     Raises:
         ValueError: it is none of that type; the message says what is wanted and goes on after the
@@ -320,20 +323,6 @@ def _array(example: ExampleInput, data_type: DataType) -> Array:
 
 
 def _text(tensor: Tensor, graph: Graph, text: str) -> Array:
-    """The text in the input's shape, one element on each axis of any length."""
+    """Return the text in the input's shape, with one element on each open axis."""
     shape = [max(size, 1) for size in public_shape(tensor, graph)]
     return np.full(shape, text.encode(), dtype=np.object_)
-
-
-def _required(graph: Graph) -> list[Tensor]:
-    """Return the public inputs that a request must contain.
-
-    An ensemble needs all of its inputs, an entry point those that are not optional.
-    """
-    if graph.entry is None:
-        return list(graph.inputs)
-    entry = next((step for step in graph.models if step.name == graph.entry), None)
-    optional = (
-        {one.tensor.name for one in entry.inputs if one.optional} if entry is not None else set()
-    )
-    return [tensor for tensor in graph.inputs if tensor.name not in optional]

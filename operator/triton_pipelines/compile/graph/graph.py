@@ -175,46 +175,72 @@ class WarmupSample:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One model of the repository.
-
-    ``batching`` is ``None`` where no dynamic batcher is written. ``accelerator`` holds the settings
-    of TensorRT inside the ONNX Runtime backend. ``file_name`` is the main file in a version folder,
-    ``code`` a ``model.py`` written in the resource, ``files`` further text files of the version
-    folder. ``flat``: the loader adapts its ONNX file so that requests of different length share a
-    batch; the inputs that then arrive flat, each with the value that fills shorter rows.
-    ``tokenizer``: settings of the operator's own tokenizer.
-    """
+    """One model of the repository."""
 
     name: str
+    """Name of the step."""
     role: Role
+    """Purpose of the step."""
     model_name: str
+    """Name of its folder in the model repository."""
     implementation: Implementation
+    """Code that runs it."""
     platform: str
+    """Triton's platform; empty if the backend has none."""
     backend: str
+    """Triton's backend."""
     max_batch_size: int
+    """Most rows in a batch; 0 without a batch axis."""
     inputs: tuple[Input, ...]
+    """Input tensors and their sources."""
     outputs: tuple[Tensor, ...]
+    """Output tensors."""
     instances: StepInstances
+    """Number and placement of instances."""
     resources: InstanceResources
+    """Resources of one instance."""
     path: str
+    """Field of the resource that declares it."""
     batching: DynamicBatching | None = None
+    """Dynamic batcher; ``None`` if the config has none."""
     sequences: SequenceBatching | None = None
+    """Sequence batcher; ``None`` if the config has none."""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the config."""
     fetches: tuple[Fetch, ...] = ()
+    """Sources that the loader fetches for it."""
     file_name: str | None = None
+    """Main file in a version folder."""
     default_file: str | None = None
+    """Usual name of the main file; ``None`` if the backend has none."""
     code: str | None = None
+    """A ``model.py`` written in the resource."""
     files: Mapping[str, str] = field(default_factory=dict)
+    """Further text files of the version folder, by name."""
     version_policy: VersionPolicy | None = None
+    """Versions that Triton serves; ``None`` for its default."""
     version: int | None = None
+    """Version that the ensemble calls; ``None`` for the newest."""
     warmup: tuple[WarmupSample, ...] = ()
+    """Inferences that a new instance runs before it serves."""
     accelerator: tuple[tuple[str, str], ...] | None = None
+    """Settings of TensorRT inside the ONNX Runtime backend."""
     lengths: TokenLengths | None = None
+    """Lengths of rows, in tokens, that the model accepts."""
     decoupled: bool = False
+    """Whether a request may have any number of responses."""
     response_cache: bool = False
+    """Whether Triton caches its responses."""
     config_patch: Mapping[str, Any] | None = None
+    """Other fields of the ModelConfig, as written in the resource."""
     flat: Mapping[str, int] | None = None
+    """Inputs that arrive flat, each with the value that fills shorter rows.
+
+    The loader adapts the ONNX file so that requests of different length share a batch. ``None`` if
+    it does not.
+    """
     tokenizer: TokenizerSettings | None = None
+    """Settings of the operator's tokenizer; ``None`` for any other step."""
 
     @property
     def python(self) -> bool:
@@ -288,26 +314,44 @@ class PaddingChoice:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole pipeline, with every default resolved.
-
-    ``steps`` are in the order in which data flows. With an ``entry`` (a step that calls the others
-    itself) no steps are wired and no ensemble is created. ``auxiliary`` models are loaded in
-    addition. ``padding`` is ``None`` unless the operator's own tokenizer is used.
-    """
+    """A whole pipeline, with every default resolved."""
 
     pipeline: str
+    """Name of the resource."""
     model_name: str
+    """Name of the model that clients call."""
     max_batch_size: int
+    """Most rows of a request; 0 without a batch axis."""
     inputs: tuple[Tensor, ...]
+    """Public inputs."""
     outputs: tuple[PublicTensor, ...]
+    """Public outputs."""
     steps: tuple[Step, ...]
+    """Steps in data-flow order."""
     auxiliary: tuple[Step, ...] = ()
+    """Models that are loaded in addition."""
     padding: PaddingChoice | None = None
+    """Effective padding; ``None`` without a tokenizer."""
     entry: str | None = None
+    """Name of the step that calls the others itself.
+
+    Then no steps are wired and no ensemble is created.
+    """
     max_inflight_requests: int = 0
+    """Most requests inside the ensemble at a time; 0 for no limit."""
     response_cache: bool = False
+    """Whether Triton caches responses."""
     auto_complete: bool = False
+    """Whether backends complete the configs."""
     tracing: Tracing | None = None
+    """Settings of tracing; ``None`` if it is off."""
+    optional_inputs: frozenset[str] = frozenset()
+    """Names of the public inputs that a request may omit."""
+
+    @property
+    def required_inputs(self) -> tuple[Tensor, ...]:
+        """Return the public inputs that a request must contain."""
+        return tuple(tensor for tensor in self.inputs if tensor.name not in self.optional_inputs)
 
     @property
     def models(self) -> tuple[Step, ...]:
@@ -343,11 +387,11 @@ class Graph:
         return (item for step in self.models for item in step.fetches)
 
     def step(self, name: str) -> Step | None:
-        """The wired step of that name."""
+        """Return the wired step of that name; ``None`` if there is none."""
         return next((step for step in self.steps if step.name == name), None)
 
     def resolve(self, reference: Reference) -> Tensor | None:
-        """The tensor that a reference names, or ``None``."""
+        """Return the tensor that a reference names; ``None`` if there is none."""
         if reference.step == PIPELINE:
             return next((tensor for tensor in self.inputs if tensor.name == reference.tensor), None)
         step = self.step(reference.step)

@@ -1,54 +1,40 @@
-"""Build a model, a further step or an auxiliary model as a step of the graph.
-
-Every default of its resource is resolved.
-"""
+"""Build a model, a further step or an auxiliary model as a step of the graph."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import InstanceKind, InstanceResources
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.api.optimization import MAX_TOKENS, Precision
+from triton_pipelines.api.optimization import Precision
 from triton_pipelines.api.python import Runner
 from triton_pipelines.api.steps import Platform, StepFields
-from triton_pipelines.api.tensors import InputTensor, TokenTensor
+from triton_pipelines.api.tensors import TokenTensor
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
+from .declared_steps import DeclaredStep
 from .defaults import (
     BACKENDS,
     DEFAULT_MAX_BATCH_SIZE,
     ENGINE_FILE,
     FILE_NAMES,
-    MODEL,
-    STRATEGY_FILE,
     STRATEGY_PARAMETER,
     TOKENIZER,
     VERSION_FOLDER,
-    VLLM_INPUTS,
     VLLM_OUTPUTS,
-    VLLM_REQUIRED,
 )
-from .graph import (
-    Fetch,
-    Implementation,
-    Input,
-    Reference,
-    Role,
-    Step,
-    StepInstances,
-    Tensor,
-    WarmupSample,
-)
+from .fetches import inline_code, model_fetches, python_parameters
+from .graph import Fetch, Implementation, Input, Role, Step, StepInstances, Tensor
 from .options import Options
-from .source_checks import code_of, file_name_of, names_file, python_fetches, side_source
+from .step_context import StepContext
+from .step_inputs import step_inputs
 from .tokenizer_settings import prefixed
-from .tokenizer_step import Tokens, python_parameters
+from .tokenizer_step import Tokens
+from .warmup import warmup_samples
 
 # Values with which the runner may pad a shorter request in a batch with a longer one. The mask
 # hides them.
@@ -60,34 +46,10 @@ _PAD_VALUE = {
 # A postprocess, runner or other python process: interpreter, numpy (38 MB measured for numpy only)
 # and its library.
 FIXED_RESOURCES = InstanceResources(cpu="100m", memory="256Mi")
-# Token tensors for which zeros are a request that every model answers: the padding's own values.
-WARM_KINDS = frozenset(
-    {
-        TokenTensor.INPUT_IDS,
-        TokenTensor.ATTENTION_MASK,
-        TokenTensor.TOKEN_TYPE_IDS,
-        TokenTensor.SPECIAL_TOKENS_MASK,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a step's defaults depend on.
-
-    Tokens and the shape of a row of them, who feeds an input, the operator's options.
-    """
-
-    spec: PipelineSpec
-    tokens: Tokens
-    token_tensors: Sequence[Tensor]
-    lengths: tuple[int, ...]
-    read: Callable[[InputTensor], Reference | None]
-    options: Options
 
 
 def max_batch_size(fields: StepFields) -> int:
-    """Rows in a batch: as written, none for vLLM, else 64."""
+    """Return the rows in a batch: as written, none for vLLM, else 64."""
     if fields.max_batch_size is not None:
         return fields.max_batch_size
     return 0 if fields.platform is Platform.VLLM else DEFAULT_MAX_BATCH_SIZE
@@ -108,69 +70,43 @@ def implementation_of(fields: StepFields, options: Options) -> Implementation:
     return Implementation.BACKEND
 
 
-def model_step(
-    name: str, role: Role, model_name: str, path: str, fields: StepFields, around: Surroundings
-) -> Step:
-    """One step from its fields."""
-    implementation = implementation_of(fields, around.options)
+def model_step(declared: DeclaredStep, context: StepContext) -> Step:
+    """Return the step of a declared model, with every default resolved."""
+    fields, model_name = declared.fields, declared.model_name
+    implementation = implementation_of(fields, context.options)
     python = implementation is not Implementation.BACKEND
     batch = max_batch_size(fields)
-    inputs = _inputs(fields, path, batch, python, around)
-    outputs = tuple(
-        Tensor(one.name, one.data_type, one.dims, one.reshape) for one in fields.outputs
-    )
-    if not outputs and fields.platform is Platform.VLLM:
-        outputs = VLLM_OUTPUTS
-    default_file = (
-        "model.onnx"
-        if implementation is Implementation.ONNX_RUNNER
-        else FILE_NAMES.get(fields.platform)
-        if fields.platform
-        else None
-    )
-    fetches = _fetches(name, model_name, path, fields, around.spec, implementation, default_file)
-    file_name = next(
-        (item.file for item in fetches if not item.slot and item.kind is FetchKind.MODEL), None
-    )
-    file_name = file_name or next(
-        (
-            item.target.rsplit("/", 1)[-1]
-            for item in fetches
-            if not item.slot and item.kind is FetchKind.FILE
-        ),
-        None,
-    )
-    instances, scaled = _instances(role, implementation, fields, around.spec)
+    inputs = step_inputs(fields, declared.path, batch, python, context)
+    default_file = _default_file(fields, implementation)
+    fetches = model_fetches(declared, context.spec, implementation, default_file)
+    file_name = _file_name(fetches)
+    instances, scaled = _instances(declared.role, implementation, fields, context.spec)
     return Step(
-        name=name,
-        role=role,
+        name=declared.name,
+        role=declared.role,
         model_name=model_name,
         implementation=implementation,
         platform="" if python or fields.platform in (None, Platform.VLLM) else str(fields.platform),
-        backend="python"
-        if python
-        else BACKENDS[fields.platform]
-        if fields.platform
-        else str(fields.backend),
+        backend="python" if python else _backend(fields),
         max_batch_size=batch,
         inputs=inputs,
-        outputs=outputs,
+        outputs=_outputs(fields),
         instances=instances,
         resources=fields.resources_per_instance
         or (InstanceResources() if scaled else FIXED_RESOURCES),
         batching=None if fields.sequence_batching else _batching(fields),
         sequences=fields.sequence_batching,
-        parameters=_parameters(fields, model_name, implementation, inputs, file_name, around),
+        parameters=_parameters(fields, model_name, implementation, inputs, file_name, context),
         fetches=fetches,
         file_name=file_name,
         default_file=default_file,
-        code=code_of(fields.python),
-        path=path,
-        files=_files(fields, model_name, around),
+        code=inline_code(fields.python),
+        path=declared.path,
+        files=_files(fields, model_name, context),
         version_policy=fields.version_policy,
         version=fields.version,
-        warmup=_warmup(fields, batch, inputs, python, around),
-        accelerator=None if python else _accelerator(fields, model_name, around.options),
+        warmup=warmup_samples(fields, batch, inputs, python, context),
+        accelerator=None if python else _accelerator(fields, model_name, context.options),
         lengths=fields.lengths,
         decoupled=fields.decoupled is Switch.ENABLED
         or (fields.decoupled is None and fields.platform is Platform.VLLM),
@@ -178,7 +114,35 @@ def model_step(
     )
 
 
+def _outputs(fields: StepFields) -> tuple[Tensor, ...]:
+    """Return the declared outputs; those of the vLLM backend are known."""
+    if not fields.outputs and fields.platform is Platform.VLLM:
+        return VLLM_OUTPUTS
+    return tuple(Tensor(one.name, one.data_type, one.dims, one.reshape) for one in fields.outputs)
+
+
+def _backend(fields: StepFields) -> str:
+    """Return the name of Triton's backend that runs the step."""
+    return BACKENDS[fields.platform] if fields.platform else str(fields.backend)
+
+
+def _default_file(fields: StepFields, implementation: Implementation) -> str | None:
+    """Return the usual name of the model's file; ``None`` if the backend has none."""
+    if implementation is Implementation.ONNX_RUNNER:
+        return "model.onnx"
+    return FILE_NAMES.get(fields.platform) if fields.platform else None
+
+
+def _file_name(fetches: Sequence[Fetch]) -> str | None:
+    """Return the name of the model's file as the loader stores it; ``None`` if it is unknown."""
+    own = [item for item in fetches if not item.slot]
+    model = next((item.file for item in own if item.kind is FetchKind.MODEL), None)
+    files = (item.target.rsplit("/", 1)[-1] for item in own if item.kind is FetchKind.FILE)
+    return model or next(files, None)
+
+
 def _batching(fields: StepFields) -> DynamicBatching | None:
+    """Return the dynamic batcher of the step; ``None`` if it is off."""
     if fields.dynamic_batching is not None:
         return None if fields.dynamic_batching.mode is Switch.DISABLED else fields.dynamic_batching
     # The vLLM engine batches by itself; without a batch axis there is nothing to batch.
@@ -189,75 +153,16 @@ def _batching(fields: StepFields) -> DynamicBatching | None:
     )
 
 
-def _inputs(
-    fields: StepFields, path: str, batch: int, python: bool, around: Surroundings
-) -> tuple[Input, ...]:
-    if fields.inputs:
-        return tuple(
-            _input(wanted, f"{path}.inputs[{index}]", python, around)
-            for index, wanted in enumerate(fields.inputs)
-        )
-    if fields.platform is Platform.VLLM:
-        required = InputTensor(name=VLLM_REQUIRED, data_type=VLLM_INPUTS[0].data_type, dims=(1,))
-        return tuple(
-            Input(
-                tensor,
-                around.read(required) if tensor.name == VLLM_REQUIRED else None,
-                f"{path}.inputs",
-                optional=tensor.name != VLLM_REQUIRED,
-            )
-            for tensor in VLLM_INPUTS
-        )
-    result = []
-    for tensor in around.token_tensors:
-        kind = around.tokens[tensor.name].kind
-        axis = 0 if batch > 0 else 1
-        # Declared as the file has it (any length), also where every row is padded to one length.
-        shape = tuple(
-            -1 if index == axis and kind is not TokenTensor.LENGTHS else size
-            for index, size in enumerate(tensor.dims)
-        )
-        read = replace(tensor, dims=shape)
-        ragged = python and read.variable and batch > 0
-        result.append(
-            Input(
-                read,
-                Reference(TOKENIZER, tensor.name),
-                f"spec.tokenizer.outputs ({tensor.name})",
-                ragged=ragged,
-            )
-        )
-    return tuple(result)
-
-
-def _input(wanted: InputTensor, path: str, python: bool, around: Surroundings) -> Input:
-    tensor = Tensor(wanted.name, wanted.data_type, wanted.dims, wanted.reshape)
-    ragged = wanted.ragged is Switch.ENABLED or (
-        wanted.ragged is None and python and tensor.variable and wanted.reshape is None
-    )
-    return Input(
-        tensor, around.read(wanted), path, ragged=ragged, optional=wanted.optional is Switch.ENABLED
-    )
-
-
-def input_of(wanted: InputTensor, path: str, source: Reference | None) -> Input:
-    """An input of a step with custom code."""
-    tensor = Tensor(wanted.name, wanted.data_type, wanted.dims, wanted.reshape)
-    ragged = wanted.ragged is Switch.ENABLED or (
-        wanted.ragged is None and tensor.variable and wanted.reshape is None
-    )
-    return Input(tensor, source, path, ragged=ragged, optional=wanted.optional is Switch.ENABLED)
-
-
 def _instances(
     role: Role, implementation: Implementation, fields: StepFields, spec: PipelineSpec
 ) -> tuple[StepInstances, bool]:
-    wanted = fields.instances
-    counts = wanted.bounds(scaled=False)
+    """Return the instances of the step, and whether their number is scaled."""
+    declared = fields.instances
+    counts = declared.bounds(scaled=False)
     no_gpu = spec.server.gpu.count == 0
-    if wanted.kind is not None:
-        kind = wanted.kind
-    elif wanted.ranged or (fields.platform is Platform.PYTHON and role is not Role.MODEL):
+    if declared.kind is not None:
+        kind = declared.kind
+    elif declared.ranged or (fields.platform is Platform.PYTHON and role is not Role.MODEL):
         kind = InstanceKind.CPU
     elif fields.platform is Platform.VLLM:
         kind = InstanceKind.MODEL
@@ -265,78 +170,18 @@ def _instances(
         kind = InstanceKind.CPU if no_gpu else InstanceKind.GPU
     if implementation is Implementation.ONNX_RUNNER and fields.platform is not Platform.PYTHON:
         kind = InstanceKind.CPU
-    gpus = wanted.gpus if kind is InstanceKind.GPU else ()
-    profiles = wanted.profiles if implementation is Implementation.BACKEND else ()
+    gpus = declared.gpus if kind is InstanceKind.GPU else ()
+    profiles = declared.profiles if implementation is Implementation.BACKEND else ()
     return (
         StepInstances(
             f"KIND_{kind.value.upper()}",
             counts,
             gpus,
             profiles,
-            wanted.host_policy or "",
+            declared.host_policy or "",
         ),
         counts.scaled,
     )
-
-
-def _fetches(
-    name: str,
-    model_name: str,
-    path: str,
-    fields: StepFields,
-    spec: PipelineSpec,
-    implementation: Implementation,
-    default_file: str | None,
-) -> tuple[Fetch, ...]:
-    result: list[Fetch] = []
-    source, where = fields.source, f"{path}.source"
-    if (
-        source is None
-        and spec.source is not None
-        and path == f"spec.{MODEL}"
-        and implementation is not Implementation.CODE
-    ):
-        source, where = spec.source, "spec.source"
-    if source is not None and implementation is Implementation.CODE:
-        result.append(side_source(name, f"{model_name}/{VERSION_FOLDER}", source, where))
-    elif source is not None:
-        # A folder of the step's own is taken whole; of a shared one, of a hub's repository, or of a
-        # web server (which cannot be listed) only the model's file and what that names.
-        repository = source.uri.startswith("hf://") and source.path is None
-        own = where != "spec.source" and not repository and not source.uri.startswith("https://")
-        whole = own or fields.platform is Platform.VLLM or fields.backend is not None
-        file = source.file_name or default_file
-        if names_file(source):
-            target = f"{model_name}/{VERSION_FOLDER}/{default_file or file_name_of(source)}"
-            result.append(Fetch(name, "", source, where, FetchKind.FILE, target))
-        else:
-            result.append(
-                Fetch(
-                    name,
-                    "",
-                    source,
-                    where,
-                    FetchKind.MODEL,
-                    model_name,
-                    file,
-                    whole=whole or file is None,
-                )
-            )
-    if fields.python is not None and implementation is Implementation.CODE:
-        result += python_fetches(name, model_name, fields.python, f"{path}.python")
-    if fields.batch_strategy is not None and fields.batch_strategy.source is not None:
-        strategy = fields.batch_strategy.source
-        result.append(
-            Fetch(
-                name,
-                "strategy",
-                strategy,
-                f"{path}.batchStrategy.source",
-                FetchKind.FILE,
-                f"{model_name}/{STRATEGY_FILE}",
-            )
-        )
-    return tuple(result)
 
 
 def _parameters(
@@ -345,21 +190,21 @@ def _parameters(
     implementation: Implementation,
     inputs: Sequence[Input],
     file_name: str | None,
-    around: Surroundings,
+    context: StepContext,
 ) -> dict[str, str]:
+    """Return the parameters of the config: those of the user, then those of the operator."""
     parameters = dict(fields.parameters)
     if implementation is Implementation.ONNX_RUNNER:
         parameters |= prefixed(
             {
                 "model_file": file_name or "model.onnx",
-                "pad_inputs": json.dumps(_pad_values(inputs, around.tokens)),
+                "pad_inputs": json.dumps(_pad_values(inputs, context.tokens)),
             }
         )
-    if fields.python is not None and fields.python.environment is not None:
-        parameters |= python_parameters(True)
+    parameters |= python_parameters(fields.python)
     if fields.batch_strategy is not None and fields.batch_strategy.path is not None:
         parameters[STRATEGY_PARAMETER] = (
-            f"{around.options.models_path}/{model_name}/{fields.batch_strategy.path}"
+            f"{context.options.models_path}/{model_name}/{fields.batch_strategy.path}"
         )
     return parameters
 
@@ -371,27 +216,30 @@ def _accelerator(
 
     The names are those of that backend (onnxruntime_backend README).
     """
-    wanted = fields.optimization.tensorrt if fields.optimization else None
-    if wanted is None:
+    settings = fields.optimization.tensorrt if fields.optimization else None
+    if settings is None:
         return None
-    result = {"precision_mode": (wanted.precision or Precision.FP32).value}
-    if wanted.workspace_mebibytes is not None:
-        result["max_workspace_size_bytes"] = str(wanted.workspace_mebibytes * 1024**2)
-    if wanted.engine_cache is Switch.ENABLED:
+    result = {"precision_mode": (settings.precision or Precision.FP32).value}
+    if settings.workspace_mebibytes is not None:
+        result["max_workspace_size_bytes"] = str(settings.workspace_mebibytes * 1024**2)
+    if settings.engine_cache is Switch.ENABLED:
         # Never in the model's folder: a newer file there makes the next count change a full reload.
         result |= {
             "trt_engine_cache_enable": "1",
             "trt_engine_cache_path": f"{options.engines_path}/{model_name}",
         }
-    if wanted.calibration_table is not None:
-        # An absolute path stands for itself where ONNX Runtime would look in the engine cache.
-        table = f"{options.models_path}/{model_name}/{VERSION_FOLDER}/{wanted.calibration_table}"
+    if settings.calibration_table is not None:
+        # ONNX Runtime looks up a relative path in the engine cache.
+        table = f"{options.models_path}/{model_name}/{VERSION_FOLDER}/{settings.calibration_table}"
         result |= {"int8_calibration_table_name": table, "int8_use_native_calibration_table": "0"}
     return tuple(sorted(result.items()))
 
 
 def _pad_values(inputs: Sequence[Input], tokens: Tokens) -> dict[str, int]:
-    """Inputs that the runner may pad across requests: only those whose mask hides the padding."""
+    """Return the inputs that the runner may pad across requests, with the value that pads them.
+
+    Only inputs whose mask hides the padding may be padded.
+    """
     kinds: dict[str, Any] = {
         entry.tensor.name: tokens[entry.source.tensor].kind
         for entry in inputs
@@ -404,80 +252,15 @@ def _pad_values(inputs: Sequence[Input], tokens: Tokens) -> dict[str, int]:
     return {name: _PAD_VALUE[kind] for name, kind in kinds.items() if kind in _PAD_VALUE}
 
 
-def _files(fields: StepFields, model_name: str, around: Surroundings) -> Mapping[str, str]:
+def _files(fields: StepFields, model_name: str, context: StepContext) -> Mapping[str, str]:
+    """Return the files that the renderer writes: the arguments of the vLLM engine."""
     if fields.platform is not Platform.VLLM:
         return {}
     arguments = dict(fields.vllm.engine_args) if fields.vllm else {}
-    if fields.source is not None or around.spec.source is not None:
+    if fields.source is not None or context.spec.source is not None:
         # The weights are next to this file. A model that the user names takes precedence.
-        arguments.setdefault("model", f"{around.options.models_path}/{model_name}/{VERSION_FOLDER}")
+        arguments.setdefault(
+            "model", f"{context.options.models_path}/{model_name}/{VERSION_FOLDER}"
+        )
     # Sorted: the API server keeps the keys of such a mapping in an order of its own.
     return {ENGINE_FILE: json.dumps(arguments, indent=1, ensure_ascii=False, sort_keys=True) + "\n"}
-
-
-def _warmup(
-    fields: StepFields, batch: int, inputs: Sequence[Input], python: bool, around: Surroundings
-) -> tuple[WarmupSample, ...]:
-    """Return the warmup inferences of a new instance.
-
-    Unless the user configures them, there are warmups only if zeros are known to be valid inputs:
-    tokens from our own tokenizer into one of Triton's backends. The lengths and values that a
-    tokenizer with custom code produces are unknown.
-    """
-
-    def token(entry: Input) -> bool:
-        known = (
-            around.tokens.get(entry.source.tensor)
-            if entry.source is not None and entry.source.step == TOKENIZER
-            else None
-        )
-        return known is not None and known.kind in WARM_KINDS
-
-    asked = fields.warmup is not None and fields.warmup.mode is Switch.ENABLED
-    fed = [entry for entry in inputs if not (entry.optional and entry.source is None)]
-    ours = around.spec.tokenizer is not None and around.spec.tokenizer.python is None
-    by_default = (
-        fields.warmup is None
-        and ours
-        and not python
-        and fields.platform is not Platform.VLLM
-        and bool(fed)
-        and all(map(token, fed))
-    )
-    if fields.sequence_batching is not None or not (asked or by_default):
-        return ()
-    preferred = fields.dynamic_batching.preferred_batch_sizes if fields.dynamic_batching else ()
-    written = fields.warmup.batch_sizes if fields.warmup else ()
-    rows = sorted({*(written or (1, *preferred, batch))}) if batch > 0 else [0]
-    lengths = _lengths_taken(fields, around.lengths) if any(map(token, fed)) else (1,)
-    samples = []
-    for length in lengths:
-        for count in rows:
-            tensors = tuple(
-                replace(entry.tensor, dims=_filled(entry, length if token(entry) else 1))
-                for entry in fed
-            )
-            samples.append(WarmupSample(f"{max(count, 1)}x{length}", count, tensors))
-    return tuple(samples)
-
-
-def _lengths_taken(fields: StepFields, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths of rows, limited to the range that the model accepts.
-
-    A warmup outside of this range would stop the server.
-    """
-    low = (fields.lengths.min if fields.lengths else None) or 1
-    high = (fields.lengths.max if fields.lengths else None) or MAX_TOKENS
-    return tuple(sorted({min(max(length, low), high) for length in lengths}))
-
-
-def _filled(entry: Input, length: int) -> tuple[int, ...]:
-    """Return the dims with a size for every -1.
-
-    The last open axis of a token tensor is the length; other open axes are one.
-    """
-    dims = list(entry.tensor.dims)
-    free = [axis for axis, size in enumerate(dims) if size == -1]
-    for axis in free:
-        dims[axis] = length if axis == free[-1] else 1
-    return tuple(dims)

@@ -22,23 +22,30 @@ SUBSTITUTABLE = frozenset({"onnxruntime_onnx"})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Operator-wide settings of rendering; the command line's ``render`` takes the same.
-
-    ``substitute_runner`` names platforms whose steps run on the python-backend runner as KIND_CPU
-    instead (a server image without that backend); ``source_map`` holds ``PREFIX=TARGET`` pairs for
-    air-gapped mirrors; ``family_images`` the default images of platforms that the common one does
-    not carry (vllm, tensorrtllm). ``models_path`` and ``engines_path`` are where the server sees
-    its repository and may keep TensorRT engines.
-    """
+    """Operator-wide settings of rendering, which ``tritonpipe render`` also accepts."""
 
     server_image: str = DEFAULT_SERVER_IMAGE
+    """Default image of Triton."""
     loader_image: str = DEFAULT_LOADER_IMAGE
+    """Image of the init container and of the tuning Job."""
     image_pull_policy: str = "IfNotPresent"
+    """Default pull policy of both containers."""
     source_map: tuple[str, ...] = ()
+    """``PREFIX=TARGET`` pairs for air-gapped mirrors."""
     substitute_runner: frozenset[str] = field(default_factory=frozenset)
+    """Platforms whose steps run on the python-backend runner as KIND_CPU.
+
+    For a server image without their backend.
+    """
     custom_code_allowed: bool = True
+    """Whether resources may contain custom code."""
     pod_template_allowed: bool = True
+    """Whether resources may set ``server.podTemplate``."""
     operator_namespace: str = "triton-pipelines"
+    """Namespace of the operator."""
     family_images: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_FAMILY_IMAGES))
+    """Default images of platforms that the common image lacks (vllm, tensorrtllm)."""
     models_path: str = PATH_MODELS
+    """Folder of the model repository as the server sees it."""
     engines_path: str = PATH_ENGINES
+    """Folder in which the server may store TensorRT engines."""

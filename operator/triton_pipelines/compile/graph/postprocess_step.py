@@ -1,4 +1,4 @@
-"""The step after the model, as a step of the graph."""
+"""Build the postprocess step, which follows the model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import MODEL, POSTPROCESS, TOKENIZER
+from .fetches import inline_code, python_fetches, python_parameters
 from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
-from .model_step import FIXED_RESOURCES, input_of
-from .source_checks import code_of, python_fetches
+from .model_step import FIXED_RESOURCES
+from .step_inputs import input_of
 from .tokenizer_settings import prefixed
-from .tokenizer_step import Tokens, python_parameters
+from .tokenizer_step import Tokens
 
 
-def postprocess_read(wanted: InputTensor, spec: PipelineSpec) -> Reference | None:
+def postprocess_read(entry: InputTensor, spec: PipelineSpec) -> Reference | None:
     """Return the model's output of the same name, which custom code reads without ``from``."""
     if (
-        not wanted.from_
+        not entry.from_
         and spec.model is not None
-        and any(output.name == wanted.name for output in spec.model.outputs)
+        and any(output.name == entry.name for output in spec.model.outputs)
     ):
-        return Reference(MODEL, wanted.name)
+        return Reference(MODEL, entry.name)
     return None
 
 
@@ -51,7 +52,9 @@ def postprocess_step(
     model = next((step for step in steps if step.role is Role.MODEL), steps[-1])
     counts = post.instances.bounds(scaled=False)
     inputs, outputs, parameters = (
-        _own(post, read) if post.python is not None else _known(post, model, steps, tokens, texts)
+        _custom(post, read)
+        if post.python is not None
+        else _built_in(post, model, steps, tokens, texts)
     )
     return Step(
         name=POSTPROCESS,
@@ -76,10 +79,10 @@ def postprocess_step(
         batching=_batching(post, model.max_batch_size > 0),
         path="spec.postprocess",
         parameters=parameters,
-        fetches=python_fetches(POSTPROCESS, post.model_name, post.python, "spec.postprocess.python")
-        if post.python
-        else (),
-        code=code_of(post.python),
+        fetches=python_fetches(
+            POSTPROCESS, post.model_name, post.python, "spec.postprocess.python"
+        ),
+        code=inline_code(post.python),
         config_patch=post.config_patch,
     )
 
@@ -93,7 +96,8 @@ def _batching(post: Postprocess, batched: bool) -> DynamicBatching | None:
 Parts = tuple[tuple[Input, ...], tuple[Tensor, ...], dict[str, str]]
 
 
-def _own(post: Postprocess, read: Mapping[str, Reference | None]) -> Parts:
+def _custom(post: Postprocess, read: Mapping[str, Reference | None]) -> Parts:
+    """Return inputs, outputs and parameters of a postprocess with custom code."""
     inputs = tuple(
         input_of(tensor, f"spec.postprocess.inputs[{index}]", read.get(tensor.name))
         for index, tensor in enumerate(post.inputs)
@@ -105,14 +109,14 @@ def _own(post: Postprocess, read: Mapping[str, Reference | None]) -> Parts:
     return (
         inputs,
         outputs,
-        python_parameters(post.python is not None and post.python.environment is not None),
+        python_parameters(post.python),
     )
 
 
-def _known(
+def _built_in(
     post: Postprocess, model: Step, steps: Sequence[Step], tokens: Tokens, texts: Sequence[Tensor]
 ) -> Parts:
-    """Inputs, outputs and parameters of a postprocess that comes with the operator."""
+    """Return inputs, outputs and parameters of a postprocess that comes with the operator."""
     assert post.type is not None
     known = {Reference(PIPELINE, text.name): text for text in texts}
     known |= {
@@ -123,46 +127,59 @@ def _known(
     batched = model.max_batch_size > 0
     first = model.outputs[0].name if model.outputs else "output"
     source = Reference.parse(post.from_) if post.from_ else Reference(model.name, first)
-    read = known.get(source)
-    tensor = (
-        Tensor(source.tensor, DataType.FP32, (-1,) if batched else (-1, -1))
-        if read is None
-        else read
+    # The checks report an unknown source.
+    tensor = known.get(source) or Tensor(
+        source.tensor, DataType.FP32, (-1,) if batched else (-1, -1)
     )
     inputs = [Input(tensor, source, "spec.postprocess.from", ragged=tensor.variable and batched)]
     parameters = {"type": post.type.value, "input": tensor.name}
     if post.type is PostprocessType.MEAN_POOLING:
-        usual = next(
-            (name for name, token in tokens.items() if token.kind is TokenTensor.ATTENTION_MASK),
-            "attention_mask",
-        )
-        mask_source = (
-            Reference.parse(post.mask_from) if post.mask_from else Reference(TOKENIZER, usual)
-        )
-        mask = known.get(mask_source) or Tensor(mask_source.tensor, DataType.INT64, (-1,))
-        if mask.name == tensor.name:  # of another step: inputs of one step need names of their own
-            mask = replace(mask, name=f"{mask.name}_mask")
-        # The mask is read as variable: the pooled tensor may come back as long as the longest row
-        # only.
-        mask = replace(mask, dims=(-1,) if batched else (-1, -1))
-        inputs.append(Input(mask, mask_source, "spec.postprocess.maskFrom", ragged=batched))
-        parameters["mask"] = mask.name
-    outputs: list[Tensor] = []
-    if post.type in CLASSIFIERS:
-        # One score per class and row, or per class and token: the classes stand last.
-        *outer, classes = tensor.dims
-        outputs.append(Tensor("PROBABILITIES", DataType.FP32, (*outer, classes)))
-        if post.labels:
-            top = post.top_k or 1
-            outputs += [
-                Tensor("LABEL", DataType.STRING, (*outer, top)),
-                Tensor("SCORE", DataType.FP32, (*outer, top)),
-            ]
-            parameters |= {
-                "labels": json.dumps(list(post.labels), ensure_ascii=False),
-                "top_k": str(top),
-            }
-    else:
-        outputs.append(Tensor("EMBEDDING", DataType.FP32, (*tensor.dims[:-2], tensor.dims[-1])))
-        parameters["normalize"] = (post.normalize or Switch.ENABLED).value
-    return tuple(inputs), tuple(outputs), prefixed(parameters)
+        mask = _mask(post, tensor, known, tokens, batched)
+        inputs.append(mask)
+        parameters["mask"] = mask.tensor.name
+    outputs, settings = (_class_scores if post.type in CLASSIFIERS else _embedding)(post, tensor)
+    return tuple(inputs), tuple(outputs), prefixed(parameters | settings)
+
+
+def _mask(
+    post: Postprocess,
+    pooled: Tensor,
+    known: Mapping[Reference, Tensor],
+    tokens: Tokens,
+    batched: bool,
+) -> Input:
+    """Return the input of the mask that pooling reads: as declared, else the attention mask."""
+    usual = next(
+        (name for name, token in tokens.items() if token.kind is TokenTensor.ATTENTION_MASK),
+        "attention_mask",
+    )
+    source = Reference.parse(post.mask_from) if post.mask_from else Reference(TOKENIZER, usual)
+    mask = known.get(source) or Tensor(source.tensor, DataType.INT64, (-1,))
+    if mask.name == pooled.name:  # of another step: the inputs of one step need different names
+        mask = replace(mask, name=f"{mask.name}_mask")
+    # The mask has variable length: the pooled tensor may be only as long as the longest row.
+    mask = replace(mask, dims=(-1,) if batched else (-1, -1))
+    return Input(mask, source, "spec.postprocess.maskFrom", ragged=batched)
+
+
+def _class_scores(post: Postprocess, scores: Tensor) -> tuple[list[Tensor], dict[str, str]]:
+    """Return outputs and parameters of a classifier: one score per class and row, or per token."""
+    *outer, classes = scores.dims
+    outputs = [Tensor("PROBABILITIES", DataType.FP32, (*outer, classes))]
+    if not post.labels:
+        return outputs, {}
+    top = post.top_k or 1
+    outputs += [
+        Tensor("LABEL", DataType.STRING, (*outer, top)),
+        Tensor("SCORE", DataType.FP32, (*outer, top)),
+    ]
+    return outputs, {
+        "labels": json.dumps(list(post.labels), ensure_ascii=False),
+        "top_k": str(top),
+    }
+
+
+def _embedding(post: Postprocess, vectors: Tensor) -> tuple[list[Tensor], dict[str, str]]:
+    """Return output and parameters of pooling: one vector per row."""
+    output = Tensor("EMBEDDING", DataType.FP32, (*vectors.dims[:-2], vectors.dims[-1]))
+    return [output], {"normalize": (post.normalize or Switch.ENABLED).value}

@@ -1,10 +1,9 @@
-"""The parts of a config that an adapted ONNX model needs.
+"""Build the config entries of an ONNX model that is adapted to ragged batches.
 
-Flat inputs, the lengths of their rows, and outputs that are cut by them.
-
-The loader rewrites the model's graph (``loader/ragged``); this says what has to stand in
-``config.pbtxt`` for it, and what of a declared step makes that impossible before any file is read.
-The fields are those that Triton's ONNX Runtime backend takes.
+The entries are flat inputs, the lengths of their rows, and outputs that are divided by them. The
+loader rewrites the model's graph (``loader/ragged``). This module returns the fields that
+``config.pbtxt`` needs for it, and what in a declared step rules it out before any file is read. The
+fields are those that Triton's ONNX Runtime backend supports.
 """
 
 from __future__ import annotations
@@ -52,37 +51,41 @@ class BatchInput:
     """
 
     source: str
+    """Input whose row lengths are written."""
     target: str
+    """Input of the adapted model that receives them."""
     kind: str = BATCH_INPUT_KIND
+    """Triton's kind of the batch input."""
     data_type: DataType = DataType.INT32
+    """Element type of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """A ``batch_output`` entry.
-
-    ``target`` is cut into requests by the shapes that ``source`` had in them.
-    """
+    """A ``batch_output`` entry, which divides an output among the requests of a batch."""
 
     source: str
+    """Input whose shapes divide the output."""
     target: str
+    """Output that is divided."""
     kind: str = BATCH_OUTPUT_KIND
+    """Triton's kind of the batch output."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedConfig:
-    """What an adapted model's config says beyond a plain one.
-
-    ``flat`` inputs have ``allow_ragged_batch``, dims [-1]; all else stays as declared.
-    """
+    """Fields that the config of an adapted model has in addition to a plain one."""
 
     flat: tuple[str, ...]
+    """Inputs with ``allow_ragged_batch`` and dims [-1]; all others stay as declared."""
     batch_inputs: tuple[BatchInput, ...]
+    """Row lengths that the model receives."""
     batch_outputs: tuple[BatchOutput, ...]
+    """Outputs that are divided among requests."""
 
 
 def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The inputs that become flat.
+    """Return the inputs that become flat.
 
     One token per position, any length, token ids first (their lengths shape token-level outputs).
     """
@@ -96,7 +99,7 @@ def ragged_inputs(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def token_outputs(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The outputs that have a value, or a vector, per token."""
+    """Return the outputs that have a value, or a vector, per token."""
     return tuple(tensor for tensor in outputs if tensor.dims[:1] == (-1,))
 
 
@@ -122,7 +125,7 @@ def ragged_obstacles(
 ) -> Iterator[str]:
     """Yield why a declared ONNX step cannot batch requests of different length.
 
-    What only the file shows is checked by the loader.
+    The loader checks what only the file shows.
     """
     if max_batch_size < 1:
         yield "maxBatchSize is 0: batches need at least 1"

@@ -60,23 +60,24 @@ def refusal_key(fields: StepFields, spec: PipelineSpec) -> str:
 
     The key changes with the source and with the tensors, so that the loader then tries again.
     """
-    said: dict[str, Any] = fields.model_dump(
+    identity: dict[str, Any] = fields.model_dump(
         mode="json", by_alias=True, include={"source", "inputs", "outputs", "version_policy"}
     )
     if fields.source is None and spec.source is not None:
-        said["source"] = spec.source.model_dump(mode="json", by_alias=True)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        identity["source"] = spec.source.model_dump(mode="json", by_alias=True)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def adaptation_blocker(
     fields: StepFields, spec: PipelineSpec, kinds: Mapping[str, TokenTensor | None]
 ) -> str:
-    """Why an ONNX step in Triton's own backend cannot be adapted, as far as the resource says.
+    """Return why an ONNX step cannot be adapted, as far as the resource shows; "" if it can.
 
-    Empty: the loader may try.
-
-    ``kinds``: what each input that is fed by the tokenizer carries, by its name; an input that is
-    not among them is fed by something else.
+    Args:
+        fields: The step as declared.
+        spec: The spec of the pipeline.
+        kinds: What each input from the tokenizer contains, by the name of the input. Other inputs
+            are not listed.
     """
     if fields.platform is not Platform.ONNX:
         return (
@@ -88,7 +89,7 @@ def adaptation_blocker(
     versions = fields.version is not None or (
         fields.version_policy is not None and not fields.version_policy.default
     )
-    for stands, why in (
+    for applies, reason in (
         (
             accelerated,
             "TensorRT inside ONNX Runtime would build an engine for each shape of the padded batch",
@@ -109,21 +110,21 @@ def adaptation_blocker(
             "it reads no attention mask, which hides padding",
         ),
     ):
-        if stands:
-            return why
+        if applies:
+            return reason
     return _odd_tensor(fields, kinds)
 
 
 def _odd_tensor(fields: StepFields, kinds: Mapping[str, TokenTensor | None]) -> str:
-    for wanted in fields.inputs:
-        if wanted.ragged is not None or wanted.optional is Switch.ENABLED:
-            return f"its input {wanted.name} says ragged or optional itself"
-        if -1 in wanted.dims and kinds.get(wanted.name) not in PAD_VALUE:
-            return f"its input {wanted.name} has a length of its own"
+    for entry in fields.inputs:
+        if entry.ragged is not None or entry.optional is Switch.ENABLED:
+            return f"its input {entry.name} says ragged or optional itself"
+        if -1 in entry.dims and kinds.get(entry.name) not in PAD_VALUE:
+            return f"its input {entry.name} has a length of its own"
     odd = sorted(name for name, kind in kinds.items() if kind in (None, TokenTensor.OFFSETS))
     if odd:
         return f"its input {odd[0]} is no tensor of one value per token"
-    # Inputs that are not written down are as the tokenizer makes them.
+    # Undeclared inputs have the form of the tokenizer's outputs.
     inputs = [Tensor(one.name, one.data_type, one.dims, one.reshape) for one in fields.inputs]
     inputs = inputs or [
         Tensor(name, DataType.INT64, (-1,)) for name, kind in kinds.items() if kind in PAD_VALUE
@@ -133,7 +134,7 @@ def _odd_tensor(fields: StepFields, kinds: Mapping[str, TokenTensor | None]) -> 
 
 
 def pads(inputs: Sequence[Input], kinds: Mapping[str, TokenTensor | None]) -> dict[str, int]:
-    """The inputs that become flat, with what fills the shorter rows."""
+    """Return the inputs that become flat, each with the value that fills shorter rows."""
     return {
         entry.tensor.name: PAD_VALUE[kind]
         for entry in inputs

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.sequence_batching import ControlKind
 from triton_pipelines.api.tensors import DataType
 
 from .defaults import STRATEGY_FILE, STRATEGY_PARAMETER
 from .graph import Graph, Step
+from .lint_findings import warning
 
 
 def lint_schedulers(graph: Graph) -> Iterator[Finding]:
-    """Custom batching libraries and sequences of every model."""
+    """Warn about the custom batching libraries and the sequences of all models."""
     for step in graph.models:
         yield from _strategy(step)
         yield from _sequences(step)
@@ -27,7 +28,7 @@ def _strategy(step: Step) -> Iterator[Finding]:
     if library and step.batching is not None and not step.batching.max_queue_delay_microseconds:
         # Each request that joins a batch which already waits for its instance gets a fresh record:
         # the library counts from nothing again.
-        yield _warn(
+        yield warning(
             f"{step.path}.dynamicBatching.maxQueueDelayMicroseconds",
             "without a delay the batching library sees only part of each batch, so its limit is"
             " not enforced; set it to 1000 or more",
@@ -40,20 +41,16 @@ def _sequences(step: Step) -> Iterator[Finding]:
         return
     for index, control in enumerate(step.sequences.controls):
         if control.kind is ControlKind.CORRID and control.data_type is DataType.STRING:
-            yield _warn(
+            yield warning(
                 f"{step.path}.sequenceBatching.controls[{index}].dataType",
                 "the python backend fails every request whose sequence id is STRING; use UINT64,"
                 " or omit this control (text ids work without it)",
                 code=FindingCode.SEQUENCE_ID_UNSUPPORTED,
             )
     if step.sequences.states:
-        yield _warn(
+        yield warning(
             f"{step.path}.sequenceBatching.states",
             "the python backend never stores states, so every request gets the initial state; keep"
             " the state in the code, by sequence id",
             code=FindingCode.SEQUENCE_STATE_NOT_STORED,
         )
-
-
-def _warn(path: str, message: str, *, code: FindingCode) -> Finding:
-    return Finding(path, message, Severity.WARNING, code=code)

@@ -14,20 +14,19 @@ from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.server import ServerSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .container_resources import sizes
 from .graph import Graph
 from .options import Options
+from .quantities import bytes_of, millis
 from .server_settings import (
     FLAG_RELEASES,
     OWNED_ARGUMENTS,
     TRACE_ARGUMENTS,
-    bytes_of,
     default_image,
     flag_of,
-    millis,
     refused_variable,
     same_flag,
     server_version,
-    sizes,
 )
 
 # With server.autoComplete every change of a count would reload the model.
@@ -49,37 +48,9 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     server = pipeline.spec.server
     image = server.image or default_image(graph, options)
     version = server_version(server.version, image)
-    if version is None:
-        yield Finding(
-            "spec.server.version",
-            f"is required: the tag of the image {image} does not contain a Triton release; write"
-            " it as YY.MM, such as 24.10",
-            code=FindingCode.REQUIRED,
-        )
-    elif not 1 <= version[1] <= 12:
-        yield Finding(
-            "spec.server.version",
-            f"{version[0]:02d}.{version[1]:02d} is not a Triton release; write year and month as"
-            " YY.MM, such as 24.10",
-            code=FindingCode.UNSUPPORTED_RELEASE,
-        )
-    elif version < FLOOR_VERSION:
-        yield Finding(
-            "spec.server.version",
-            f"{version[0]:02d}.{version[1]:02d} is too old: live scaling without reloads needs"
-            " 24.08; use a newer image",
-            code=FindingCode.UNSUPPORTED_RELEASE,
-        )
+    yield from _version(version, image)
     yield from _arguments(pipeline, version)
-    for index, variable in enumerate(server.env):
-        if why := refused_variable(variable.name, variable.value, server):
-            yield Finding(f"spec.server.env[{index}].name", why, code=FindingCode.RESERVED)
-        if variable.value is not None and variable.value_from is not None:
-            yield Finding(
-                f"spec.server.env[{index}]",
-                "has both value and valueFrom; write only one",
-                code=FindingCode.FIELD_COMBINATION,
-            )
+    yield from _environment(server)
     inflight = pipeline.spec.ensemble.max_inflight_requests
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
@@ -98,6 +69,44 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     yield from _fixed(pipeline, graph)
     yield from _resources(pipeline, graph)
     yield from _affinity(server)
+
+
+def _version(version: tuple[int, int] | None, image: str) -> Iterator[Finding]:
+    """Check that the Triton release is known and supported."""
+    if version is None:
+        yield Finding(
+            "spec.server.version",
+            f"is required: the tag of the image {image} does not contain a Triton release; write"
+            " it as YY.MM, such as 24.10",
+            code=FindingCode.REQUIRED,
+        )
+    elif not 1 <= version[1] <= 12:
+        yield Finding(
+            "spec.server.version",
+            f"{_spelled(version)} is not a Triton release; write year and month as"
+            " YY.MM, such as 24.10",
+            code=FindingCode.UNSUPPORTED_RELEASE,
+        )
+    elif version < FLOOR_VERSION:
+        yield Finding(
+            "spec.server.version",
+            f"{_spelled(version)} is too old: live scaling without reloads needs"
+            " 24.08; use a newer image",
+            code=FindingCode.UNSUPPORTED_RELEASE,
+        )
+
+
+def _environment(server: ServerSpec) -> Iterator[Finding]:
+    """Check environment variables that the operator sets itself, and their values."""
+    for index, variable in enumerate(server.env):
+        if why := refused_variable(variable.name, variable.value, server):
+            yield Finding(f"spec.server.env[{index}].name", why, code=FindingCode.RESERVED)
+        if variable.value is not None and variable.value_from is not None:
+            yield Finding(
+                f"spec.server.env[{index}]",
+                "has both value and valueFrom; write only one",
+                code=FindingCode.FIELD_COMBINATION,
+            )
 
 
 def _spelled(version: tuple[int, int]) -> str:
@@ -144,7 +153,7 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
 
 
 def _fixed(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Ranges of counts where no count changes."""
+    """Yield ranges of counts in a pipeline whose counts cannot change."""
     spec = pipeline.spec
     if not graph.auto_complete:
         return

@@ -1,21 +1,20 @@
-"""Check sources before they are fetched: the file a source names, and errors in its URI."""
+"""Check sources before they are fetched: their URIs, and files that would overwrite others."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.loadplan import FetchKind
-from triton_pipelines.api.python import CodeParts
 from triton_pipelines.api.source import OCI_REFERENCE_PATTERN, ModelSource, SourceSpec
-from triton_pipelines.api.v1alpha1 import PipelineSpec
 
-from .defaults import ENVIRONMENT_FILE, TOKENIZER, VERSION_FOLDER
-from .graph import Fetch
+from .defaults import ENGINE_FILE
+from .fetches import file_name_of, names_file
+from .graph import Graph, Step
 
 # Their web pages are not files; repositories are read with the scheme hf.
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
@@ -26,129 +25,50 @@ RESERVED_FILES = ("model.py",)
 PLACEHOLDER = "pvc://replace-me"
 
 
-def tokenizer_fetches(spec: PipelineSpec) -> tuple[Fetch, ...]:
-    """The tokenizer's own source: tokenizer.json, or for custom code whatever lies there."""
-    tokenizer = spec.tokenizer
-    assert tokenizer is not None
-    source, path = (
-        (tokenizer.source, "spec.tokenizer.source")
-        if tokenizer.source
-        else (spec.source, "spec.source")
-    )
-    folder = f"{tokenizer.model_name}/{VERSION_FOLDER}"
-    if tokenizer.python is not None:
-        # Custom code brings what it needs; the pipeline's common folder is not forced on it.
-        return (
-            (side_source(TOKENIZER, folder, tokenizer.source, "spec.tokenizer.source"),)
-            if tokenizer.source
-            else ()
-        )
-    if source is None:
-        return ()
-    return (Fetch(TOKENIZER, "", source, path, FetchKind.TOKENIZER, f"{folder}/tokenizer.json"),)
-
-
-def side_source(step: str, folder: str, source: SourceSpec, path: str) -> Fetch:
-    """Return the source of a step with custom code: a file next to model.py, or a whole folder."""
-    if not names_file(source):
-        return Fetch(step, "", source, path, FetchKind.FOLDER, folder)
-    return Fetch(step, "", source, path, FetchKind.FILE, f"{folder}/{file_name_of(source)}")
-
-
-def code_of(python: CodeParts | None) -> str | None:
-    """Return the code that is written in the resource itself; ``None`` without any."""
-    return python.code.inline if python is not None and python.code is not None else None
-
-
-def python_fetches(step: str, model_name: str, python: CodeParts, path: str) -> tuple[Fetch, ...]:
-    """Sources of custom code: the code, its side files, its packed environment."""
-    folder = f"{model_name}/{VERSION_FOLDER}"
-    result: list[Fetch] = []
-    code = python.code
-    if code is not None and code.config_map_key_ref is not None:
-        reference = code.config_map_key_ref
-        uri = SourceSpec(uri=f"configmap://{reference.name}/{reference.key}")
-        result.append(
-            Fetch(
-                step,
-                "code",
-                uri,
-                f"{path}.code.configMapKeyRef",
-                FetchKind.FILE,
-                f"{folder}/model.py",
+def check_sources(graph: Graph) -> Iterator[Finding]:
+    """Yield invalid sources, and files that would overwrite what the renderer writes."""
+    sources = {item.path: item.source for item in graph.fetches}
+    for path, source in sources.items():
+        yield from check_source(source, path)
+    models = {item.path for item in graph.fetches if item.kind is FetchKind.MODEL}
+    for path, source in sources.items():
+        if (
+            isinstance(source, ModelSource)
+            and source.file_name is not None
+            and path not in models
+            and not names_file(source)
+        ):
+            yield Finding(
+                f"{path}.fileName",
+                "names a model's file, but this source contains no model;"
+                " write path to select a file in it",
+                code=FindingCode.FIELD_COMBINATION,
             )
-        )
-    if code is not None and code.source is not None:
-        where = f"{path}.code.source"
-        if not names_file(code.source):
-            result.append(
-                Fetch(
-                    step,
-                    "code",
-                    code.source,
-                    where,
-                    FetchKind.MODEL,
-                    model_name,
-                    "model.py",
-                    code.source.file_name,
-                    whole=True,
-                )
+    for step in graph.models:
+        yield from _file_conflicts(step)
+
+
+def _file_conflicts(step: Step) -> Iterator[Finding]:
+    """Yield files of a step's sources that take the place of another file."""
+    has_code = step.code is not None or any(item.slot == "code" for item in step.fetches)
+    targets: dict[str, str] = {}
+    for item in step.fetches:
+        name = item.target.rsplit("/", 1)[-1]
+        taken_by = []
+        if item.kind is FetchKind.FILE:
+            if has_code and item.slot != "code" and name in RESERVED_FILES:
+                taken_by.append(f"the file {name} replaces that of python.code")
+            if name == ENGINE_FILE and step.files:
+                taken_by.append(f"the file {name} replaces the one written from vllm.engineArgs")
+            if item.target in targets:
+                taken_by.append(f"{item.target} is already written by {targets[item.target]}")
+        for conflict in taken_by:
+            yield Finding(
+                item.path,
+                f"{conflict}; give the file another name",
+                code=FindingCode.FILE_CONFLICT,
             )
-        else:
-            result.append(
-                Fetch(step, "code", code.source, where, FetchKind.FILE, f"{folder}/model.py")
-            )
-    for index, side in enumerate(python.files):
-        single = names_file(side.source)
-        name = side.path or (file_name_of(side.source) if single else None)
-        where = f"{path}.files[{index}].source"
-        target = f"{folder}/{name}" if name else folder
-        result.append(
-            Fetch(
-                step,
-                f"file-{index}",
-                side.source,
-                where,
-                FetchKind.FILE if single else FetchKind.FOLDER,
-                target,
-            )
-        )
-    if python.environment is not None:
-        source = python.environment.source
-        result.append(
-            Fetch(
-                step,
-                "env",
-                source,
-                f"{path}.environment.source",
-                FetchKind.FILE,
-                f"{model_name}/{ENVIRONMENT_FILE}",
-            )
-        )
-    return tuple(result)
-
-
-def file_name_of(source: SourceSpec) -> str | None:
-    """The name of the file that a source names, or ``None`` where it names a folder."""
-    if source.path is not None:
-        return source.path.rsplit("/", 1)[-1] or None
-    scheme, _, rest = source.uri.partition("://")
-    if scheme == "https":
-        return unquote(urlsplit(source.uri).path).rsplit("/", 1)[-1] or None
-    if scheme == "oci":
-        return None
-    parts = rest.partition("@")[0].split("/") if scheme == "hf" else rest.split("/")
-    folder = {"hf": 2, "az": 2}.get(scheme, 1)
-    return parts[-1] or None if len(parts) > folder else None
-
-
-def names_file(source: SourceSpec) -> bool:
-    """Return whether a source names a file rather than a folder.
-
-    A file's address ends in a name with an extension.
-    """
-    name = file_name_of(source)
-    return name is not None and "." in name.strip(".")
+        targets.setdefault(item.target, item.path)
 
 
 def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
@@ -179,7 +99,7 @@ def _invalid(path: str, message: str) -> Finding:
 
 
 def _climbs(rest: str) -> bool:
-    """Whether the path of a URI contains ``..``, written out or escaped."""
+    """Return whether the path of a URI contains ``..``, plain or escaped."""
     return ".." in unquote(rest.partition("?")[0]).replace("\\", "/").split("/")
 
 

@@ -1,10 +1,8 @@
-"""The optimization profiles of a TensorRT plan.
+"""Optimization profiles of a TensorRT plan: the batches that they accept, and their buckets.
 
-Which batches they take, and the buckets that follow from them. Pure.
-
-A plan takes a batch when one of the profiles that its instances load holds the batch's rows and
-tokens; nothing but TensorRT reads them from the file, so the resource declares them. Instances load
-the first profile unless ``instances.profiles`` names others (tensorrt_backend), and Triton picks
+A plan accepts a batch if one of the profiles that its instances load covers the batch's rows and
+tokens. Only TensorRT can read profiles from the file, so the resource declares them. Instances load
+the first profile unless ``instances.profiles`` names others (tensorrt_backend), and Triton chooses
 among those by the shape of each batch.
 """
 
@@ -18,14 +16,14 @@ from triton_pipelines.api.optimization import TokenLengths
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One profile that instances load.
-
-    Its index, and the tokens of a row and rows of a batch that it takes, ends included.
-    """
+    """One profile that instances load."""
 
     index: int
+    """Index of the profile."""
     tokens: tuple[int, int]
+    """Fewest and most tokens of a row."""
     rows: tuple[int, int]
+    """Fewest and most rows of a batch."""
 
     def __str__(self) -> str:
         return (

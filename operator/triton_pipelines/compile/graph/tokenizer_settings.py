@@ -35,7 +35,7 @@ class TokenizerSettings:
 
     @property
     def cuts_pairs(self) -> bool:
-        """Whether pairs of texts that are too long are cut."""
+        """Return whether pairs of texts that are too long are cut."""
         return self.text_pair is not None and self.truncation is not Truncation.REFUSE
 
     def parameters(self) -> dict[str, str]:

@@ -6,28 +6,15 @@ from collections.abc import Iterator
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
-from triton_pipelines.api.postprocess import PostprocessType
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import TOKENIZER
-from .graph import (
-    PIPELINE,
-    Graph,
-    Implementation,
-    Input,
-    PublicTensor,
-    Reference,
-    Role,
-    Step,
-    Tensor,
-)
-
-NO_ELEMENTS = "must be at least 1, or -1 for any length, not 0"
+from .graph import PIPELINE, Graph, Input, PublicTensor, Reference, Role, Step, Tensor
 
 
 def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Findings about references between steps, the pipeline's inputs and its outputs."""
+    """Yield findings about references between steps, the pipeline's inputs and its outputs."""
     if graph.entry is not None:
         yield from _entry(graph)
         return
@@ -78,7 +65,7 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
 
 
 def _circle(graph: Graph) -> Iterator[Finding]:
-    """Steps that wait for each other."""
+    """Return the steps that wait for each other."""
     position = {step.name: index for index, step in enumerate(graph.steps)}
     for step in graph.steps:
         for entry in step.inputs:
@@ -126,11 +113,26 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
             code=FindingCode.UNKNOWN_TENSOR,
         )
         return
+    if origin == PIPELINE and made.name in graph.optional_inputs and not entry.optional:
+        yield Finding(
+            entry.path,
+            f"reads {entry.source}, which requests may omit, but {step.name} requires its input"
+            f" {entry.tensor.name}; {_make_both_alike(step)}",
+            code=FindingCode.OPTIONAL_MISMATCH,
+        )
     yield from _fits(graph, step, entry, made)
 
 
+def _make_both_alike(step: Step) -> str:
+    """Return the remedy if a required input reads an optional one."""
+    remove = "remove optional from the pipeline's input"
+    if step.role is Role.TOKENIZER:
+        return remove
+    return f"write optional: Enabled for it, too, or {remove}"
+
+
 def _has(graph: Graph, wanted: Reference) -> str:
-    """Which tensors the named step, or the pipeline, does have."""
+    """Return the tensors that the named step, or the pipeline, has, as text."""
     step = graph.step(wanted.step)
     tensors: tuple[Tensor, ...] = graph.inputs if step is None else step.outputs
     names = [tensor.name for tensor in tensors]
@@ -142,7 +144,7 @@ def _has(graph: Graph, wanted: Reference) -> str:
 
 
 def full_dims(dims: tuple[int, ...], batched: bool) -> tuple[int, ...]:
-    """Shape with the batch axis."""
+    """Return the shape with the batch axis."""
     return (-1, *dims) if batched else dims
 
 
@@ -188,7 +190,7 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
 
 
 def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
-    """What was probably meant where one side has one dim more.
+    """Return a suggestion if one side has one dim more.
 
     The axis of rows was written where it is added, or left out where it is not.
     """
@@ -332,96 +334,3 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
             f"refers to {source}, but {source.step} has no such output; {_has(graph, source)}",
             code=FindingCode.UNKNOWN_TENSOR,
         )
-
-
-def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
-    """Names of models, which are folders of one repository, and of tensors."""
-    seen: dict[str, str] = (
-        {} if graph.entry is not None else {graph.model_name: "spec.ensemble.modelName"}
-    )
-    for step in graph.models:
-        if step.model_name in seen:
-            default = (
-                " (default: metadata.name)"
-                if step.model_name == graph.model_name and graph.entry is None
-                else ""
-            )
-            yield Finding(
-                f"{step.path}.modelName",
-                f"{step.model_name!r} is already the name in {seen[step.model_name]}{default};"
-                " choose another name",
-                code=FindingCode.DUPLICATE,
-            )
-        seen.setdefault(step.model_name, f"{step.path}.modelName")
-        for path, tensor in _declared(step):
-            yield from _shape(step, tensor, path)
-    for index, public in enumerate(pipeline.spec.ensemble.inputs):
-        if 0 in public.dims:
-            yield Finding(
-                f"spec.ensemble.inputs[{index}].dims[{public.dims.index(0)}]",
-                NO_ELEMENTS,
-                code=FindingCode.OUT_OF_RANGE,
-            )
-    if pipeline.spec.postprocess.type not in (None, PostprocessType.NONE) and not any(
-        step.role is Role.MODEL for step in graph.steps
-    ):
-        post = pipeline.spec.postprocess
-        if post.from_ is None and post.python is None:
-            yield Finding(
-                "spec.postprocess.from",
-                "is required: without spec.model there is no default tensor to read",
-                code=FindingCode.REQUIRED,
-            )
-
-
-def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
-    """Return the tensors that the resource declares for a step, each with its field.
-
-    Tensors added by defaults have no field.
-    """
-    yield from (
-        (entry.path, entry.tensor)
-        for entry in step.inputs
-        if entry.path.startswith(f"{step.path}.inputs[")
-    )
-    if step.implementation not in (Implementation.TOKENIZER, Implementation.POSTPROCESS):
-        yield from (
-            (f"{step.path}.outputs[{index}]", tensor) for index, tensor in enumerate(step.outputs)
-        )
-
-
-def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
-    """Check for axes without elements, and Triton's rules for a reshape (model_config_utils.cc).
-
-    A reshape must keep the number of elements, and a scalar requires a batch axis.
-    """
-    for name, sizes in (("dims", tensor.dims), ("reshape", tensor.reshape or ())):
-        if 0 in sizes:
-            yield Finding(
-                f"{path}.{name}[{sizes.index(0)}]", NO_ELEMENTS, code=FindingCode.OUT_OF_RANGE
-            )
-    if tensor.reshape is None:
-        return
-    where = f"{path}.reshape"
-    if not tensor.reshape and step.max_batch_size == 0:
-        yield Finding(
-            where,
-            "[] (a scalar) needs a batch axis; set maxBatchSize, or write [1]",
-            code=FindingCode.SHAPE_MISMATCH,
-        )
-    if _elements(tensor.dims) != _elements(tensor.reshape) or tensor.dims.count(
-        -1
-    ) != tensor.reshape.count(-1):
-        yield Finding(
-            where,
-            f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the"
-            " same number of elements and of -1; change one",
-            code=FindingCode.SHAPE_MISMATCH,
-        )
-
-
-def _elements(dims: tuple[int, ...]) -> int:
-    result = 1
-    for size in dims:
-        result *= size if size > 0 else 1
-    return result

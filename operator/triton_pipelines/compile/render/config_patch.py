@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format
@@ -24,6 +24,13 @@ OWNED = {
     "ensemble_scheduling": "spec.ensemble",
     "default_model_filename": "source.fileName",
 }
+# Field of a ModelConfig that the product does not support → why.
+REFUSED = {
+    "model_repository_agents": (
+        "agents fetch or decrypt files inside Triton, but sources are fetched, verified and"
+        " decrypted before it starts; use source"
+    ),
+}
 # Parts of the messages below these fields that others may set.
 _TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
 _TENSOR_OWNED = ("name", "data_type", "dims")
@@ -36,25 +43,25 @@ _GROUP_OWNED = {
 }
 
 
-def patch(config: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
-    """Merge ``wanted`` into ``config`` (changed in place) and return what is wrong with it.
+def patch(config: Any, changes: Mapping[str, Any], path: str) -> list[Finding]:
+    """Merge ``changes`` into ``config`` (in place) and return what is wrong with them.
 
-    Messages are merged, lists replaced, maps merged by key, ``null`` clears a field; an empty list
-    or message is taken as such. ``input``, ``output`` and ``instance_group`` are lists whose items
-    the resource owns: their items are merged in turn.
+    Messages are merged, lists are replaced, maps are merged by key, and ``null`` clears a field. An
+    empty list or message replaces the value. The items of ``input``, ``output`` and
+    ``instance_group`` come from the resource, so they are merged one by one.
     """
     before = type(config)()
     before.CopyFrom(config)
-    findings = [*_merge(config, wanted, path)]
-    return findings or _owned(before, config, path)
+    findings = [*_merge(config, changes, path)]
+    return findings or [*_owned(before, config, path)]
 
 
-def _merge(message: Any, wanted: Mapping[str, Any], path: str) -> list[Finding]:
+def _merge(message: Any, changes: Mapping[str, Any], path: str) -> list[Finding]:
     findings: list[Finding] = []
     fields = {
         name: field for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)
     }
-    for key, value in wanted.items():
+    for key, value in changes.items():
         field = fields.get(key)
         here = f"{path}.{key}"
         if field is None:
@@ -158,30 +165,41 @@ def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
     return []
 
 
-def _owned(before: Any, after: Any, path: str) -> list[Finding]:
-    """What the patch changed although the resource has a field for it."""
-    findings = [
-        Finding(
-            f"{path}.{name}",
-            f"is set by the operator; use {field} instead",
-            code=FindingCode.RESERVED,
+def _owned(before: Any, after: Any, path: str) -> Iterator[Finding]:
+    """Yield what the patch changed although the resource has a field for it."""
+    for name, field in OWNED.items():
+        if getattr(before, name) != getattr(after, name):
+            yield _reserved(f"{path}.{name}", f"is set by the operator; use {field} instead")
+    yield from _owned_item_parts(before, after, path)
+    scheduler = after.WhichOneof("scheduling_choice")
+    if scheduler != before.WhichOneof("scheduling_choice"):
+        yield _reserved(
+            f"{path}.{scheduler}",
+            "changes the scheduler; use dynamicBatching or sequenceBatching instead",
         )
-        for name, field in OWNED.items()
-        if getattr(before, name) != getattr(after, name)
-    ]
+    if _own_parameters(before) != _own_parameters(after):
+        yield _reserved(
+            f"{path}.parameters",
+            f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
+            " reserved for the operator; remove them",
+        )
+    for name, why in REFUSED.items():
+        if getattr(before, name) != getattr(after, name):
+            yield _reserved(f"{path}.{name}", f"is not supported: {why}")
+
+
+def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
+    """Yield changed parts of tensors and instance groups for which the resource has a field."""
     for name, field in _TENSOR_PARTS.items():
         left, right = [
             [[getattr(one, part) for part in _TENSOR_OWNED] for one in getattr(config, name)]
             for config in (before, after)
         ]
         if left != right:
-            findings.append(
-                Finding(
-                    f"{path}.{name}",
-                    f"changes names, types, shapes or their order; use {field} for these, and"
-                    " write only other fields here",
-                    code=FindingCode.RESERVED,
-                )
+            yield _reserved(
+                f"{path}.{name}",
+                f"changes names, types, shapes or their order; use {field} for these, and"
+                " write only other fields here",
             )
     left, right = [
         [[getattr(one, part) for part in _GROUP_OWNED] for one in config.instance_group]
@@ -189,32 +207,14 @@ def _owned(before: Any, after: Any, path: str) -> list[Finding]:
     ]
     if left != right:
         fields = ", ".join(sorted(set(_GROUP_OWNED.values()) - {"modelName"}))
-        findings.append(
-            Finding(
-                f"{path}.instance_group",
-                f"changes values of {fields}; set them there, and write only other fields here",
-                code=FindingCode.RESERVED,
-            )
+        yield _reserved(
+            f"{path}.instance_group",
+            f"changes values of {fields}; set them there, and write only other fields here",
         )
-    scheduler = after.WhichOneof("scheduling_choice")
-    if scheduler != before.WhichOneof("scheduling_choice"):
-        findings.append(
-            Finding(
-                f"{path}.{scheduler}",
-                "changes the scheduler; use dynamicBatching or sequenceBatching instead",
-                code=FindingCode.RESERVED,
-            )
-        )
-    if _own_parameters(before) != _own_parameters(after):
-        findings.append(
-            Finding(
-                f"{path}.parameters",
-                f"changes parameters that start with {RUNTIME_PARAMETER_PREFIX!r}, which are"
-                " reserved for the operator; remove them",
-                code=FindingCode.RESERVED,
-            )
-        )
-    return findings
+
+
+def _reserved(path: str, message: str) -> Finding:
+    return Finding(path, message, code=FindingCode.RESERVED)
 
 
 def _own_parameters(config: Any) -> dict[str, str]:

@@ -6,7 +6,9 @@ Each file is parsed with Triton's own ModelConfig proto and checked.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -15,6 +17,8 @@ from google.protobuf.text_encoding import CEscape
 from tritonclient.grpc import model_config_pb2
 
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.loadfetch import FetchKind
+from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import PIPELINE, Graph, Reference, Step
 from triton_pipelines.compile.graph.ragged_config import ragged_config
 from triton_pipelines.compile.validation import ServerFacts, validate_repository
@@ -28,12 +32,12 @@ LATEST_VERSION = -1
 
 
 def _pb_string(value: str) -> str:
-    """A protobuf text-format string literal (UTF-8 kept readable)."""
+    """Return a protobuf text-format string literal (UTF-8 stays readable)."""
     return f'"{CEscape(value.encode(), as_utf8=True)}"'
 
 
 def _pb_word(value: str) -> str:
-    """An identifier as it stands; anything else is a defect of ours."""
+    """Return an identifier unchanged; anything else is a defect of the renderer."""
     if not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
         raise RenderError(f"{value!r} is no protobuf enum word")
     return value
@@ -49,7 +53,7 @@ _ENVIRONMENT.filters |= {"pb_string": _pb_string, "pb_word": _pb_word}
 
 
 def parse(text: str) -> Any:
-    """The ModelConfig message of a ``config.pbtxt``.
+    """Return the ModelConfig message of a ``config.pbtxt``.
 
     Unknown fields and wrong types raise :class:`RenderError`.
     """
@@ -60,7 +64,7 @@ def parse(text: str) -> Any:
 
 
 def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
-    """Model name → text of its ``config.pbtxt``, the ensemble last.
+    """Return the text of each model's ``config.pbtxt`` by name, the ensemble last.
 
     Raises :class:`RefusedError` with the fields of the resource where Triton would not load what
     they ask for.
@@ -78,14 +82,36 @@ def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:
             texts[step.model_name] = text_format.MessageToString(
                 messages[step.model_name], as_utf8=True
             )
-    findings += [as_finding(violation, graph) for violation in validate_repository(messages, facts)]
+    known = replace(facts or ServerFacts(), files=_known_files(graph))
+    findings += [as_finding(violation, graph) for violation in validate_repository(messages, known)]
     if findings:
         raise RefusedError(findings)
     return texts
 
 
+def _known_files(graph: Graph) -> dict[str, dict[str, int]]:
+    """Return the files of each model whose folder no source fills, with their sizes in bytes.
+
+    A fetched file has an unknown size, which counts as sufficient. A model with a source that is a
+    folder is left out, because its files are not known before they are fetched.
+    """
+    result = {}
+    for step in graph.models:
+        if any(item.kind in (FetchKind.MODEL, FetchKind.FOLDER) for item in step.fetches):
+            continue
+        result[step.model_name] = {
+            f"{VERSION_FOLDER}/": 0,
+            **{
+                item.target.removeprefix(f"{step.model_name}/"): sys.maxsize
+                for item in step.fetches
+            },
+            **{f"{VERSION_FOLDER}/{name}": len(text.encode()) for name, text in step.files.items()},
+        }
+    return result
+
+
 def step_config(step: Step) -> str:
-    """The config of one composing model.
+    """Return the config of one composing model.
 
     Its ``instance_group`` says kind and count always: Triton's own choice differs by backend.
     """
@@ -101,7 +127,7 @@ def step_config(step: Step) -> str:
 
 
 def ensemble_config(graph: Graph) -> str:
-    """The config of the ensemble: the maps of its steps, in the order of the data."""
+    """Return the config of the ensemble, with the maps of its steps in data-flow order."""
     tensors = tensor_names(graph)
     read = {entry.source for step in graph.steps for entry in step.inputs} | {
         output.source for output in graph.outputs
@@ -131,7 +157,7 @@ def ensemble_config(graph: Graph) -> str:
 
 
 def tensor_names(graph: Graph) -> Mapping[Reference, str]:
-    """The ensemble's own name of every tensor.
+    """Return the ensemble's own name of every tensor.
 
     Public names as written, the rest ``STEP.TENSOR``, made distinct.
     """
@@ -152,7 +178,7 @@ def tensor_names(graph: Graph) -> Mapping[Reference, str]:
 
 
 def with_count(config: Any, count: int) -> Any:
-    """A copy of a parsed config with another instance count and nothing else changed.
+    """Return a copy of a parsed config in which only the instance count differs.
 
     What a live change sends, and all it sends.
     """

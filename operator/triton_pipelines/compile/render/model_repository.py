@@ -121,7 +121,7 @@ def _adapt(step: Step, longest: int | None) -> PlanAdapt:
 
 
 def _empty_dirs(graph: Graph, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Version folders that nothing is laid into.
+    """Return the version folders that stay empty.
 
     The ensemble's, and those of backends without a file. Triton needs one to see a version.
     """
@@ -171,7 +171,10 @@ def _fetch(item: Fetch, step: Step) -> PlanFetch:
 
 
 def _tokens(step: Step, graph: Graph) -> PlanTokens | None:
-    """What our own tokenizer feeds a step with; custom code in its place may emit anything."""
+    """Return the tokens that the operator's tokenizer sends to a step.
+
+    ``None`` with custom code, which may emit anything.
+    """
     tokenizer = graph.tokenizer
     if tokenizer is None or tokenizer.tokenizer is None:
         return None

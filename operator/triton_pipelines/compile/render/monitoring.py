@@ -24,7 +24,7 @@ _DISCOVERED: Final = "__meta_kubernetes_pod_label_" + "".join(
 
 
 def pod_monitor(pipeline: InferencePipeline, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Lets Prometheus scrape the pipeline's pods, and gives their series the label ``pipeline``.
+    """Return the PodMonitor of the pods, which adds the label ``pipeline`` to their series.
 
     ``labels``: what that Prometheus selects by.
     """
@@ -43,7 +43,7 @@ def pod_monitor(pipeline: InferencePipeline, labels: Mapping[str, str]) -> dict[
 
 
 def prometheus_rule(pipeline: InferencePipeline, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The recording rules and alerts, for this pipeline's series alone."""
+    """Return the recording rules and alerts, limited to the series of this pipeline."""
     spec = groups(Scope(pipeline.namespace, pipeline.name))
     return _labelled(
         child(pipeline, API_VERSION, "PrometheusRule", pipeline.name, spec=spec), labels

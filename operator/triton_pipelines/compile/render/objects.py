@@ -11,7 +11,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.server import DisruptionBudget
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.server_settings import sequence_idle_seconds
+from triton_pipelines.compile.graph.drain import sequence_idle_seconds
 
 from .passthrough import plain
 
@@ -22,7 +22,7 @@ PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
 
 def owner(pipeline: InferencePipeline) -> dict[str, Any]:
-    """The reference by which children go with their pipeline."""
+    """Return the owner reference by which Kubernetes deletes children with their pipeline."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -36,7 +36,7 @@ def owner(pipeline: InferencePipeline) -> dict[str, Any]:
 def child(
     pipeline: InferencePipeline, api_version: str, kind: str, name: str, **body: Any
 ) -> dict[str, Any]:
-    """An object that belongs to the pipeline: found by its labels, gone with it."""
+    """Return an object with the labels of the pipeline and a reference to it as owner."""
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -53,9 +53,9 @@ def child(
 def revision_config_map(
     pipeline: InferencePipeline, revision: str, data: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One immutable ConfigMap per revision.
+    """Return the immutable ConfigMap of a revision.
 
-    A pod that restarts in mid-rollout gets its own revision.
+    A pod that restarts during a rollout therefore gets the files of its own revision.
     """
     result = child(
         pipeline,
@@ -70,12 +70,12 @@ def revision_config_map(
 
 
 def live_config_map(pipeline: InferencePipeline, data: Mapping[str, str]) -> dict[str, Any]:
-    """What lives longer than a pod and a revision; outside the revision hash."""
+    """Return the live ConfigMap, which outlives revisions and is not part of their hash."""
     return child(pipeline, "v1", "ConfigMap", names.live_name(pipeline.name), data=dict(data))
 
 
 def control_secret(pipeline: InferencePipeline, revision: str, key: str) -> dict[str, Any]:
-    """The control key of one revision."""
+    """Return the Secret with the control key of a revision."""
     result = child(
         pipeline,
         "v1",
@@ -89,16 +89,15 @@ def control_secret(pipeline: InferencePipeline, revision: str, key: str) -> dict
 
 
 def service(pipeline: InferencePipeline) -> dict[str, Any]:
-    """The Service in front of the pods: HTTP, gRPC and metrics under their usual numbers.
+    """Return the Service of the pods: HTTP, gRPC and metrics on their usual ports.
 
-    A client of a step with sequences stays on one pod, which alone knows its sequence.
+    A client of a step with sequences stays on one pod, because only that pod has its sequence.
     """
-    wanted = pipeline.spec.server.service
+    declared = pipeline.spec.server.service
     idle = sequence_idle_seconds(pipeline)
     sticky: dict[str, Any] = {"sessionAffinity": "None"}
     if idle is not None:
-        # Written out, so that they go together: the API server takes no timeout without an
-        # affinity.
+        # Both are always written: the API server rejects a timeout without an affinity.
         seconds = min(max(idle, AFFINITY_SECONDS), AFFINITY_SECONDS_MAX)
         sticky = {
             "sessionAffinity": "ClientIP",
@@ -110,46 +109,38 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
         "Service",
         pipeline.name,
         spec={
-            "type": wanted.type.value,
+            "type": declared.type.value,
             **sticky,
             "selector": names.selector(pipeline.name),
             "ports": [
-                {
-                    "name": "http",
-                    "port": names.PORT_HTTP,
-                    "targetPort": "http",
-                    "protocol": "TCP",
-                    "appProtocol": "http",
-                },
-                {
-                    "name": "grpc",
-                    "port": names.PORT_GRPC,
-                    "targetPort": "grpc",
-                    "protocol": "TCP",
-                    "appProtocol": "kubernetes.io/h2c",
-                },
-                {
-                    "name": "metrics",
-                    "port": names.PORT_METRICS,
-                    "targetPort": "metrics",
-                    "protocol": "TCP",
-                    "appProtocol": "http",
-                },
+                _port("http", names.PORT_HTTP, "http"),
+                _port("grpc", names.PORT_GRPC, "kubernetes.io/h2c"),
+                _port("metrics", names.PORT_METRICS, "http"),
             ],
         },
     )
-    if wanted.annotations:
-        result["metadata"]["annotations"] = dict(wanted.annotations)
+    if declared.annotations:
+        result["metadata"]["annotations"] = dict(declared.annotations)
     return result
 
 
-def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict[str, Any] | None:
-    """Who may reach the ports; ``None`` where it is switched off.
+def _port(name: str, number: int, app_protocol: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "port": number,
+        "targetPort": name,
+        "protocol": "TCP",
+        "appProtocol": app_protocol,
+    }
 
-    Egress stays open: the init container fetches sources.
+
+def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict[str, Any] | None:
+    """Return the network policy of the pods; ``None`` if the resource disables it.
+
+    It does not restrict egress, because the init container fetches sources.
     """
-    wanted = pipeline.spec.server.network_policy
-    if wanted.mode is Switch.DISABLED:
+    declared = pipeline.spec.server.network_policy
+    if declared.mode is Switch.DISABLED:
         return None
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
@@ -173,8 +164,8 @@ def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict
             "podSelector": {"matchLabels": names.selector(pipeline.name)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                rule(wanted.inference_from, "http", "grpc"),
-                rule(wanted.metrics_from, "metrics"),
+                rule(declared.inference_from, "http", "grpc"),
+                rule(declared.metrics_from, "metrics"),
             ],
         },
     )
@@ -188,8 +179,8 @@ def disruption_budget(
     ``None`` with fewer than two pods, for which it would only block drains. ``replicas`` is the
     desired number of pods, if the spec does not set it.
     """
-    wanted = pipeline.spec.replicas if replicas is None else replicas
-    if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or wanted < 2:
+    desired = pipeline.spec.replicas if replicas is None else replicas
+    if pipeline.spec.server.disruption_budget is DisruptionBudget.DISABLED or desired < 2:
         return None
     return child(
         pipeline,
@@ -205,7 +196,7 @@ def disruption_budget(
 
 
 def strategy(mode: RolloutStrategy) -> dict[str, Any]:
-    """The Deployment's strategy for a rollout mode; Auto is decided before and starts as Surge."""
+    """Return the Deployment's strategy for a rollout mode; Auto starts as Surge."""
     if mode is RolloutStrategy.RECREATE:
         # Server-side apply drops the rollingUpdate of an earlier mode, since the same manager wrote
         # it.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """A copy of what was passed through, as JSON has it.
+    """Return a copy that contains only JSON types.
 
     YAML files may hold dates and numeric keys, which the API server never sees.
     """

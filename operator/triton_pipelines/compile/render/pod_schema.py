@@ -55,7 +55,7 @@ def check_template(template: Any, path: str) -> list[Finding]:
 
 
 def item_path(field: str, index: int, item: Any) -> str:
-    """``[triton]`` for an item that has a key, ``[3]`` for any other."""
+    """Return ``[triton]`` for an item with a key, ``[3]`` for any other."""
     key = item.get(KEYS[field]) if field in KEYS and isinstance(item, Mapping) else None
     return f"[{key}]" if isinstance(key, str) else f"[{index}]"
 

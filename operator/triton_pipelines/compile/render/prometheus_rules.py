@@ -1,4 +1,4 @@
-"""Recording rules and alerts of live scaling. Pure.
+"""Render the recording rules and alerts of live scaling.
 
 They cover all pipelines at once, as the chart installs them, or a single one. ``python -m
 hack.monitoring`` generates ``manifests/monitoring/rules.yaml`` from them, and the operator creates
@@ -23,27 +23,29 @@ Rule = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One pipeline, whose series alone are looked at.
+    """The pipeline to which expressions are limited.
 
-    Triton's series bear the label ``pipeline`` by the PodMonitor's relabelling, the operator's own
-    and recorded ones do anyway. cAdvisor's and those of GPU exporters know the pod alone: pods are
-    named after their pipeline, with two parts more, and those of a pipeline whose name begins alike
-    have more parts.
+    Triton's series get the label ``pipeline`` from the PodMonitor's relabelling; the operator's own
+    and the recorded series have it anyway. The series of cAdvisor and of GPU exporters have only
+    the pod: a pod's name is that of its pipeline plus two parts, and the pods of a pipeline whose
+    name starts with the same text have more parts.
     """
 
     namespace: str
+    """Namespace of the pipeline."""
     pipeline: str
+    """Name of the pipeline."""
 
     def of(self, expression: str) -> str:
-        """The expression with every selector narrowed to the pipeline."""
+        """Return the expression with every selector limited to the pipeline."""
         return _SELECTOR.sub(self._narrowed, expression)
 
     def _narrowed(self, found: re.Match[str]) -> str:
         metric, given = found["metric"], found["given"] or ""
         prefix = "exported_" if 'exported_pod!=""' in given else ""
         matchers = [f'{prefix}namespace="{self.namespace}"']
-        # Names of pipelines are DNS labels: nothing in them means anything in a regular expression,
-        # and quotes are none.
+        # Names of pipelines are DNS labels, which need no escaping in regular expressions and
+        # contain no quotes.
         by_pod = metric.startswith(("container_", "DCGM_"))
         matchers.append(
             f'{prefix}pod=~"{self.pipeline}-[0-9a-z]+-[0-9a-z]+"'
@@ -53,7 +55,7 @@ class Scope:
         return f"{metric}{{{','.join([given, *matchers] if given else matchers)}}}"
 
 
-# A metric of ours, Triton's, cAdvisor's or a GPU exporter's, and its matchers.
+# A metric of the operator, Triton, cAdvisor or a GPU exporter, and its matchers.
 _SELECTOR: Final = re.compile(
     r"\b(?P<metric>(?:nv_|container_|DCGM_|tritonpipe[_:])[\w:]+)(?:\{(?P<given>[^}]*)\})?"
 )
@@ -67,8 +69,8 @@ def _spent(*parts: str) -> str:
     return " + ".join(_rate(f"nv_inference_compute_{part}_duration_us") for part in parts)
 
 
-# tritonpipe_step_instances by model; without that label the step's name stands for it, which is its
-# default.
+# tritonpipe_step_instances by model. Without that label the step's name is used, which is the
+# model's default name.
 INSTANCES: Final = (
     'max by (namespace, pod, model) (tritonpipe_step_instances{model!=""} '
     'or label_replace(tritonpipe_step_instances{model=""}, "model", "$1", "step", "(.+)"))'
@@ -76,16 +78,25 @@ INSTANCES: Final = (
 
 
 def recording_rules(scope: Scope | None = None) -> list[Rule]:
-    """What people and autoscalers read.
+    """Return the series that people and autoscalers read.
 
-    Per pod and model, so that sums (demand) and maxima (saturation) can follow.
+    They are per pod and model, so that queries can sum (demand) or take the maximum (saturation).
 
-    ``scope``: of one pipeline; ``None``: of all.
+    Args:
+        scope: The pipeline to which the rules are limited; ``None`` for all pipelines.
     """
+    rules = {**_load_rules(), **_cpu_rules(), **_gpu_rules()}
+    return [
+        {"record": name, "expr": scope.of(expression) if scope else expression}
+        for name, expression in rules.items()
+    ]
+
+
+def _load_rules() -> dict[str, str]:
+    """Return the rules about requests and instances, from Triton's metrics."""
     hits = f"({_rate('nv_cache_num_hits_per_model')} or 0 * tritonpipe:throughput:rate)"
     on = "on (namespace, pod, model) group_left ()"
-    container = 'container="triton"'
-    rules = {
+    return {
         # Completions per second.
         "tritonpipe:throughput:rate": _rate("nv_inference_request_success"),
         # Requests that wait and are not executing.
@@ -119,6 +130,13 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
         "tritonpipe:queue:seconds": (
             f"1e-6 * {_rate('nv_inference_queue_duration_us')} / (tritonpipe:throughput:rate > 0)"
         ),
+    }
+
+
+def _cpu_rules() -> dict[str, str]:
+    """Return the rules about the CPU of Triton's container, from cAdvisor's metrics."""
+    container = 'container="triton"'
+    return {
         "tritonpipe:cpu:cores": (
             "max by (namespace, pod)"
             f" (rate(container_cpu_usage_seconds_total{{{container}}}[{CPU_WINDOW}]))"
@@ -129,6 +147,12 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
             " / (max by (namespace, pod)"
             f" (rate(container_cpu_cfs_periods_total{{{container}}}[{CPU_WINDOW}])) > 0)"
         ),
+    }
+
+
+def _gpu_rules() -> dict[str, str]:
+    """Return the rules about GPUs, from metrics of Triton, the DCGM exporter and the operator."""
+    return {
         # The busiest GPU of a pod, 0 to 1: Triton's own figure, else the DCGM exporter's.
         "tritonpipe:gpu:ratio": (
             f"max by (namespace, pod) (avg_over_time(nv_gpu_utilization[{WINDOW}]))"
@@ -145,16 +169,13 @@ def recording_rules(scope: Scope | None = None) -> list[Rule]:
             "max by (namespace, pipeline) (avg_over_time(tritonpipe_gpu_starved_ratio[5m]))"
         ),
     }
-    return [
-        {"record": name, "expr": scope.of(expression) if scope else expression}
-        for name, expression in rules.items()
-    ]
 
 
 def alerts(scope: Scope | None = None) -> list[Rule]:
-    """The three alerts; each has a section in docs/runbooks/alerts.md.
+    """Return the alerts; each has a section in docs/runbooks/alerts.md.
 
-    ``scope``: as for :func:`recording_rules`.
+    Args:
+        scope: The pipeline to which the alerts are limited; ``None`` for all pipelines.
     """
     failing = 'increase(tritonpipe_scaling_errors_total{kind=~"Metrics.+|PrometheusError"}[2m]) > 0'
     made = [
@@ -205,7 +226,7 @@ def _alert(name: str, expression: str, wait: str, summary: str, description: str
 
 
 def groups(scope: Scope | None = None) -> dict[str, Any]:
-    """A rule file, or the spec of a PrometheusRule."""
+    """Return a rule file, which is also the spec of a PrometheusRule."""
     return {
         "groups": [
             {"name": "triton-pipelines.rules", "rules": recording_rules(scope)},

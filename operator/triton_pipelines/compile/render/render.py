@@ -33,19 +33,22 @@ CONFIG_MAP_LIMIT = (
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One revision, rendered.
-
-    ``name`` is a hash over everything that a change of would have to roll pods, and nothing else:
-    the default images are not in it, so a new operator release rolls only what its templates
-    changed; live counts are not in it, so scaling never rolls. ``template`` is the pod template,
-    ``data`` the content of the revision's ConfigMap (``template`` among it).
-    """
+    """One rendered revision."""
 
     name: str
+    """Hash of everything whose change must roll pods.
+
+    Default images are not part of it, so a new operator release rolls only pods whose template
+    changed. Live counts are not part of it, so scaling never rolls pods.
+    """
     server_image: str
+    """Image of Triton."""
     template: dict[str, Any]
+    """The pod template."""
     files: dict[str, str]
+    """Files of the model repository by path."""
     data: dict[str, str]
+    """Content of the revision's ConfigMap, which includes the template."""
 
 
 def render(
@@ -88,40 +91,40 @@ def render(
 
 
 def review(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[Finding]:
-    """What Triton would refuse of a checked graph, with the fields of the resource.
+    """Return what Triton would refuse of a checked graph, with the fields of the resource.
 
-    Empty: it may be rendered.
+    If the result is empty, the graph may be rendered.
     """
     image = pipeline.spec.server.image or default_image(graph, options)
     findings: list[Finding] = []
-    for made in (
+    for step in (
         lambda: configs(graph, facts(pipeline, image)),
         lambda: template(pipeline, graph, options, "", image),
     ):
         try:
-            made()
+            step()
         except RefusedError as refused:
             findings += refused.findings
     return findings
 
 
 def facts(pipeline: InferencePipeline, image: str) -> ServerFacts:
-    """What is known of the server before it runs."""
+    """Return what is known about the server before it runs."""
     gpu = pipeline.spec.server.gpu
     release = server_version(pipeline.spec.server.version, image)
-    # How many GPUs a claim gives is the template's business.
+    # The number of GPUs of a claim is unknown here; its template defines it.
     return ServerFacts(
         release=release or OLDEST, gpus=gpu.count if gpu.claim_template is None else None
     )
 
 
 def config_map(pipeline: InferencePipeline, revision: Revision) -> dict[str, Any]:
-    """The revision's ConfigMap."""
+    """Return the ConfigMap of the revision."""
     return revision_config_map(pipeline, revision.name, revision.data)
 
 
 def _without_default_images(pipeline: InferencePipeline, pod: dict[str, Any]) -> dict[str, Any]:
-    """The template less what the operator alone decides.
+    """Return the template without the parts that only the operator decides.
 
     A new release, or another default pull policy, must not roll pods.
     """

@@ -1,6 +1,6 @@
-"""The objects of a tuning run.
+"""Render the objects of a tuning run: a canary and the Job that measures it.
 
-A canary, which is a pod of the revision outside the Service, and the Job that measures it.
+The canary is a pod of the revision outside the Service.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options
-from triton_pipelines.compile.graph.server_settings import millis
+from triton_pipelines.compile.graph.quantities import millis
 
 from .objects import owner, strategy
 from .pod import UID
@@ -24,15 +24,15 @@ from .pod import UID
 # Total time limit of a Job in seconds. Quick measures for less than three minutes; the rest is for
 # a slow start of its image.
 JOB_SECONDS = {TuningMode.QUICK: 900, TuningMode.THOROUGH: 5400}
-# Neither pod serves clients, so neither has to drain, and a serving pod may be waiting for the
-# room: a rollout that finds no room for ten seconds gives up an old pod.
+# Neither pod serves clients, so neither has to drain. A serving pod may be waiting for the
+# resources: a rollout that cannot place a pod for ten seconds stops an old one.
 GRACE_SECONDS = 1
 FILE_PIPELINE, FILE_OPTIONS, FILE_KEY = "pipeline.json", "operator.yaml", "admin-key"
 VOLUME_CONTROL, VOLUME_TUNING = "control", "tuning"
 
 
 def run_labels(pipeline: str, run: str, component: str) -> dict[str, str]:
-    """Labels of what belongs to a run: the pipeline's, but not those that its Service selects."""
+    """Return the labels of a run's objects: the pipeline's, without those its Service selects."""
     return {**names.labels(pipeline), names.LABEL_COMPONENT: component, names.LABEL_RUN: run}
 
 
@@ -43,7 +43,7 @@ def _selector(pipeline: str, run: str, component: str) -> dict[str, str]:
     }
 
 
-def _made(
+def _object(
     pipeline: InferencePipeline, run: str, api_version: str, kind: str, component: str, **body: Any
 ) -> dict[str, Any]:
     return {
@@ -68,15 +68,15 @@ def canary(
     It is a Deployment and not a bare pod because the operator may not create pods. It omits the
     template's priority class, so that it preempts no other pod and is the first to be preempted.
     """
-    made = deepcopy(dict(template))
-    made["metadata"] = {**made.get("metadata", {})}
-    made["metadata"]["labels"] = {
-        **made["metadata"].get("labels", {}),
+    copy = deepcopy(dict(template))
+    copy["metadata"] = {**copy.get("metadata", {})}
+    copy["metadata"]["labels"] = {
+        **copy["metadata"].get("labels", {}),
         **run_labels(pipeline.name, run, names.COMPONENT_CANARY),
     }
-    made["spec"]["terminationGracePeriodSeconds"] = GRACE_SECONDS
-    made["spec"].pop("priorityClassName", None)
-    for container in made["spec"]["containers"]:
+    copy["spec"]["terminationGracePeriodSeconds"] = GRACE_SECONDS
+    copy["spec"].pop("priorityClassName", None)
+    for container in copy["spec"]["containers"]:
         container.pop("lifecycle", None)
     spec = {
         "replicas": 1,
@@ -84,9 +84,9 @@ def canary(
         "strategy": strategy(RolloutStrategy.RECREATE),
         "progressDeadlineSeconds": deadline_seconds,
         "revisionHistoryLimit": 0,
-        "template": made,
+        "template": copy,
     }
-    return _made(pipeline, run, "apps/v1", "Deployment", names.COMPONENT_CANARY, spec=spec)
+    return _object(pipeline, run, "apps/v1", "Deployment", names.COMPONENT_CANARY, spec=spec)
 
 
 def inputs(
@@ -96,20 +96,20 @@ def inputs(
     server_image: str,
     options: Options,
 ) -> dict[str, Any]:
-    """The ConfigMap that tells the Job what it measures.
+    """Return the ConfigMap that the Job reads.
 
-    The resource, and the operator's options by which it was rendered.
+    It contains the resource, and the operator's options that it was rendered with.
     """
-    told = {
+    used_options = {
         "images": {"default": server_image, **options.family_images},
         "substitute_runner": sorted(options.substitute_runner),
         "source_map": list(options.source_map),
     }
     data = {
         FILE_PIPELINE: json.dumps(document, sort_keys=True, indent=1),
-        FILE_OPTIONS: json.dumps(told, sort_keys=True),
+        FILE_OPTIONS: json.dumps(used_options, sort_keys=True),
     }
-    return _made(pipeline, run, "v1", "ConfigMap", names.COMPONENT_CANARY, data=data)
+    return _object(pipeline, run, "v1", "ConfigMap", names.COMPONENT_CANARY, data=data)
 
 
 def policies(
@@ -144,7 +144,7 @@ def policies(
         "egress": [{"ports": ports, "to": [canary_pods]}],
     }
     return [
-        _made(
+        _object(
             pipeline,
             run,
             "networking.k8s.io/v1",
@@ -152,7 +152,7 @@ def policies(
             names.COMPONENT_CANARY,
             spec=to_canary,
         ),
-        _made(
+        _object(
             pipeline,
             run,
             "networking.k8s.io/v1",
@@ -184,7 +184,42 @@ def job(
         template: Pod template of the revision.
         options: Options of the operator.
     """
-    mode = pipeline.spec.tuning.mode or TuningMode.QUICK
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_tuner(pipeline, address, template, options)],
+        "volumes": _tuner_volumes(pipeline, run, revision),
+    }
+    if pull_secrets := (template.get("spec") or {}).get("imagePullSecrets"):
+        pod["imagePullSecrets"] = list(pull_secrets)
+    spec = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": JOB_SECONDS[_mode(pipeline)],
+        "template": {
+            "metadata": {"labels": run_labels(pipeline.name, run, names.COMPONENT_TUNER)},
+            "spec": pod,
+        },
+    }
+    return _object(pipeline, run, "batch/v1", "Job", names.COMPONENT_TUNER, spec=spec)
+
+
+def _mode(pipeline: InferencePipeline) -> TuningMode:
+    return pipeline.spec.tuning.mode or TuningMode.QUICK
+
+
+def _tuner(
+    pipeline: InferencePipeline, address: str, template: Mapping[str, Any], options: Options
+) -> dict[str, Any]:
+    """Return the container of the Job."""
     host = f"[{address}]" if ":" in address else address
     arguments = [
         "tune",
@@ -194,9 +229,9 @@ def job(
         f"--operator-config={names.PATH_TUNING}/{FILE_OPTIONS}",
         f"--report-file={names.PATH_TERMINATION}",
         *([f"--cores={cores:g}"] if (cores := _cores(template)) else []),
-        *(["--thorough"] if mode is TuningMode.THOROUGH else []),
+        *(["--thorough"] if _mode(pipeline) is TuningMode.THOROUGH else []),
     ]
-    container = {
+    return {
         "name": names.CONTAINER_TUNER,
         "image": options.loader_image,
         "imagePullPolicy": options.image_pull_policy,
@@ -218,44 +253,22 @@ def job(
         "terminationMessagePath": names.PATH_TERMINATION,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _tuner_volumes(pipeline: InferencePipeline, run: str, revision: str) -> list[dict[str, Any]]:
     key = {
         "secretName": names.revision_name(pipeline.name, revision),
         "items": [{"key": names.KEY_CONTROL, "path": FILE_KEY}],
     }
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": UID,
-            "runAsGroup": UID,
-            "fsGroup": UID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": [
-            {"name": names.VOLUME_TMP, "emptyDir": {}},
-            {"name": VOLUME_TUNING, "configMap": {"name": names.tuning_name(pipeline.name, run)}},
-            {"name": VOLUME_CONTROL, "secret": {**key, "defaultMode": 0o440}},
-        ],
-    }
-    if pull_secrets := (template.get("spec") or {}).get("imagePullSecrets"):
-        pod["imagePullSecrets"] = list(pull_secrets)
-    spec = {
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": JOB_SECONDS[mode],
-        "template": {
-            "metadata": {"labels": run_labels(pipeline.name, run, names.COMPONENT_TUNER)},
-            "spec": pod,
-        },
-    }
-    return _made(pipeline, run, "batch/v1", "Job", names.COMPONENT_TUNER, spec=spec)
+    return [
+        {"name": names.VOLUME_TMP, "emptyDir": {}},
+        {"name": VOLUME_TUNING, "configMap": {"name": names.tuning_name(pipeline.name, run)}},
+        {"name": VOLUME_CONTROL, "secret": {**key, "defaultMode": 0o440}},
+    ]
 
 
 def _cores(template: Mapping[str, Any]) -> float:
-    """CPU cores that Triton may use in a pod; 0 where nothing limits it."""
+    """Return the CPU cores that Triton may use in a pod; 0 without a limit."""
     containers = (template.get("spec") or {}).get("containers") or ()
     server: Mapping[str, Any] = next(
         (item for item in containers if item.get("name") == names.CONTAINER_SERVER), {}

@@ -26,7 +26,7 @@ __all__ = ["DEADLY", "LIMITS", "Limit", "RuleId", "ServerFacts", "Violation", "v
 def validate_repository(
     configs: Mapping[str, Any], facts: ServerFacts | None = None
 ) -> list[Violation]:
-    """What Triton would refuse in a model repository.
+    """Return what Triton would refuse in a model repository.
 
     Args:
         configs: model folder → its ``tritonclient.grpc.model_config_pb2.ModelConfig``. Ensembles

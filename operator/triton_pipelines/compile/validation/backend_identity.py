@@ -45,19 +45,16 @@ _DEFAULT_PLATFORM: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a model is for Triton.
-
-    Attributes:
-        backend: backend name, "" where none is given and none can be inferred.
-        platform: platform name, often "".
-    """
+    """Backend and platform of a model."""
 
     backend: str
+    """Name of the backend; "" if none is given and none can be inferred."""
     platform: str
+    """Name of the platform, often ""."""
 
     @property
     def tensorrt(self) -> bool:
-        """Whether the fields that only TensorRT models may have are allowed."""
+        """Return whether the fields that only TensorRT models may have are allowed."""
         return self.platform == TENSORRT_PLATFORM
 
 
@@ -71,7 +68,7 @@ def platforms(backend: str, facts: ServerFacts) -> tuple[str, ...]:
 
 
 def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
-    """The backend and platform of a model after Triton's completion.
+    """Return the backend and platform of a model after Triton's completion.
 
     Args:
         name: the model's folder.
@@ -94,7 +91,7 @@ def identity(name: str, config: Any, facts: ServerFacts) -> Identity:
 
 
 def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
-    """Backend and platform of a model that names no backend.
+    """Return backend and platform of a model that names no backend.
 
     By its platform, its file's name, or the files of its folder.
     """
@@ -111,7 +108,7 @@ def _inferred(name: str, config: Any, facts: ServerFacts) -> tuple[str, str]:
 
 
 def _tensorflow_platform(name: str, config: Any, facts: ServerFacts) -> str:
-    """TensorFlow's platform, which only the file tells."""
+    """Return TensorFlow's platform, which only the file name shows."""
     present = (
         {config.default_model_filename} if config.default_model_filename else _entries(name, facts)
     )
@@ -121,7 +118,7 @@ def _tensorflow_platform(name: str, config: Any, facts: ServerFacts) -> str:
 
 
 def _entries(name: str, facts: ServerFacts) -> frozenset[str]:
-    """What lies in the version folder that comes first as a text."""
+    """Return the entries of the version folder whose name sorts first as text."""
     files = facts.files.get(name, {})
     folders = sorted({path.split("/", 1)[0] for path in files if "/" in path})
     return frozenset(

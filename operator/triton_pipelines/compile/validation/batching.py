@@ -11,7 +11,7 @@ from .violations import RuleId, ViolationCollector, keyed
 
 
 def check(config: Any, findings: ViolationCollector) -> None:
-    """All rules of this module."""
+    """Check all rules of this module."""
     if not config.HasField("dynamic_batching"):
         return
     batching, path = config.dynamic_batching, "dynamic_batching"
@@ -46,7 +46,7 @@ def check(config: Any, findings: ViolationCollector) -> None:
 def preferred(
     sizes: Sequence[int], path: str, max_batch_size: int, findings: ViolationCollector
 ) -> None:
-    """Preferred batch sizes lie in 1 … max_batch_size."""
+    """Check that preferred batch sizes are between 1 and max_batch_size."""
     for index, size in enumerate(sizes):
         if size < 1:
             findings.add(

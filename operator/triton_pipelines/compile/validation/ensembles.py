@@ -1,6 +1,6 @@
-"""Rules over ensembles and the models of their steps together.
+"""Check ensembles together with the models of their steps.
 
-Names, types, shapes, batch sizes, versions, decoupled models, circles.
+The rules cover names, types, shapes, batch sizes, versions, decoupled models and cycles.
 """
 
 from __future__ import annotations
@@ -17,23 +17,20 @@ from .violations import RuleId, ViolationCollector, keyed, listed, shape
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One place where a tensor is defined, written or read.
-
-    Attributes:
-        who: the place in words, such as "output 'logits' of model 'bert'".
-        data_type: its element type.
-        dims: without the batch dimension.
-        batched: whether a batch dimension comes before.
-    """
+    """One place where a tensor is defined, written or read."""
 
     who: str
+    """The place as text, such as "output 'logits' of model 'bert'"."""
     data_type: int
+    """Element type of the tensor."""
     dims: tuple[int, ...]
+    """Shape without the batch dimension."""
     batched: bool
+    """Whether a batch dimension comes first."""
 
     @property
     def full(self) -> tuple[int, ...]:
-        """Dims with the batch dimension."""
+        """Return the dims with the batch dimension."""
         return (VARIABLE, *self.dims) if self.batched else self.dims
 
     def __str__(self) -> str:
@@ -43,7 +40,7 @@ class _Use:
 def check(
     configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
 ) -> None:
-    """All rules of this module, over every ensemble of a repository."""
+    """Check all rules of this module for every ensemble of a repository."""
     order, circles = _order(configs)
     decoupled: dict[str, bool] = {
         name: config.model_transaction_policy.decoupled for name, config in configs.items()
@@ -115,7 +112,7 @@ class _Ensemble:
         self.inputs = {tensor.name for tensor in self.config.input}
 
     def check(self) -> bool:
-        """Judge it; whether it is decoupled."""
+        """Check the ensemble, and return whether it is decoupled."""
         batched = self.config.max_batch_size > 0
         for side, tensors in (("input", self.config.input), ("output", self.config.output)):
             for tensor in tensors:
@@ -152,7 +149,7 @@ class _Ensemble:
         if step.model_version == VARIABLE:
             return
         versions = served(step.model_name, model, self.facts)
-        # Where nothing is served, the model itself is at fault and said to be.
+        # If no version is served, the finding belongs to the model and is reported there.
         if (versions is None and step.model_version > 0) or (versions is not None and not versions):
             return
         if versions is None or step.model_version not in versions:
@@ -197,11 +194,11 @@ class _Ensemble:
                 use = self._use(step, "output", tensor, model)
                 target = step.output_map[tensor.name]
                 if self.written.setdefault(target, use) is not use or target in self.inputs:
-                    continue  # written twice, which ``flow`` says
+                    continue  # written twice, which ``flow`` reports
                 self._compare(keyed(f"{path}.output_map", tensor.name), target, use)
 
     def _unknown_tensors(self, step: Any, path: str, side: str, tensors: Iterable[Any]) -> None:
-        """Refuse mapped tensors that the model does not have; ``side`` is input or output."""
+        """Report mapped tensors that the model does not have; ``side`` is input or output."""
         names = {tensor.name for tensor in tensors}
         for key in sorted(set(getattr(step, f"{side}_map")) - names):
             self.findings.add(
@@ -255,7 +252,7 @@ class _Ensemble:
                     )
 
     def _join(self) -> bool:
-        """Which decoupled model each tensor comes from; a step must not join two.
+        """Find the decoupled model of each tensor; a step must not join two.
 
         Returns whether any tensor comes from one.
         """
@@ -275,7 +272,8 @@ class _Ensemble:
                 source = self._one_origin(
                     f"{path}.input_map",
                     f"model {step.model_name!r}",
-                    list(step.input_map.values()),
+                    # The order of a protobuf map differs between processes.
+                    [step.input_map[name] for name in sorted(step.input_map)],
                     origin,
                 )
                 mine = (

@@ -1,4 +1,4 @@
-"""Rules over one ensemble by itself: what it may have, and how its tensors flow from step to step.
+"""Check one ensemble by itself: its fields, and how tensors flow from step to step.
 
 The models of its steps do not matter here.
 """
@@ -12,7 +12,7 @@ from .violations import RuleId, ViolationCollector, keyed, listed
 
 
 def check(config: Any, identity: Identity, findings: ViolationCollector) -> None:
-    """All rules of this module; models that are no ensembles pass."""
+    """Check all rules of this module; they apply only to ensembles."""
     if not config.HasField("ensemble_scheduling"):
         if identity.platform == ENSEMBLE:
             findings.add(
@@ -100,9 +100,9 @@ class _Flow:
                 self.readers.setdefault(tensor, []).append(keyed(f"{path}.input_map", key))
 
     def _ready(self) -> set[str]:
-        """The tensors that come about.
+        """Return the tensors that can be computed.
 
-        Those of the client, and what steps write whose inputs all do.
+        These are the client's tensors, and the outputs of steps whose inputs can all be computed.
         """
         ready, waiting = set(self.inputs), list(self.steps)
         while True:

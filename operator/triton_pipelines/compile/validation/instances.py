@@ -24,7 +24,7 @@ _PLAIN_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,4}")
 def check(
     config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
-    """All rules over the groups of one model. An ensemble has none, which ``flow`` judges."""
+    """Check the instance groups of one model; ``flow`` checks that an ensemble has none."""
     if config.HasField("ensemble_scheduling"):
         return
     for index, group in enumerate(config.instance_group):
@@ -94,7 +94,7 @@ def _profile(profile: str, path: str, identity: Identity, findings: ViolationCol
 def check_resources(
     configs: Mapping[str, Any], facts: ServerFacts, findings: Mapping[str, ViolationCollector]
 ) -> None:
-    """With rate limiting a resource is global in all models or in none."""
+    """Check that with rate limiting a resource is global in all models or in none."""
     if not facts.rate_limiting:
         return
     seen: dict[str, tuple[bool, str]] = {}

@@ -6,6 +6,7 @@ Name, backend, versions, side files, metrics.
 from __future__ import annotations
 
 import posixpath
+import re
 from typing import Any, Final
 
 from .backend_identity import ENSEMBLE, PYTHON_FILE, Identity, platforms
@@ -15,13 +16,16 @@ from .violations import RuleId, ViolationCollector, keyed, listed
 _METRICS_SINCE: Final[Release] = (24, 11)
 _FIELDS_SINCE: Final[dict[str, Release]] = {"model_metrics": _METRICS_SINCE}
 _IN_FLIGHT_SINCE: Final[Release] = (25, 11)
+_METRIC_TAG: Final = re.compile(r"(?:[a-zA-Z0-9][a-zA-Z0-9_]*)?", re.ASCII)
+_LIBRARY_BACKENDS: Final = frozenset({"python", "onnxruntime", "tensorrt", "tensorflow"})
+"""Backends that are a library in every release, so that no ``model.py`` implements them."""
 _STRATEGY: Final = "TRITON_BATCH_STRATEGY_PATH"
 
 
 def check(
     name: str, config: Any, identity: Identity, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
-    """All rules of this module."""
+    """Check all rules of this module."""
     _name(name, config, findings)
     _backend(config, identity, facts, findings)
     if config.max_batch_size < 0:
@@ -35,6 +39,7 @@ def check(
     _fields(config, facts, findings)
     _cache(config, findings)
     _metrics(config, findings)
+    _metric_tags(config, findings)
     _labels(name, config, facts, findings)
     _agents(config, facts, findings)
     _enums(config, "", findings)
@@ -102,6 +107,14 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
             f" {backend!r}, or omit it",
         )
         return
+    if runtime == PYTHON_FILE and backend in _LIBRARY_BACKENDS:
+        findings.add(
+            "runtime",
+            RuleId.RUNTIME,
+            f"{runtime!r} is for backends written in Python, but backend {backend!r} is a library;"
+            " omit it",
+        )
+        return
     if facts.backends is None:
         return
     files = facts.backends.get(backend, frozenset())
@@ -163,7 +176,7 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
 
 
 def served(name: str, config: Any, facts: ServerFacts) -> frozenset[int] | None:
-    """The versions that Triton would serve under the model's version policy.
+    """Return the versions that Triton would serve under the model's version policy.
 
     None when its folders are unknown.
     """
@@ -244,6 +257,23 @@ def _metrics(config: Any, findings: ViolationCollector) -> None:
             )
 
 
+def _metric_tags(config: Any, findings: ViolationCollector) -> None:
+    """Note keys that make no label of a metric.
+
+    Triton puts ``_`` in front of a key, and its Prometheus library accepts
+    ``[a-zA-Z_][a-zA-Z0-9_]*`` without ``__`` at the beginning; anything else ends the server
+    (measured, 24.10: SIGABRT).
+    """
+    for key in sorted(config.metric_tags):
+        if not _METRIC_TAG.fullmatch(key):
+            findings.add(
+                keyed("metric_tags", key),
+                RuleId.METRIC_TAG,
+                f"{key!r} makes no label of a metric, and the server would end; write letters,"
+                " digits and _, and no _ at the beginning",
+            )
+
+
 def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
     files = facts.files.get(name)
     for index, output in enumerate(config.output):
@@ -313,7 +343,7 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
 
 
 def _enums(message: Any, path: str, findings: ViolationCollector) -> None:
-    """Numbers of enum fields that have no name."""
+    """Report numbers of enum fields that have no name."""
     for field, value in message.ListFields():
         at = f"{path}.{field.name}" if path else field.name
         map_field = field.message_type is not None and field.message_type.GetOptions().map_entry

@@ -43,7 +43,7 @@ _BYTES: Final = {
 
 
 def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
-    """All rules of this module."""
+    """Check all rules of this module."""
     if not config.HasField("sequence_batching"):
         return
     sequence, path = config.sequence_batching, "sequence_batching"
@@ -83,7 +83,7 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
 
 
 def item_bytes(data_type: int) -> int:
-    """Bytes of one element; 0 for a string or an unknown type."""
+    """Return the bytes of one element; 0 for a string or an unknown type."""
     return _BYTES.get(data_type, 0)
 
 

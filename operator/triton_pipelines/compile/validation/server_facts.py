@@ -21,30 +21,33 @@ class ServerFacts:
     """One Triton server and the files next to the configs.
 
     A value that is None or missing is unknown and leads to no finding.
-
-    Attributes:
-        release: year and month of the server's release.
-        gpus: GPUs that the server sees; 0 for a server on CPUs; None when unknown.
-        backends: backend name → names of the files in its folder below the backend directory.
-        agents: names of the repository agents of the server.
-        files: model → path below its folder → size in bytes. A folder without files ends in "/".
-        rate_limiting: whether the server runs with ``--rate-limit=execution_count``.
-        root: folder of the model repository as the server sees it; lets absolute paths in
-            parameters be judged.
     """
 
     release: Release = OLDEST
+    """Year and month of the server's release."""
     gpus: int | None = None
+    """GPUs that the server sees; 0 for a server on CPUs; None if unknown."""
     backends: Mapping[str, frozenset[str]] | None = None
+    """Names of the files in each backend's folder, by backend."""
     agents: frozenset[str] | None = None
+    """Names of the server's repository agents."""
     files: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Size in bytes of each file: model → path below its folder → size.
+
+    A folder without files ends in "/".
+    """
     rate_limiting: bool = False
+    """Whether the server runs with ``--rate-limit=execution_count``."""
     root: str | None = None
+    """Folder of the model repository as the server sees it.
+
+    It is needed to check absolute paths in parameters.
+    """
 
     def versions(self, model: str) -> frozenset[int] | None:
-        """Version folders of a model; None when its files are unknown.
+        """Return the version folders of a model; None if its files are unknown.
 
-        A name with a leading zero is none, as in Triton.
+        As in Triton, a name with a leading zero is not a version.
         """
         files = self.files.get(model)
         if files is None:

@@ -1,7 +1,7 @@
-"""Rules that are stricter than Triton, each with its reason.
+"""List the rules that are stricter than Triton, each with its reason.
 
-A differential test against a real server takes a disagreement under one of these rules as agreed,
-and no other.
+A differential test compares the validation with a real server. It accepts a difference only under
+these rules.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from .violations import RuleId
 MAX_ELEMENTS: Final = 2**31
 """Most elements that one tensor of fixed shape may have.
 
-2 GiB of bytes is what one gRPC message carries.
+One gRPC message carries at most 2 GiB.
 """
 MAX_SLOTS: Final = 65536
-"""Most sequences that one instance may hold: Triton makes a queue for each of them at once."""
+"""Most sequences that one instance may hold: Triton creates a queue for each at load."""
 MAX_INSTANCES: Final = 1024
-"""Most instances of one group: each is at least a thread, of a Python model a process."""
+"""Most instances of one group: each is a thread or, of a Python model, a process."""
 MAX_WARMUP_REQUESTS: Final = 65536
 """Most requests of one warm-up sample.
 
-Triton makes ``batch_size`` requests at once and runs them ``count`` times.
+Triton creates ``batch_size`` requests at once and runs them ``count`` times.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One rule of this project's own.
-
-    Attributes:
-        reason: what happens when the model is loaded all the same.
-        deadly: the server itself may end, or run out of memory, when asked to load it; a test does
-            not ask.
-    """
+    """One rule of this project that Triton does not have."""
 
     reason: str
+    """What happens if the model is loaded anyway."""
     deadly: bool = False
+    """Whether the server may exit, or run out of memory, on loading the model.
+
+    Tests therefore do not load it.
+    """
 
 
 LIMITS: Final[Mapping[RuleId, Limit]] = {
@@ -98,11 +97,12 @@ LIMITS: Final[Mapping[RuleId, Limit]] = {
     ),
 }
 
-FATAL: Final = frozenset({RuleId.INITIAL_STATE})
-"""Rules of Triton's own where the server does not refuse but ends itself (2.51.0.
+FATAL: Final = frozenset({RuleId.INITIAL_STATE, RuleId.METRIC_TAG})
+"""Triton's own rules whose violation makes the server exit instead of refusing the model.
 
-The scheduler is destroyed before its threads were made).
+Measured with 2.51.0: with a wrong initial state, the scheduler is destroyed before its threads are
+created. A wrong label of a metric is an exception that nothing catches.
 """
 
 DEADLY: Final = FATAL | {rule for rule, limit in LIMITS.items() if limit.deadly}
-"""Rules under which a test does not ask a server that it shares with other models."""
+"""Rules that a test must not try on a server that it shares with other models."""

@@ -19,7 +19,7 @@ _BATCH_TYPES: Final = (pb.TYPE_INT32, pb.TYPE_FP32)
 
 
 def check(config: Any, identity: Identity, findings: ViolationCollector) -> None:
-    """All rules of this module."""
+    """Check all rules of this module."""
     for side, tensors in (("input", config.input), ("output", config.output)):
         seen: dict[str, int] = {}
         for index, tensor in enumerate(tensors):
@@ -44,7 +44,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
 
 
 def type_name(data_type: int) -> str:
-    """Name of an element type without its prefix, such as FP32."""
+    """Return the name of an element type without its prefix, such as FP32."""
     try:
         return str(pb.DataType.Name(data_type)).removeprefix("TYPE_")
     except ValueError:
@@ -94,7 +94,7 @@ def _tensor(
 def _formats(
     tensor: Any, path: str, shown: str, identity: Identity, findings: ViolationCollector
 ) -> None:
-    """Shape tensors and formats that only TensorRT models have."""
+    """Check shape tensors and formats that only TensorRT models have."""
     if tensor.is_shape_tensor and not identity.tensorrt:
         findings.add(
             f"{path}.is_shape_tensor",
@@ -159,7 +159,7 @@ def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -
 
 
 def _runs(dims: Sequence[int]) -> list[int]:
-    """Products of the sizes before, between and after the variable ones."""
+    """Return the products of the sizes before, between and after the variable ones."""
     runs = [1]
     for dim in dims:
         if dim == VARIABLE:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class RuleId(StrEnum):
-    """Ids of rules, grouped as the modules that judge them.
+    """Ids of rules, grouped by the modules that check them.
 
     Those of ``stricter_rules.LIMITS`` are this project's own, the others Triton's.
     """
@@ -25,6 +25,7 @@ class RuleId(StrEnum):
     VERSION_POLICY = "version-policy"
     FIELD_VERSION = "field-version"
     METRICS = "metrics"
+    METRIC_TAG = "metric-tag"
     RESPONSE_CACHE = "response-cache"
     BATCH_STRATEGY = "batch-strategy"
     BATCH_STRATEGY_FOLDER = "batch-strategy-folder"
@@ -90,20 +91,19 @@ class RuleId(StrEnum):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Violation:
-    """One thing in a model repository for which a model would not load.
-
-    Attributes:
-        model: name of the model (its folder in the repository).
-        field: path in its config, such as ``input[0].dims[1]`` or
-            ``ensemble_scheduling.step[1].input_map["x"]``; "" for the whole.
-        rule: which rule.
-        message: what is wrong and what to write instead, in one sentence or two.
-    """
+    """One reason why a model of a repository would not load."""
 
     model: str
+    """Name of the model (its folder in the repository)."""
     field: str
+    """Path in its config; "" for the whole config.
+
+    Such as ``input[0].dims[1]`` or ``ensemble_scheduling.step[1].input_map["x"]``.
+    """
     rule: RuleId
+    """The broken rule."""
     message: str
+    """What is wrong and what to write instead, in one sentence or two."""
 
     def __str__(self) -> str:
         return (
@@ -121,22 +121,22 @@ class ViolationCollector:
         self.found: list[Violation] = []
 
     def add(self, field: str, rule: RuleId, message: str) -> None:
-        """Note one violation."""
+        """Add one violation."""
         self.found.append(Violation(self.model, field, rule, message))
 
 
 def keyed(path: str, key: object) -> str:
-    """Path of one entry of a map field: ``input_map["x"]``."""
+    """Return the path of one entry of a map field: ``input_map["x"]``."""
     return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
 
 
 def listed(words: Iterable[object], nothing: str = "none") -> str:
-    """``a, b, c``, at most eight of them, or ``nothing``."""
+    """Return ``a, b, c`` with at most eight words, or ``nothing`` if there are none."""
     texts = [str(word) for word in words]
     more = f" and {len(texts) - 8} more" if len(texts) > 8 else ""
     return ", ".join(texts[:8]) + more if texts else nothing
 
 
 def shape(dims: Sequence[int]) -> str:
-    """``[3, -1]``."""
+    """Return dims as text: ``[3, -1]``."""
     return "[" + ", ".join(str(dim) for dim in dims) + "]"

@@ -21,7 +21,7 @@ _CORRELATION_CHECKED_SINCE: Final[Release] = (25, 1)
 
 
 def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None:
-    """All rules of this module. An ensemble has no warm-up, which ``flow`` judges."""
+    """Check the warm-up of one model; ``flow`` checks that an ensemble has none."""
     if config.HasField("ensemble_scheduling"):
         return
     # A passive instance is never warmed up.
@@ -107,7 +107,7 @@ def _input(
 
 
 def _valid_sizes(name: str, given: Any, path: str, findings: ViolationCollector) -> bool:
-    """Whether every size is a number of at least 1; the others are noted."""
+    """Return whether every size is a number of at least 1, and report the others."""
     valid = True
     for index, dim in enumerate(given.dims):
         if dim == VARIABLE:
@@ -130,7 +130,7 @@ def _valid_sizes(name: str, given: Any, path: str, findings: ViolationCollector)
 def _fits_model(
     name: str, given: Any, tensor: Any, path: str, valid: bool, findings: ViolationCollector
 ) -> None:
-    """Note an element type or shape other than the model declares."""
+    """Report an element type or shape that differs from the model's."""
     if given.data_type != tensor.data_type:
         findings.add(
             f"{path}.data_type",

@@ -119,7 +119,7 @@ class PodChange:
 
 
 @dataclass(frozen=True, slots=True)
-class CountChange:
+class CountChangeResult:
     """The change in all pods of a pipeline."""
 
     pods: Mapping[str, PodChange] = field(default_factory=dict)
@@ -184,7 +184,7 @@ async def change_count(
     *,
     pace: Pace = Pace(),
     started: Callable[[PodTarget], None] = lambda _: None,
-) -> CountChange:
+) -> CountChangeResult:
     """Bring every pod to ``count`` instances of a model.
 
     Growth: the first pod alone, then a quarter of the rest at a time. Removal: one pod after the
@@ -218,7 +218,7 @@ async def change_count(
         )
         changes |= {target.pod: change for target, change in zip(group, done, strict=True)}
         failed = any(change.result not in (PodResult.VERIFIED, PodResult.GONE) for change in done)
-    return CountChange({target.pod: changes[target.pod] for target in targets})
+    return CountChangeResult({target.pod: changes[target.pod] for target in targets})
 
 
 def _groups(targets: Sequence[PodTarget]) -> list[Sequence[PodTarget]]:

@@ -13,17 +13,14 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 import structlog
 
 from triton_pipelines.api import names
-from triton_pipelines.api.conditions import Reason
-from triton_pipelines.autoscaling.backoff import ScalingBackoff
 from triton_pipelines.autoscaling.decide import decide
-from triton_pipelines.autoscaling.metrics.collector import unknown_connection
 from triton_pipelines.autoscaling.metrics.samples import (
-    ExpectedPods,
     MetricsFailure,
     MetricsProblem,
     PipelineSample,
@@ -39,61 +36,41 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.compile.graph.graph import Step
 from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu
 from triton_pipelines.controllers.autoscaler.actuator import (
-    CountChange,
     Pace,
-    PodGoneError,
-    PodRejectedError,
-    PodResult,
     PodTarget,
-    PodUnresponsiveError,
-    change_count,
 )
+from triton_pipelines.controllers.autoscaler.count_changer import CountChanger
 from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
-    PodCounts,
     ReportedStatus,
 )
+from triton_pipelines.controllers.autoscaler.pod_counts import known_targets, query_counts
+from triton_pipelines.controllers.autoscaler.sample_collection import Collector, collect_samples
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
 from triton_pipelines.controllers.handover import Handover, ScalingView
+from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import Pod, alive, json_object, serves
-from triton_pipelines.controllers.scaling_limits import limits_of
+from triton_pipelines.controllers.pipeline.snapshot import (
+    Pod,
+    is_alive,
+    is_pipeline_pod,
+    json_object,
+)
 
 _log = structlog.get_logger(__name__)
 
 TICK_SECONDS: Final = 2.0
-# A pod's counts are queried again after this long (seconds), and whenever its server has restarted:
-# nothing else should change them.
-RECOUNT_SECONDS: Final = 30.0
-# A pod that did not report counts is queried again after this long (seconds), so that many
-# unreachable pods do not keep the operator busy.
-UNANSWERED_SECONDS: Final = 10.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
 INTENT_SECONDS: Final = 15.0
-INTENT_POLL_SECONDS: Final = 0.1
 # A view of which only figures changed is published this often (seconds).
 STATUS_SECONDS: Final = 60.0
 # Pause after a first failed change (seconds); doubled before the first use, and with each failure.
 RETRY_SECONDS: Final = 8.0
-
-
-class Collector(Protocol):
-    """A source of samples: Prometheus, or the pods themselves."""
-
-    async def collect(
-        self, wanted: Mapping[Key, ExpectedPods]
-    ) -> Mapping[Key, PipelineSample | MetricsFailure]:
-        """Collect samples for all pipelines at once.
-
-        A pipeline without a usable sample gets a failure, never a zero.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -156,8 +133,13 @@ class Autoscaler:
         self._forget(known - set(self.store.pipelines()))
         scaled = {key: state for key, state in self._states.items() if state.steps}
         serving = {key: state for key, state in scaled.items() if state.pods}
-        await asyncio.gather(*(self._query_counts(state) for state in serving.values()))
-        samples = await self._collect(serving)
+        now = self.clock().timestamp()
+        await asyncio.gather(
+            *(query_counts(state, partial(self._control, state), now) for state in serving.values())
+        )
+        samples = await collect_samples(
+            serving, self.collectors, partial(self._log_failure, ("", ""), "Collect")
+        )
         for key, state in scaled.items():
             sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
             if not any(self.collectors):
@@ -198,7 +180,9 @@ class Autoscaler:
             self._clear(key, state)
             return
         state.all_pods = tuple(
-            Pod.of(item) for item in self.store.children(PODS, key) if alive(item) and serves(item)
+            Pod.of(item)
+            for item in self.store.children(PODS, key)
+            if is_alive(item) and is_pipeline_pod(item)
         )
         state.pods = tuple(
             pod
@@ -225,7 +209,10 @@ class Autoscaler:
                 effective.pipeline,
                 effective.graph,
                 self.clock().timestamp(),
-                ReportedStatus.of(raw.get("status") or {}),
+                ReportedStatus.of(
+                    raw.get("status") or {},
+                    stored_state(self.store, key).scaling_report.metrics_source,
+                ),
             )
             self.handover.scaling[key] = state.output
         elif state.graph is not effective.graph:
@@ -260,76 +247,10 @@ class Autoscaler:
             self.store.get(CONFIG_MAPS, state.pipeline.namespace, name)
         )
 
-    async def _query_counts(self, state: PipelineScalingState) -> None:
-        """Query the pods whose counts are unknown or outdated."""
-        now = self.clock().timestamp()
-        due = [pod for pod in state.pods if self._is_query_due(state, pod, now)]
-        counts = await asyncio.gather(*(self._counts_of(state, pod) for pod in due))
-        for pod, found in zip(due, counts, strict=True):
-            start = pipeline_state.server_start_id(pod)
-            state.unanswered.pop(pod.uid, None)
-            if found is not None:
-                state.pod_counts[pod.uid] = PodCounts(now, start, found)
-                continue
-            state.unanswered[pod.uid] = (start, now)
-            known = state.pod_counts.get(pod.uid)
-            if known is not None and known.start != start:
-                del state.pod_counts[pod.uid]  # counts of an earlier start of its server
-
-    def _is_query_due(self, state: PipelineScalingState, pod: Pod, now: float) -> bool:
-        start, known = pipeline_state.server_start_id(pod), state.pod_counts.get(pod.uid)
-        if known is not None and known.start == start and now - known.at < RECOUNT_SECONDS:
-            return False
-        failed_start, failed_at = state.unanswered.get(pod.uid, ("", 0.0))
-        return failed_start != start or now - failed_at >= UNANSWERED_SECONDS
-
-    async def _counts_of(self, state: PipelineScalingState, pod: Pod) -> Mapping[str, int] | None:
-        control = self._control(state, pod)
-        try:
-            return {step.name: await control.count(step.model_name) for step in state.steps}
-        except (PodGoneError, PodRejectedError, PodUnresponsiveError):
-            return None
-
     def _control(self, state: PipelineScalingState, pod: Pod) -> TritonPod:
         example = example_of(state.pipeline, state.graph)
         key = self.derive(state.pipeline.metadata.uid, pod.revision)
         return TritonPod(ProbeTarget(pod, state.graph, key, example), self.prober, self.clock)
-
-    async def _collect(
-        self, states: Mapping[Key, PipelineScalingState]
-    ) -> dict[Key, PipelineSample | MetricsFailure]:
-        """Return samples of all pipelines, collected once per connection.
-
-        A collector that fails is a failure of its own pipelines only.
-        """
-        groups: dict[str, dict[Key, ExpectedPods]] = {}
-        found: dict[Key, PipelineSample | MetricsFailure] = {}
-        connections = [name for name in self.collectors if name]
-        for key, state in states.items():
-            limits = limits_of(state.pipeline, state.graph, "")
-            models = frozenset([*(step.model_name for step in limits.steps), *limits.gpu_steps])
-            pods = {pod.name: pipeline_state.metrics_address(pod) for pod in state.pods}
-            scaling = state.pipeline.spec.scaling
-            name = scaling.prometheus_ref
-            if connections and name not in connections:
-                found[key] = unknown_connection(name, connections)
-                continue
-            groups.setdefault(name if connections else "", {})[key] = ExpectedPods(
-                key[0], pods, models, float(scaling.windows.slow)
-            )
-        results = await asyncio.gather(
-            *(self.collectors[name].collect(group) for name, group in groups.items()),
-            return_exceptions=True,
-        )
-        for group, result in zip(groups.values(), results, strict=True):
-            if isinstance(result, BaseException):
-                await self._log_failure(("", ""), "Collect", result)
-                failure = MetricsFailure(
-                    MetricsProblem.ERROR, "metrics could not be collected; see the operator's log"
-                )
-                result = dict.fromkeys(group, failure)
-            found |= result
-        return found
 
     # --- decide ---------------------------------------------------------------------------------
 
@@ -443,123 +364,27 @@ class Autoscaler:
             state.output.intent = pods_and_cpu.intent_of(state.memory, desired)
             self.enqueue(key)
         state.action = asyncio.create_task(
-            self._carry_out(key, state, desired, changed, before), name=f"scale {key[0]}/{key[1]}"
+            self._count_changer().run(key, state, desired, changed, before),
+            name=f"scale {key[0]}/{key[1]}",
         )
 
-    # --- act ------------------------------------------------------------------------------------
-
-    async def _carry_out(
-        self,
-        key: Key,
-        state: PipelineScalingState,
-        desired: Mapping[str, int],
-        changed: Mapping[str, int],
-        before: ScalingState,
-    ) -> None:
-        """Wait until the intent is recorded, then change the pods; on failure revert."""
-        try:
-            if changed and not await self._is_recorded(state, desired):
-                self._fail(state, "the desired counts could not be recorded; no pod was changed")
-                state.memory, state.output.intent = before, None
-                self.metrics.errors.labels(*key, "Intent").inc()
-                return
-            for step in state.steps:
-                if step.name not in desired:
-                    continue
-                previous = before.steps.get(step.name) if step.name in changed else None
-                await self._change_step(
-                    key,
-                    state,
-                    step,
-                    desired[step.name],
-                    previous.desired if previous is not None else None,
-                )
-        except Exception as error:
-            self._fail(
-                state,
-                f"the change could not be carried out: {type(error).__name__}; "
-                "see the operator's log",
-            )
-            await self._log_failure(key, Reason.ACTUATION_FAILED.value, error)
-        finally:
-            self.enqueue(key)
-
-    async def _is_recorded(self, state: PipelineScalingState, desired: Mapping[str, int]) -> bool:
-        """Wait for the live ConfigMap to have the counts; return whether it got them in time."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.intent_seconds
-        while loop.time() < end:
-            recorded = self._recorded_counts(state)
-            if all(recorded.get(step) == count for step, count in desired.items()):
-                return True
-            await asyncio.sleep(INTENT_POLL_SECONDS)
-        return False
-
-    async def _change_step(
-        self,
-        key: Key,
-        state: PipelineScalingState,
-        step: Step,
-        count: int,
-        previous: int | None,
-    ) -> None:
-        """Change a step's count in the pods.
-
-        Args:
-            key: The pipeline's key.
-            state: The pipeline.
-            step: The step.
-            count: The desired count.
-            previous: The desired count before; ``None`` if it did not change and pods diverged.
-        """
-        targets = self._targets(state, step.name)
-        others = sorted({target.count for target in targets} - {count})
-        if not others:
-            return
-        public = state.graph.model_name
-        change = await change_count(step.model_name, public, count, targets, pace=self.pace)
-        for name, result in change.pods.items():
-            if result.result is not PodResult.GONE:
-                state.set_count(name, step.name, result.count)
-        old = others[0] if previous is None else previous
-        direction = "up" if count > old else "down"
-        memory = state.memory or ScalingState()
-        if change.is_verified:
-            state.backoff = ScalingBackoff()
-            state.memory = replace(memory, actuation=change.seconds or memory.actuation)
-            reason = "Proven" if change.seconds is not None else "Gone"
-            self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
-            return
-        self._fail(state, f"{step.name} from {old} to {count}: {change.reason}")
-        self.metrics.observe_action(key, step.name, direction, "Failed", None)
-        self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
-        if previous is not None and count > previous and not change.reached_a_pod:
-            self._revert(state, step.name, previous, change)
+    def _count_changer(self) -> CountChanger:
+        return CountChanger(
+            self._recorded_counts,
+            self._targets,
+            self.clock,
+            self.enqueue,
+            self.metrics,
+            self._log_failure,
+            self.pace,
+            self.intent_seconds,
+        )
 
     def _targets(self, state: PipelineScalingState, step: str) -> list[PodTarget]:
         """Return the pods whose count of the step and whose config are known."""
-        targets = []
-        for pod in state.pods:
-            known, configs = state.pod_counts.get(pod.uid), self._configs(state, pod)
-            if known is None or configs is None:
-                continue
-            if step in known.counts and step in configs:
-                config = pipeline_state.config_with(configs[step])
-                control = self._control(state, pod)
-                targets.append(PodTarget(pod.name, control, config, known.counts[step]))
-        return targets
-
-    def _revert(
-        self, state: PipelineScalingState, step: str, previous: int, change: CountChange
-    ) -> None:
-        """Return to the previous count, which new pods start with, after no pod grew."""
-        state.memory = pipeline_state.with_reverted_growth(
-            state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
+        return known_targets(
+            state, step, partial(self._configs, state), partial(self._control, state)
         )
-        state.output.intent = pods_and_cpu.intent_of(state.memory)
-
-    def _fail(self, state: PipelineScalingState, reason: str) -> None:
-        state.backoff = state.backoff.failed(self.clock().timestamp(), reason)
 
     # --- publish --------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.api.scaling import ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.backoff import ScalingBackoff
-from triton_pipelines.autoscaling.metrics.collector import unused_connection_note
 from triton_pipelines.autoscaling.metrics.connection import DEFAULT
+from triton_pipelines.autoscaling.metrics.connection_messages import unused_connection_note
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,
     PipelineSample,
@@ -38,7 +38,7 @@ from triton_pipelines.compile.render.model_config import with_count
 from triton_pipelines.controllers.handover import ScalingOutput, ScalingView
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
 from triton_pipelines.controllers.pipeline.snapshot import Pod
-from triton_pipelines.controllers.scaling_conditions import reported_metrics
+from triton_pipelines.controllers.scaling_conditions import reported_metrics_failure
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
 HISTORY_MAX: Final = 5
@@ -75,12 +75,12 @@ class ReportedStatus:
     """Where metrics were read from; empty if unknown."""
 
     @classmethod
-    def of(cls, status: Mapping[str, Any]) -> ReportedStatus:
-        """Read a status."""
+    def of(cls, status: Mapping[str, Any], metrics_source: str = "") -> ReportedStatus:
+        """Read a status; the source of metrics is recorded in the live ConfigMap."""
         steps = status.get("steps") or ()
         counts = {str(item.get("name")): item.get("instances", 0) for item in steps}
         verdict = str((status.get("scaling") or {}).get("bottleneck", ""))
-        return cls(verdict, counts, *reported_metrics(status))
+        return cls(verdict, counts, reported_metrics_failure(status), metrics_source)
 
 
 @dataclass(slots=True)

@@ -18,8 +18,12 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScali
 from triton_pipelines.controllers.handover import ScalingIntent
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.pod_resize import actual_limit
-from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of, seen_of, smallest_limit
-from triton_pipelines.controllers.pipeline.resize_rejections import Refusal
+from triton_pipelines.controllers.pipeline.pods_and_cpu import (
+    bounds_of,
+    observation_of,
+    smallest_limit,
+)
+from triton_pipelines.controllers.pipeline.resize_rejections import ResizeRejection
 from triton_pipelines.controllers.pipeline.state import PipelineState
 from triton_pipelines.controllers.scaling_limits import limits_of
 
@@ -98,7 +102,7 @@ def observe_pods(
     state: PipelineScalingState,
     memory: ScalingState,
     deployment: Mapping[str, Any] | None,
-    rejections: Mapping[str, Refusal],
+    rejections: Mapping[str, ResizeRejection],
     live: Mapping[str, str],
 ) -> PodsObservation:
     """Return the observed pods.
@@ -112,7 +116,7 @@ def observe_pods(
     """
     desired = memory.cpu.scale.desired if memory.cpu is not None else None
     controller_memory = PipelineState.parse(live.get(names.KEY_MEMORY))
-    return seen_of(state.all_pods, deployment, desired, rejections, controller_memory)
+    return observation_of(state.all_pods, deployment, desired, rejections, controller_memory)
 
 
 def pod_sizes(state: PipelineScalingState, deployment: Mapping[str, Any] | None) -> PodSizes:

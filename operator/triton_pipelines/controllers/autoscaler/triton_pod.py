@@ -14,7 +14,7 @@ from triton_pipelines.controllers.autoscaler.actuator import (
     PodRejectedError,
     PodUnresponsiveError,
 )
-from triton_pipelines.controllers.pipeline.reconciler import Prober, ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import (

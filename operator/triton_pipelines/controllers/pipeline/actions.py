@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.compile.graph.server_settings import cpu
+from triton_pipelines.compile.graph.quantities import cpu
 
 from .snapshot import Object
 from .status_events import Event
@@ -66,8 +66,8 @@ class Resize:
     """Limit and request that the pod's spec has now."""
 
     @property
-    def lowers(self) -> bool:
-        """Whether CPU is only given back."""
+    def is_reduction(self) -> bool:
+        """Whether CPU is only reduced."""
         return self.limit <= self.before[0] and self.request <= self.before[1]
 
     @property
@@ -81,8 +81,9 @@ class Resize:
 class Plan:
     """What an iteration does.
 
-    Carried out in this order: the first ``first`` objects of ``apply``, ``clear``, the rest of
-    ``apply``, ``delete``, ``resize``, ``notes``, ``status``, ``events``, ``beside``.
+    Carried out in this order: the first ``apply_before_clear`` objects of ``apply``, ``clear``, the
+    rest of ``apply``, ``delete``, ``resize``, ``action_events``, ``status``, ``events``,
+    ``tuning_objects``.
     """
 
     apply: tuple[Object, ...] = ()
@@ -94,23 +95,23 @@ class Plan:
     """Events of the change of status."""
     requeue_after: float | None = None
     """Seconds until the next iteration; ``None``: the next resync."""
-    notes: tuple[Event, ...] = ()
+    action_events: tuple[Event, ...] = ()
     """Events of what the iteration did."""
     resize: Resize | None = None
     """At most one pod at a time."""
-    beside: tuple[Object, ...] = ()
+    tuning_objects: tuple[Object, ...] = ()
     """Objects of a tuning run, which harm nothing if they are rejected."""
     clear: tuple[Deletion, ...] = ()
     """Objects of an ended tuning run: their room is needed even if other writes are rejected."""
-    first: int = 0
+    apply_before_clear: int = 0
     """How many objects of ``apply`` come before ``clear``: the last records the run's result."""
 
     @property
-    def quiet(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is to be written."""
         return (
             not self.apply
-            and not self.beside
+            and not self.tuning_objects
             and not self.clear
             and not self.delete
             and self.status is None

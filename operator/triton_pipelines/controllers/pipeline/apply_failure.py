@@ -14,25 +14,25 @@ from . import status as statuses
 from .actions import Plan
 from .owner_references import FormerChild, NameTaken
 from .padding_choices import with_choices
-from .policies.tuning_run import ENDED_EVENTS
+from .policies.tuning_run import RUN_END_EVENTS
 from .snapshot import Snapshot
 from .status_events import Event
 from .tuning_run_state import with_tuning
 
-Refused = ClusterError | NameTaken | FormerChild
-_WORDS: Final = {
+ApplyFailure = ClusterError | NameTaken | FormerChild
+_MESSAGES: Final = {
     # What the API server rejects in a child object came from the spec: affinity, tolerations, env
     # and the like are passed on unchanged.
-    Reason.INVALID_SPEC: "the API server refuses what the spec asks for: {}",
+    Reason.INVALID_SPEC: "the API server rejects what the spec requests: {}",
     # Quota, admission or a missing permission: others than the operator have to act, so the status
     # has to show it, not only the operator's log.
-    Reason.API_ERROR: "the API server refuses an object of the pipeline: {}",
+    Reason.API_ERROR: "the API server rejects an object of the pipeline: {}",
     Reason.NAME_CONFLICT: "{}",
-    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to go",
+    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to be deleted",
 }
 
 
-def reason_of(error: Refused) -> Reason:
+def reason_of(error: ApplyFailure) -> Reason:
     """Return the reason that the conditions report."""
     if isinstance(error, NameTaken):
         return Reason.NAME_CONFLICT
@@ -42,7 +42,7 @@ def reason_of(error: Refused) -> Reason:
 
 
 def status_after_failure(
-    snapshot: Snapshot, decided: Plan, error: Refused, now: dt.datetime
+    snapshot: Snapshot, decided: Plan, error: ApplyFailure, now: dt.datetime
 ) -> dict[str, Any]:
     """Return the status after an object of the pipeline could not be applied.
 
@@ -50,35 +50,35 @@ def status_after_failure(
     that it verified: if the rejected object is the record of the run, they are known only here.
     """
     reason = reason_of(error)
-    text = _WORDS[reason].format(error.message if isinstance(error, ClusterError) else error)
+    text = _MESSAGES[reason].format(error.message if isinstance(error, ClusterError) else error)
     status = statuses.stalled(snapshot, reason, text, now)
-    said = decided.status if decided.status is not None else snapshot.status
-    status = _with_scaling(status, said)
+    reported = decided.status if decided.status is not None else snapshot.status
+    status = _with_scaling(status, reported)
     return (
         status
         if decided.status is None
-        else with_choices(with_tuning(status, said.get("tuning")), said)
+        else with_choices(with_tuning(status, reported.get("tuning")), reported)
     )
 
 
-def _with_scaling(status: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``status`` with the scaling fields of ``said``.
+def _with_scaling(status: Mapping[str, Any], reported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``status`` with the scaling fields of ``reported``.
 
-    Steps are copied only if ``said`` describes the revision that keeps running.
+    Steps are copied only if ``reported`` describes the revision that keeps running.
     """
     scaling = [
-        item for item in said.get("conditions") or () if item.get("type") in SCALING_CONDITIONS
+        item for item in reported.get("conditions") or () if item.get("type") in SCALING_CONDITIONS
     ]
     parts = (
         ("scaling", "steps", "tokenizer")
-        if said.get("revision") == status.get("revision")
+        if reported.get("revision") == status.get("revision")
         else ("scaling",)
     )
     kept = {key: value for key, value in status.items() if key not in parts}
     return {
         **kept,
         "conditions": [*status["conditions"], *scaling],
-        **{key: said[key] for key in parts if key in said},
+        **{key: reported[key] for key in parts if key in reported},
     }
 
 
@@ -87,4 +87,4 @@ def events_after_failure(decided: Plan) -> list[Event]:
 
     These are the ends of tuning runs, which no later reconcile iteration reports.
     """
-    return [event for event in decided.notes if event.reason in ENDED_EVENTS]
+    return [event for event in decided.action_events if event.reason in RUN_END_EVENTS]

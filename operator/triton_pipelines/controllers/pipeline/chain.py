@@ -1,4 +1,4 @@
-"""The policy chain: policies decide in turn over one snapshot, and their outcomes are merged.
+"""The policy chain: policies decide one after the other, and their outcomes are merged.
 
 A policy is a pure function ``decide(snapshot, draft, now) -> Outcome``. The rules of the merge:
 
@@ -8,7 +8,7 @@ A policy is a pure function ``decide(snapshot, draft, now) -> Outcome``. The rul
 - Objects are applied in the order of :class:`~.actions.ApplyStage`, whatever policy wants them.
 - There is one status and at most one resize.
 - Deletions, warnings and events follow each other in the order of the policies.
-- The next iteration comes after the least of the times that policies ask for.
+- The next iteration comes after the least of the times that policies request.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from triton_pipelines.compile.graph import Options
 from .actions import Apply, Deletion, Resize, soonest
 from .compiled_pipeline import CompiledPipeline, resolve
 from .pod_problems import Problem
+from .policy_state import PolicyState
 from .snapshot import Object, Snapshot
-from .state import STATE_NAMES, PipelineState, PolicyState
+from .state import STATE_NAMES, PipelineState
 from .status_events import Event
 
 Resolve = Callable[[Snapshot], CompiledPipeline | list[Finding]]
@@ -47,15 +48,15 @@ class Context:
     may_roll: bool = True
     """Whether a rollout that no change of the spec requested may start now: a new operator
     release rolls a few pipelines at a time."""
-    remembering: Resolve | None = field(default=None, repr=False)
+    cached_resolve: Resolve | None = field(default=None, repr=False)
     """Returns the same as :func:`~.compiled_pipeline.resolve`, from a cache."""
 
     def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
         """Return the compiled pipeline, or everything that is wrong with the spec."""
         return (
             resolve(snapshot, self.options)
-            if self.remembering is None
-            else self.remembering(snapshot)
+            if self.cached_resolve is None
+            else self.cached_resolve(snapshot)
         )
 
 
@@ -162,7 +163,7 @@ class Policy:
 
 
 def run(policies: Sequence[Policy], snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Draft:
-    """Let the policies decide in turn."""
+    """Let the policies decide one after the other."""
     for policy in policies:
         draft = draft.extended(policy, policy.decide(snapshot, draft, now))
     return draft

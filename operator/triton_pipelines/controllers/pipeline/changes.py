@@ -26,7 +26,7 @@ def changes(snapshot: Snapshot, draft: Draft) -> Plan:
         )
     ]
     children = [entry for entry in due if entry.stage is not ApplyStage.TUNING_RUN]
-    recorded = any(entry.stage is ApplyStage.LIVE_CONFIG_MAP for entry in due) and outcome.clear
+    records_run = any(entry.stage is ApplyStage.LIVE_CONFIG_MAP for entry in due) and outcome.clear
     status = dict(outcome.status or {})
     changed = differs(snapshot.pipeline, status)
     return Plan(
@@ -35,9 +35,11 @@ def changes(snapshot: Snapshot, draft: Draft) -> Plan:
         status=status if changed else None,
         events=tuple(transitions(snapshot.status, status)) if changed else (),
         requeue_after=outcome.requeue_after,
-        notes=outcome.events,
+        action_events=outcome.events,
         resize=outcome.resize,
-        beside=tuple(entry.item for entry in due if entry.stage is ApplyStage.TUNING_RUN),
+        tuning_objects=tuple(entry.item for entry in due if entry.stage is ApplyStage.TUNING_RUN),
         clear=outcome.clear,
-        first=sum(entry.stage <= ApplyStage.LIVE_CONFIG_MAP for entry in due) if recorded else 0,
+        apply_before_clear=sum(entry.stage <= ApplyStage.LIVE_CONFIG_MAP for entry in due)
+        if records_run
+        else 0,
     )

@@ -12,8 +12,8 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.compile.graph.graph import MeasuredPadding
+from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
-from triton_pipelines.compile.graph.tokenizer_step import left_to_auto
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 
@@ -29,17 +29,17 @@ class LazyRevision:
     """
 
     name: str
-    make: Callable[[], Revision] = field(compare=False, repr=False)
+    render: Callable[[], Revision] = field(compare=False, repr=False)
 
     @property
     def template(self) -> dict[str, Any]:
         """The pod template."""
-        return self.make().template
+        return self.render().template
 
     @property
     def data(self) -> dict[str, str]:
         """Content of the revision's ConfigMap."""
-        return self.make().data
+        return self.render().data
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CompiledPipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CompileInputs:
     """All inputs of a compilation other than the spec and the operator's options.
 
     Equal inputs compile to equal results.
@@ -62,9 +62,9 @@ class Known:
     """Hashes of ConfigMap sources by step."""
     image: str | None = None
     """Default server image that this spec was first compiled with; ``None`` if it was not."""
-    choices: padding_choices.Choices = field(default_factory=dict)
+    choices: padding_choices.VerifiedPaddings = field(default_factory=dict)
     """Measured padding modes."""
-    refused: Mapping[str, str] = field(default_factory=dict)
+    ragged_rejections: Mapping[str, str] = field(default_factory=dict)
     """What the loader could not adapt to ragged batches, as recorded."""
     reports: ragged_fallback.Reports = ()
     """The same, as pods report it now."""
@@ -74,7 +74,7 @@ class Known:
     """Revision that was restored in its place; empty without one."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Known:
+    def of(cls, snapshot: Snapshot) -> CompileInputs:
         """Read it from a snapshot."""
         state = snapshot.state()
         revision, rollout = state.revision, state.rollout
@@ -87,7 +87,7 @@ class Known:
             digests=dict(snapshot.digests),
             image=record["serverImage"] if record is not None else None,
             choices=padding_choices.recorded(snapshot),
-            refused=ragged_fallback.recorded(snapshot),
+            ragged_rejections=ragged_fallback.recorded(snapshot),
             reports=ragged_fallback.ragged_unsupported(snapshot),
             failed=rollout.failed_revision
             if rollout.failed_revision and rollout.failed_spec == snapshot.spec_hash
@@ -102,73 +102,79 @@ def resolve(snapshot: Snapshot, options: Options) -> CompiledPipeline | list[Fin
     return (
         findings
         if pipeline is None or findings
-        else compile_parsed(pipeline, Known.of(snapshot), options)
+        else compile_parsed(pipeline, CompileInputs.of(snapshot), options)
     )
 
 
 def compile_parsed(
-    pipeline: InferencePipeline, known: Known, options: Options
+    pipeline: InferencePipeline, inputs: CompileInputs, options: Options
 ) -> CompiledPipeline | list[Finding]:
     """Compile a spec that was parsed without findings; depends only on the arguments.
 
     Returns:
         The compiled pipeline, or every finding.
     """
-    options = _pinned(pipeline, known, options)
+    options = _pinned(pipeline, inputs, options)
     choice = (
-        known.choices.get(cost_fingerprint(pipeline, options, known.digests))
-        if left_to_auto(pipeline.spec.tokenizer)
+        inputs.choices.get(cost_fingerprint(pipeline, options, inputs.digests))
+        if uses_auto_padding(pipeline.spec.tokenizer)
         else None
     )
     if choice is None:
-        return _judged(pipeline, options, known)
-    made = _judged(pipeline, options, known, choice.for_build())
-    if isinstance(made, CompiledPipeline) and not choice.barred:
-        return made
+        return _compile_with_fallback(pipeline, options, inputs)
+    compiled = _compile_with_fallback(pipeline, options, inputs, choice.as_measured())
+    if isinstance(compiled, CompiledPipeline) and not choice.rejection:
+        return compiled
     # A recorded measurement never makes a valid spec invalid, and a padding that was rolled back is
     # not tried again.
-    ruled = _judged(pipeline, options, known)
+    by_rule = _compile_with_fallback(pipeline, options, inputs)
     return (
-        made
-        if isinstance(made, CompiledPipeline)
-        and isinstance(ruled, CompiledPipeline)
-        and _stays_back(made, ruled, known)
-        else ruled
+        compiled
+        if isinstance(compiled, CompiledPipeline)
+        and isinstance(by_rule, CompiledPipeline)
+        and _stays_rolled_back(compiled, by_rule, inputs)
+        else by_rule
     )
 
 
-def _stays_back(made: CompiledPipeline, ruled: CompiledPipeline, known: Known) -> bool:
+def _stays_rolled_back(
+    compiled: CompiledPipeline, by_rule: CompiledPipeline, inputs: CompileInputs
+) -> bool:
     """Return whether the revision of a rejected padding stays desired until the spec changes.
 
-    It stays, rolled back, if Auto's rule would create a third revision of this spec, which nobody
-    has tried. If the rule creates the revision that serves now, that one is used.
+    It stays, rolled back, if Auto's rule would create a third revision of this spec, which has
+    not been tried. If the rule creates the revision that serves now, that one is used.
     """
-    return known.failed == made.revision.name and ruled.revision.name != known.restored
+    return inputs.failed == compiled.revision.name and by_rule.revision.name != inputs.restored
 
 
-def _judged(
+def _compile_with_fallback(
     pipeline: InferencePipeline,
     options: Options,
-    known: Known,
+    inputs: CompileInputs,
     choice: MeasuredPadding | None = None,
 ) -> CompiledPipeline | list[Finding]:
-    made = _made(pipeline, options, known.refused, known.digests, choice)
-    if isinstance(made, CompiledPipeline) and (
-        found := ragged_fallback.reported(pipeline, made.graph, made.revision.name, known.reports)
+    compiled = _render(pipeline, options, inputs.ragged_rejections, inputs.digests, choice)
+    if isinstance(compiled, CompiledPipeline) and (
+        found := ragged_fallback.reported(
+            pipeline, compiled.graph, compiled.revision.name, inputs.reports
+        )
     ):
         # Use the next best padding; an explicit Ragged becomes a finding.
-        return _made(pipeline, options, {**known.refused, **found}, known.digests, choice)
-    return made
+        return _render(
+            pipeline, options, {**inputs.ragged_rejections, **found}, inputs.digests, choice
+        )
+    return compiled
 
 
-def _made(
+def _render(
     pipeline: InferencePipeline,
     options: Options,
-    refused: Mapping[str, str],
+    ragged_rejections: Mapping[str, str],
     digests: Mapping[str, str],
     choice: MeasuredPadding | None = None,
 ) -> CompiledPipeline | list[Finding]:
-    graph = build(pipeline, options, refused, choice)
+    graph = build(pipeline, options, ragged_rejections, choice)
     findings = check(pipeline, graph, options)
     if findings:
         return findings
@@ -180,21 +186,21 @@ def _made(
         return [Finding("spec", str(error))]
 
 
-def _pinned(pipeline: InferencePipeline, known: Known, options: Options) -> Options:
+def _pinned(pipeline: InferencePipeline, inputs: CompileInputs, options: Options) -> Options:
     """Return options that keep the default server image until the spec changes.
 
     A new operator release therefore does not roll pipelines out.
     """
-    if known.image is None or pipeline.spec.server.image is not None:
+    if inputs.image is None or pipeline.spec.server.image is not None:
         return options
     return replace(
         options,
-        server_image=known.image,
-        family_images=dict.fromkeys(options.family_images, known.image),
+        server_image=inputs.image,
+        family_images=dict.fromkeys(options.family_images, inputs.image),
     )
 
 
-def recommended(
+def recommended_revision(
     pipeline: InferencePipeline, patch: Mapping[str, Any], snapshot: Snapshot, options: Options
 ) -> str:
     """Return the revision that a tuning run's patch creates; empty if it creates none."""
@@ -202,5 +208,5 @@ def recommended(
         patched = patch_pipeline(pipeline, patch)
     except ValueError:
         return ""
-    made = _made(patched, options, ragged_fallback.recorded(snapshot), snapshot.digests)
-    return made.revision.name if isinstance(made, CompiledPipeline) else ""
+    compiled = _render(patched, options, ragged_fallback.recorded(snapshot), snapshot.digests)
+    return compiled.revision.name if isinstance(compiled, CompiledPipeline) else ""

@@ -43,14 +43,14 @@ def deadline_exceeded(
         return None
     why = (
         "; ".join(problem.message for problem in problems)
-        or snapshot.pods_refused
+        or snapshot.pods_rejected
         or str(condition.get("message", ""))
     )
     seconds = ((snapshot.deployment or {}).get("spec") or {}).get("progressDeadlineSeconds")
     return Reason.ROLLOUT_FAILED, f"no progress within {seconds} s: {why}"
 
 
-def rolls(deployment: Mapping[str, Any]) -> bool:
+def is_rolling_out(deployment: Mapping[str, Any]) -> bool:
     """Return whether a Deployment is still rolling out its latest template.
 
     This is so until its controller has seen the template and has either completed or given up on

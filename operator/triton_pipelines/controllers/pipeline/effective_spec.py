@@ -23,7 +23,7 @@ from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.graph import Fetch
 from triton_pipelines.compile.render import Revision
 
-from .compiled_pipeline import CompiledPipeline, Known, LazyRevision, compile_parsed
+from .compiled_pipeline import CompiledPipeline, CompileInputs, LazyRevision, compile_parsed
 from .config_map_sources import config_map_sources
 from .policies.last_good_spec import effective_spec
 from .snapshot import Object, Snapshot
@@ -41,12 +41,12 @@ class EffectiveSpec:
     """UID of the pipeline."""
     pipeline: InferencePipeline
     graph: Graph
-    present: bool = True
+    is_current: bool = True
     """Whether this is the current spec; otherwise it is the last good one."""
 
 
 @dataclass(slots=True)
-class Spec:
+class ParsedSpec:
     """A parsed spec."""
 
     digest: bytes
@@ -56,34 +56,42 @@ class Spec:
     findings: tuple[Finding, ...]
     sources: tuple[Fetch, ...]
     """Sources that are ConfigMaps."""
-    _made: list[tuple[Known, CompiledPipeline | tuple[Finding, ...]]] = field(default_factory=list)
+    _results: list[tuple[CompileInputs, CompiledPipeline | tuple[Finding, ...]]] = field(
+        default_factory=list
+    )
 
     @classmethod
-    def of(cls, raw: Object, digest: bytes) -> Spec:
+    def of(cls, raw: Object, digest: bytes) -> ParsedSpec:
         """Read a raw pipeline."""
         pipeline, findings = parse(raw)
-        usable = pipeline if not findings else None
+        valid = pipeline if not findings else None
         return cls(
             digest,
-            usable,
+            valid,
             tuple(findings),
-            tuple(config_map_sources(usable)) if usable is not None else (),
+            tuple(config_map_sources(valid)) if valid is not None else (),
         )
 
-    def compile(self, known: Known, options: Options) -> CompiledPipeline | list[Finding]:
+    def compile(self, inputs: CompileInputs, options: Options) -> CompiledPipeline | list[Finding]:
         """Return the compiled spec or all its findings, from the cache if no input has changed."""
         if self.pipeline is None:
             return list(self.findings)
-        found = next((result for then, result in self._made if then == known), None)
+        found = next(
+            (result for inputs_then, result in self._results if inputs_then == inputs), None
+        )
         if found is not None:
             return found if isinstance(found, CompiledPipeline) else list(found)
-        made = compile_parsed(self.pipeline, known, options)
-        result = tuple(made) if isinstance(made, list) else _without_content(made, known, options)
+        compiled = compile_parsed(self.pipeline, inputs, options)
+        result = (
+            tuple(compiled)
+            if isinstance(compiled, list)
+            else _without_content(compiled, inputs, options)
+        )
         # While a source is missing, the last good spec is this one as well, compiled with the hash
         # that the source had.
-        others = [item for item in self._made if item[0].digests != known.digests]
-        self._made = [(known, result), *others][:KEPT]
-        return made
+        other_results = [item for item in self._results if item[0].digests != inputs.digests]
+        self._results = [(inputs, result), *other_results][:KEPT]
+        return compiled
 
 
 @dataclass(slots=True)
@@ -92,36 +100,38 @@ class Resolver:
 
     options: Options
     """Options of the operator."""
-    _read: dict[Key, list[Spec]] = field(default_factory=dict, init=False)
+    _read: dict[Key, list[ParsedSpec]] = field(default_factory=dict, init=False)
     _effective: dict[Key, EffectiveSpec] = field(default_factory=dict, init=False)
 
-    def read(self, raw: Object) -> Spec:
+    def read(self, raw: Object) -> ParsedSpec:
         """Return the spec of a raw pipeline."""
         key, digest = _key(raw), _digest(raw)
         known = self._read.get(key, [])
-        spec = next((one for one in known if one.digest == digest), None) or Spec.of(raw, digest)
-        self._read[key] = [spec, *(one for one in known if one is not spec)][:KEPT]
+        spec = next((entry for entry in known if entry.digest == digest), None) or ParsedSpec.of(
+            raw, digest
+        )
+        self._read[key] = [spec, *(entry for entry in known if entry is not spec)][:KEPT]
         return spec
 
     def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
         """Return the result of :func:`~.compiled_pipeline.resolve`, from the cache if possible."""
-        return self.read(snapshot.pipeline).compile(Known.of(snapshot), self.options)
+        return self.read(snapshot.pipeline).compile(CompileInputs.of(snapshot), self.options)
 
     def effective_spec(
-        self, snapshot: Snapshot, wanted: CompiledPipeline | list[Finding]
+        self, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
     ) -> tuple[Snapshot, CompiledPipeline] | None:
         """Return and cache the effective spec.
 
         It is chosen by :func:`~.policies.last_good_spec.effective_spec`. All parts of the operator
         use it from then on. If there is none, the previous one stays.
         """
-        asked = effective_spec(snapshot, wanted, self.resolve)
-        if asked is not None:
+        effective = effective_spec(snapshot, compiled, self.resolve)
+        if effective is not None:
             uid = str(snapshot.pipeline["metadata"].get("uid") or "")
             self._effective[_key(snapshot.pipeline)] = EffectiveSpec(
-                uid, asked[1].pipeline, asked[1].graph, present=asked[0] is snapshot
+                uid, effective[1].pipeline, effective[1].graph, is_current=effective[0] is snapshot
             )
-        return asked
+        return effective
 
     def effective(self, raw: Object) -> EffectiveSpec | None:
         """Return the effective spec of a pipeline.
@@ -141,24 +151,26 @@ class Resolver:
         self._effective.pop(key, None)
 
 
-def _without_content(made: CompiledPipeline, known: Known, options: Options) -> CompiledPipeline:
+def _without_content(
+    compiled: CompiledPipeline, inputs: CompileInputs, options: Options
+) -> CompiledPipeline:
     """Return the same with only the name of its revision.
 
     The content is needed only if it is missing in the cluster.
     """
     return replace(
-        made,
+        compiled,
         revision=LazyRevision(
-            made.revision.name, partial(_revision, made.pipeline, known, options)
+            compiled.revision.name, partial(_revision, compiled.pipeline, inputs, options)
         ),
     )
 
 
-def _revision(pipeline: InferencePipeline, known: Known, options: Options) -> Revision:
-    made = compile_parsed(pipeline, known, options)
-    assert isinstance(made, CompiledPipeline), "equal arguments come to equal results"
-    assert isinstance(made.revision, Revision)
-    return made.revision
+def _revision(pipeline: InferencePipeline, inputs: CompileInputs, options: Options) -> Revision:
+    compiled = compile_parsed(pipeline, inputs, options)
+    assert isinstance(compiled, CompiledPipeline), "equal arguments come to equal results"
+    assert isinstance(compiled.revision, Revision)
+    return compiled.revision
 
 
 def _digest(raw: Object) -> bytes:

@@ -16,47 +16,49 @@ from typing import Any, Final
 from triton_pipelines.controllers.timestamps import moment
 
 # A manager that writes again this soon after a correction is not a person who made a mistake.
-MENDED_FOR: Final = dt.timedelta(minutes=10)
+CORRECTION_PERIOD: Final = dt.timedelta(minutes=10)
 # Separator of the names of managers, in records and messages, and the most names kept.
 _AND: Final = " and "
 MANAGERS_MAX: Final = 4
+# Fields of alternating managers, and their JSON keys.
+_ALTERNATION_KEYS: Final = {"last": "last", "names": "names", "changes": "often", "at": "at"}
 # Changes of hands after which two managers alternate: each has overwritten the other, and one of
 # them has written again.
-_TURNS_MIN: Final = 3
+_CHANGES_MIN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Writers:
+class OtherManagers:
     """Managers that write a field that another owner has."""
 
     names: str = ""
     """Their names, as text."""
-    mended: str = ""
+    corrected: str = ""
     """When one of them was last corrected (RFC 3339); empty if the field is left to them."""
 
     @property
-    def several(self) -> bool:
+    def has_several(self) -> bool:
         """Whether they are more than one."""
         return _AND in self.names
 
     @property
-    def left(self) -> str:
+    def owners(self) -> str:
         """Managers that the field is left to; empty without any."""
-        return "" if self.mended else self.names
+        return "" if self.corrected else self.names
 
-    def recent(self, now: dt.datetime) -> bool:
+    def was_corrected_recently(self, now: dt.datetime) -> bool:
         """Return whether one of them was corrected recently."""
-        return _recent(self.mended, now)
+        return _is_recent(self.corrected, now)
 
-    def knows(self, manager: str, now: dt.datetime) -> bool:
+    def was_corrected(self, manager: str, now: dt.datetime) -> bool:
         """Return whether this manager was corrected recently.
 
         Also true if so many were that it does not matter who writes next.
         """
         known = _split(self.names)
-        return self.recent(now) and (manager in known or len(known) >= MANAGERS_MAX)
+        return self.was_corrected_recently(now) and (manager in known or len(known) >= MANAGERS_MAX)
 
-    def insist(self, manager: str, at: dt.datetime | None, now: dt.datetime) -> bool:
+    def keeps_writing(self, manager: str, at: dt.datetime | None, now: dt.datetime) -> bool:
         """Return whether this manager keeps writing the field: it was corrected before.
 
         A value written before the correction is what the correction was for: a manager may write
@@ -68,99 +70,106 @@ class Writers:
             at: When it wrote; ``None`` if unknown.
             now: The current time.
         """
-        mended = moment(self.mended)
-        if mended is None:
+        corrected = moment(self.corrected)
+        if corrected is None:
             return bool(self.names)
-        return self.knows(manager, now) and (at is None or at > mended)
+        return self.was_corrected(manager, now) and (at is None or at > corrected)
 
-    def left_to(self, manager: str) -> Writers:
+    def with_owner(self, manager: str) -> OtherManagers:
         """Return the state in which the field is left to the known managers and this one.
 
         It has no time of a correction: taking the field back later would start the conflict again.
         """
-        return Writers(_join({*_split(self.names), manager}))
+        return OtherManagers(_join({*_split(self.names), manager}))
 
-    def mending(self, manager: str, now: dt.datetime) -> Writers:
+    def with_correction(self, manager: str, now: dt.datetime) -> OtherManagers:
         """Return the state after correcting this manager now, in addition to recent ones."""
-        known = _split(self.names) if self.recent(now) else []
-        return Writers(_join({*known, manager}), now.isoformat(timespec="seconds"))
+        known = _split(self.names) if self.was_corrected_recently(now) else []
+        return OtherManagers(_join({*known, manager}), now.isoformat(timespec="seconds"))
 
-    def rested(self, now: dt.datetime) -> Writers:
+    def without_deviation(self, now: dt.datetime) -> OtherManagers:
         """Return the state to keep while no value deviates.
 
         A correction is remembered for a while; managers that the field was left to are forgotten.
         """
-        return self if self.recent(now) else Writers()
+        return self if self.was_corrected_recently(now) else OtherManagers()
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class AlternatingManagers:
     """Managers that alternate in writing a field that has no owner here."""
 
     last: str = ""
     """The last one that wrote it."""
     names: str = ""
     """All managers of the present sequence."""
-    often: int = 0
+    changes: int = 0
     """How often the field changed hands in that sequence."""
     at: str = ""
     """When it last did (RFC 3339)."""
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> Turns:
+    def parse(cls, document: Mapping[str, Any]) -> AlternatingManagers:
         """Read it from state that may have been edited; anything invalid counts as no record."""
-        last, names, often, at = (document.get(key) for key in cls.__slots__)
+        last, names, changes, at = (document.get(key) for key in _ALTERNATION_KEYS.values())
         if not (
             isinstance(last, str)
             and isinstance(names or "", str)
-            and type(often or 0) is int
+            and type(changes or 0) is int
             and isinstance(at or "", str)
         ):
             return cls()
         return (
-            cls(last, names or "", often or 0, at or "")
+            cls(last, names or "", changes or 0, at or "")
             if not at or moment(at) is not None
             else cls(last)
         )
 
-    def document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """Return it for the recorded state, without empty fields."""
-        return {key: value for key in self.__slots__ if (value := getattr(self, key))}
+        values = {key: getattr(self, name) for name, key in _ALTERNATION_KEYS.items()}
+        return {key: value for key, value in values.items() if value}
 
-    def after(self, writer: str, now: dt.datetime) -> Turns:
+    def with_manager(self, manager: str, now: dt.datetime) -> AlternatingManagers:
         """Return the state after an observation of the present ``writer``; empty: unknown."""
-        row = self if _recent(self.at, now) else Turns(self.last)
-        if not writer or writer == self.last:
-            return row
+        sequence = self if _is_recent(self.at, now) else AlternatingManagers(self.last)
+        if not manager or manager == self.last:
+            return sequence
         if not self.last:
-            return Turns(writer)
-        names = _join({*_split(row.names), self.last, writer})
-        return Turns(writer, names, row.often + 1, now.isoformat(timespec="seconds"))
+            return AlternatingManagers(manager)
+        names = _join({*_split(sequence.names), self.last, manager})
+        return AlternatingManagers(
+            manager, names, sequence.changes + 1, now.isoformat(timespec="seconds")
+        )
 
-    def named(self, unknown: str, manager: str) -> Turns:
+    def with_name(self, unknown: str, manager: str) -> AlternatingManagers:
         """Return the state with the name of a manager that was ``unknown`` until now."""
         names = {manager if name == unknown else name for name in _split(self.names)}
-        return Turns(
-            manager if self.last == unknown else self.last, _join(names), self.often, self.at
+        return AlternatingManagers(
+            manager if self.last == unknown else self.last, _join(names), self.changes, self.at
         )
 
     @property
-    def told(self) -> str:
+    def alternating(self) -> str:
         """Managers that alternate, once each has written again; empty without any."""
-        return self.names if self.often >= _TURNS_MIN else ""
+        return self.names if self.changes >= _CHANGES_MIN else ""
 
-    def until(self, now: dt.datetime) -> float | None:
+    def report_ends_in(self, now: dt.datetime) -> float | None:
         """Return the seconds until the conflict is no longer reported, if no manager writes again.
 
         ``None`` if none is reported.
         """
         at = moment(self.at)
-        return (at + MENDED_FOR - now).total_seconds() if self.told and at is not None else None
+        return (
+            (at + CORRECTION_PERIOD - now).total_seconds()
+            if self.alternating and at is not None
+            else None
+        )
 
 
-def _recent(at: str, now: dt.datetime) -> bool:
-    then = moment(at)
-    return then is not None and now - then < MENDED_FOR
+def _is_recent(at: str, now: dt.datetime) -> bool:
+    at_time = moment(at)
+    return at_time is not None and now - at_time < CORRECTION_PERIOD
 
 
 def _split(names: str) -> list[str]:

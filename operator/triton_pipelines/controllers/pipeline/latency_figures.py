@@ -17,14 +17,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 # Every sample of a pod within this time (seconds) has to be over the limit. It is longer than
 # Triton's window (60 s, prometheus-cpp's default), so that the first slow responses of a new
 # process do not count.
-HELD_SECONDS: Final = 75.0
+WINDOW_SECONDS: Final = 75.0
 # With fewer requests of one pod within that time its p99 is chance: three of three hundred may be
 # slower than it.
 REQUESTS_MIN: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LatencySample:
     """One sample of a pod."""
 
     at: float
@@ -36,8 +36,8 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """Latency of one revision over :data:`HELD_SECONDS`, of its slowest pod."""
+class RevisionLatency:
+    """Latency of one revision over :data:`WINDOW_SECONDS`, of its slowest pod."""
 
     low: float
     """Least p99 in that time, milliseconds."""
@@ -51,45 +51,48 @@ class Figure:
 class Latencies:
     """The known latencies of a pipeline."""
 
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, RevisionLatency] = field(default_factory=dict)
     """By revision."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a revision has no figure, by revision."""
 
 
-def limit_of(pipeline: InferencePipeline) -> float | None:
+def latency_budget_of(pipeline: InferencePipeline) -> float | None:
     """Return the latency budget of the server in milliseconds; ``None`` without one."""
     budget = pipeline.spec.slo.latency_budget_milliseconds()
     return float(budget) if budget is not None and budget > 0 else None
 
 
-def figure_of(pods: Sequence[Sequence[Look]]) -> Figure | None:
+def latency_of(pods: Sequence[Sequence[LatencySample]]) -> RevisionLatency | None:
     """Return the latency of a revision from the samples of each of its pods, oldest first.
 
     ``None`` until a pod has been sampled for long enough and has had enough requests.
     """
-    spans = [held for looks in pods if (held := _held(looks)) is not None]
-    judged = [held for held in spans if held[-1].requests - held[0].requests >= REQUESTS_MIN]
-    known = [[look.p99 for look in held if look.p99 is not None] for held in judged]
+    windows = [window for samples in pods if (window := _window(samples)) is not None]
+    counted = [
+        window for window in windows if window[-1].requests - window[0].requests >= REQUESTS_MIN
+    ]
+    known = [[sample.p99 for sample in window if sample.p99 is not None] for window in counted]
     complete = [
-        values for values, held in zip(known, judged, strict=True) if len(values) == len(held)
+        values for values, window in zip(known, counted, strict=True) if len(values) == len(window)
     ]
     if not complete:
         return None
     rate = max(
-        (held[-1].requests - held[0].requests) / (held[-1].at - held[0].at) for held in spans
+        (window[-1].requests - window[0].requests) / (window[-1].at - window[0].at)
+        for window in windows
     )
-    return Figure(max(map(min, complete)), max(map(max, complete)), rate)
+    return RevisionLatency(max(map(min, complete)), max(map(max, complete)), rate)
 
 
-def _held(looks: Sequence[Look]) -> list[Look] | None:
-    """Return the samples of the last :data:`HELD_SECONDS`.
+def _window(samples: Sequence[LatencySample]) -> list[LatencySample] | None:
+    """Return the samples of the last :data:`WINDOW_SECONDS`.
 
     ``None`` if they do not reach back so far, or if the request counter was reset.
     """
-    last = looks[-1].at if looks else 0.0
-    before = [index for index, look in enumerate(looks) if last - look.at >= HELD_SECONDS]
+    last = samples[-1].at if samples else 0.0
+    before = [index for index, sample in enumerate(samples) if last - sample.at >= WINDOW_SECONDS]
     if not before:
         return None
-    held = list(looks[before[-1] :])
-    return held if all(a.requests <= b.requests for a, b in itertools.pairwise(held)) else None
+    window = list(samples[before[-1] :])
+    return window if all(a.requests <= b.requests for a, b in itertools.pairwise(window)) else None

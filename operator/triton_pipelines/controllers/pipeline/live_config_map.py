@@ -8,12 +8,20 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import ResolvedSource, ResolvedSources, resolution
+from triton_pipelines.cluster.resources import CONFIG_MAPS
+from triton_pipelines.cluster.store import Key, Store
 
 from .snapshot import Snapshot
 from .state import PipelineState, json_object
 
 KEY_REPLICAS: Final = "replicas"
 KEY_MILLIS: Final = "cpuMillis"
+
+
+def stored_state(store: Store, key: Key) -> PipelineState:
+    """Return the state that the live ConfigMap of a pipeline has in the caches."""
+    live = store.get(CONFIG_MAPS, key[0], names.live_name(key[1])) or {}
+    return PipelineState.parse((live.get("data") or {}).get(names.KEY_MEMORY))
 
 
 def recorded(live: Mapping[str, str]) -> Mapping[str, int]:
@@ -75,20 +83,20 @@ def live_data(
         names.KEY_COUNTS: json.dumps(dict(sorted(counts.items()))),
         names.KEY_MEMORY: state.to_json(),
     }
-    remembered = (
+    scaling_state = (
         snapshot.intent.memory
         if snapshot.intent is not None
         else snapshot.live_data().get(names.KEY_SCALING)
     )
-    if remembered:
-        data[names.KEY_SCALING] = remembered
+    if scaling_state:
+        data[names.KEY_SCALING] = scaling_state
     if resolved:
-        plain = {
+        documents = {
             revision: {
                 key: item.model_dump(by_alias=True, exclude_none=True)
                 for key, item in sources.items()
             }
             for revision, sources in resolved.items()
         }
-        data[names.KEY_RESOLVED] = json.dumps(plain, sort_keys=True)
+        data[names.KEY_RESOLVED] = json.dumps(documents, sort_keys=True)
     return data

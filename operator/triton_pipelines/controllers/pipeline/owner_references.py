@@ -10,7 +10,7 @@ from triton_pipelines.api import names
 from .snapshot import Object
 
 
-class NameTaken(Exception):  # noqa: N818 - the word of the condition
+class NameTaken(Exception):  # noqa: N818 - named after the condition
     """An object whose name the pipeline needs belongs to another owner."""
 
 

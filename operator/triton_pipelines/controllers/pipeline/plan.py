@@ -21,7 +21,7 @@ from .chain import Context, Draft, Policy, run
 from .changes import changes
 from .compiled_pipeline import CompiledPipeline
 from .output_mismatch import count_new_mismatches
-from .pod_problems import of_pod
+from .pod_problems import problem_of
 from .policies import (
     children,
     control_secrets,
@@ -35,6 +35,7 @@ from .policies import (
     revision,
     rollout,
     rollout_target,
+    scaling_report,
     slo_guard,
     stalled_rollout,
     stalled_spec,
@@ -60,9 +61,10 @@ POLICIES: Final = (
     Policy("control_secrets", control_secrets.decide),
     Policy("tuning_run", tuning_run.decide),
     Policy("tuned_padding", tuned_padding.decide, amends=("tuning_run",)),  # its message
+    Policy("warnings", warnings.decide),
+    Policy("scaling_report", scaling_report.decide),
     Policy("children", children.decide),
     Policy("retention", retention.decide),
-    Policy("warnings", warnings.decide),
     Policy("status_report", status_report.decide),
 )
 # While nothing can be compiled and no revision is known that could be kept.
@@ -106,11 +108,11 @@ def plan(
 def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt.datetime) -> Plan:
     """Decide one iteration for a spec that was compiled."""
     state = snapshot.state()
-    snapshot, mismatches = count_new_mismatches(snapshot, state.rollout.verified)
+    snapshot, mismatches = count_new_mismatches(snapshot)
     spec = ReconciledSpec(spec.compiled, spec.blocked, mismatches)
     gpu = spec.pipeline.spec.server.gpu.resource_name
     found = (
-        of_pod(pod, snapshot.probes.get(pod.uid), gpu, snapshot.nodes) for pod in snapshot.pods
+        problem_of(pod, snapshot.probes.get(pod.uid), gpu, snapshot.nodes) for pod in snapshot.pods
     )
     problems = [problem for problem in found if problem is not None]
     draft = Draft(context, state, problems, {ReconciledSpec: spec})

@@ -10,7 +10,7 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import INFORMATIVE
-from triton_pipelines.compile.render.pod import GPU_PRODUCT_LABEL
+from triton_pipelines.compile.render.pod_scheduling import GPU_PRODUCT_LABEL
 
 from .snapshot import Object, Pod, Probe
 
@@ -36,12 +36,12 @@ class Problem:
     pod: str
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """Whether only a change of the spec, or of what it names, can help."""
         return KIND_OF[self.reason] is ReasonKind.STALLED
 
 
-def of_pod(
+def problem_of(
     pod: Pod, probe: Probe | None, gpu_resource: str, nodes: Sequence[Object] | None
 ) -> Problem | None:
     """Return the most telling problem of a pod that is not ready or fails a test inference.
@@ -76,34 +76,34 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
         r"\.? (?:no new claims|still not schedulable|preemption:)",
         str(condition.get("message", "")),
     )[0].rstrip(" .,")
-    asked = _asked(pod)
-    if gpu_resource in asked and (
+    requested = _requests(pod)
+    if gpu_resource in requested and (
         gpu_resource in message
         or "node affinity" in message
         or "node selector" in message
         or "taint" in message
     ):
-        offer = _offer(nodes, gpu_resource)
+        offered = _offered(nodes, gpu_resource)
         products = _products(pod)
-        wanted = f"{asked[gpu_resource]} {gpu_resource}" + (
+        request_text = f"{requested[gpu_resource]} {gpu_resource}" + (
             f" of product {' or '.join(products)}" if products else ""
         )
         return Problem(
             Reason.WAITING_FOR_GPU,
-            f"pod {pod.name} asks for {wanted}; {offer}scheduler: {message}",
+            f"pod {pod.name} requests {request_text}; {offered}scheduler: {message}",
             pod.name,
         )
-    short = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
-    wanted = ", ".join(f"{value} {key}" for key, value in sorted(asked.items()))
-    lacking = f"short of {', '.join(short)}; " if short else ""
+    missing = sorted(set(re.findall(r"Insufficient ([a-z0-9./-]*[a-z0-9])", message)))
+    request_text = ", ".join(f"{value} {key}" for key, value in sorted(requested.items()))
+    shortage = f"short of {', '.join(missing)}; " if missing else ""
     return Problem(
         Reason.WAITING_FOR_RESOURCES,
-        f"pod {pod.name} asks for {wanted}; {lacking}scheduler: {message}",
+        f"pod {pod.name} requests {request_text}; {shortage}scheduler: {message}",
         pod.name,
     )
 
 
-def _asked(pod: Pod) -> dict[str, str]:
+def _requests(pod: Pod) -> dict[str, str]:
     for container in (pod.raw.get("spec") or {}).get("containers") or ():
         if container.get("name") == names.CONTAINER_SERVER:
             return {**((container.get("resources") or {}).get("requests") or {})}
@@ -129,7 +129,7 @@ def _products(pod: Pod) -> list[str]:
     )
 
 
-def _offer(nodes: Sequence[Object] | None, resource: str) -> str:
+def _offered(nodes: Sequence[Object] | None, resource: str) -> str:
     if nodes is None:
         return ""
     offers = []
@@ -258,14 +258,14 @@ def _starting(pod: Pod) -> Problem:
 # Which problem represents the pipeline if pods have several: first those that only the user can
 # fix.
 _ORDER = (ReasonKind.STALLED, ReasonKind.TRANSIENT, ReasonKind.WAITING, ReasonKind.FINE)
-_LEAST = (Reason.LOADING, Reason.PROGRESSING)
+_MINOR = (Reason.LOADING, Reason.PROGRESSING)
 
 
-def worst(problems: Sequence[Problem]) -> Problem | None:
+def most_severe(problems: Sequence[Problem]) -> Problem | None:
     """Return the problem that the pipeline's condition names."""
     if not problems:
         return None
     return min(
         problems,
-        key=lambda item: (_ORDER.index(KIND_OF[item.reason]), item.reason in _LEAST, item.pod),
+        key=lambda item: (_ORDER.index(KIND_OF[item.reason]), item.reason in _MINOR, item.pod),
     )

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.server_settings import cpu_range, millis
+from triton_pipelines.compile.graph.quantities import millis
 
 from .actions import Resize
 from .live_config_map import KEY_MILLIS, recorded
-from .resize_rejections import Refused
+from .resize_rejections import RejectionCause
 from .snapshot import Pod, Snapshot
 
 PENDING: Final = "PodResizePending"
@@ -32,52 +33,52 @@ INFEASIBLE: Final = "Infeasible"
 _NO_CPU: Final = "Insufficient cpu"
 
 
-def wanted_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) -> int | None:
+def desired_limit(pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot) -> int | None:
     """Return the bounded CPU limit that live scaling wants per pod; ``None`` if it owns none."""
     bounds = cpu_range(pipeline, graph)
     if bounds is None:
         return None
-    known = recorded(snapshot.live_data()).get(KEY_MILLIS)
-    wanted = (
+    recorded_limit = recorded(snapshot.live_data()).get(KEY_MILLIS)
+    desired = (
         snapshot.intent.cpu
         if snapshot.intent is not None and snapshot.intent.cpu is not None
-        else known
+        else recorded_limit
     )
-    if wanted is None:
+    if desired is None:
         # Without a record, for example after it was deleted: the limit that pods of a growing
         # revision were given.
-        wanted = max(
-            (limit for pod in snapshot.pods if (limit := _grown(pod, snapshot)) is not None),
+        desired = max(
+            (limit for pod in snapshot.pods if (limit := _grown_limit(pod, snapshot)) is not None),
             default=bounds[0],
         )
-    return max(bounds[0], min(bounds[1], wanted))
+    return max(bounds[0], min(bounds[1], desired))
 
 
-def _grown(pod: Pod, snapshot: Snapshot) -> int | None:
+def _grown_limit(pod: Pod, snapshot: Snapshot) -> int | None:
     """Return the limit of a running pod that may grow."""
     if (
         pod.deleting
         or not pod.server_running
-        or not _server((snapshot.revision_record(pod.revision) or {}).get("template") or {}).get(
-            "resizePolicy"
-        )
+        or not _server_container(
+            (snapshot.revision_record(pod.revision) or {}).get("template") or {}
+        ).get("resizePolicy")
     ):
         return None
-    return asked_limit(pod)
+    return requested_limit(pod)
 
 
-def due_changes(wanted: int | None, snapshot: Snapshot) -> list[Resize]:
+def due_changes(desired: int | None, snapshot: Snapshot) -> list[Resize]:
     """Return the resizes that pods still need, those that give CPU back first.
 
     Others may wait for that CPU.
     """
-    if wanted is None:
+    if desired is None:
         return []
-    pinched = _pinched(snapshot)
+    starved = _is_cpu_starved(snapshot)
     due = [
         change
         for pod in _resizable(snapshot)
-        if (change := _change(pod, wanted, snapshot, pinched=pinched)) is not None
+        if (change := _resize_of(pod, desired, snapshot, starved=starved)) is not None
     ]
     return sorted(due, key=lambda change: (change.limit, change.request, change.pod))
 
@@ -89,19 +90,27 @@ def next_resize(due: Sequence[Resize], snapshot: Snapshot, now: dt.datetime) -> 
     that are ``due`` recently.
     """
     if any(
-        on_its_way(pod) and not state_of(pod)[0] for pod in _resizable(snapshot)
-    ) and not _pinched(snapshot):
+        is_resizing(pod) and not resize_state(pod)[0] for pod in _resizable(snapshot)
+    ) and not _is_cpu_starved(snapshot):
         return None
-    resting = {
-        uid: refusal for uid, refusal in snapshot.resize_rejections.items() if refusal.until > now
+    recently_rejected = {
+        uid: rejection
+        for uid, rejection in snapshot.resize_rejections.items()
+        if rejection.until > now
     }
     # Without permission for one pod there is none for others. A quota never prevents giving CPU
     # back.
-    kinds = {refusal.kind for refusal in resting.values() if refusal.of_all}
-    if kinds - {Refused.QUOTA}:
+    kinds = {
+        rejection.cause for rejection in recently_rejected.values() if rejection.affects_all_pods
+    }
+    if kinds - {RejectionCause.QUOTA}:
         return None
     return next(
-        (change for change in due if change.uid not in resting and (not kinds or change.lowers)),
+        (
+            change
+            for change in due
+            if change.uid not in recently_rejected and (not kinds or change.is_reduction)
+        ),
         None,
     )
 
@@ -110,20 +119,22 @@ def _resizable(snapshot: Snapshot) -> list[Pod]:
     return [pod for pod in snapshot.pods if pod.server_running and not pod.deleting]
 
 
-def _pinched(snapshot: Snapshot) -> bool:
+def _is_cpu_starved(snapshot: Snapshot) -> bool:
     """Return whether a pod finds no CPU on any node."""
-    return any(_finds_no_cpu(pod) for pod in snapshot.pods if not pod.deleting)
+    return any(_lacks_cpu(pod) for pod in snapshot.pods if not pod.deleting)
 
 
-def _change(pod: Pod, wanted: int, snapshot: Snapshot, *, pinched: bool) -> Resize | None:
-    template = _server((snapshot.revision_record(pod.revision) or {}).get("template") or {})
-    rendered, present = _cpu_of(template), _cpu_of(_server(pod.raw))
+def _resize_of(pod: Pod, desired: int, snapshot: Snapshot, *, starved: bool) -> Resize | None:
+    template = _server_container(
+        (snapshot.revision_record(pod.revision) or {}).get("template") or {}
+    )
+    rendered, present = _cpu_of(template), _cpu_of(_server_container(pod.raw))
     if rendered is None or present is None or not template.get("resizePolicy"):
         return None  # The pods of this revision do not grow.
-    limit = max(wanted, rendered[0])
-    guaranteed = present[0] == present[1] and rendered[0] == rendered[1] and _guaranteed(pod)
+    limit = max(desired, rendered[0])
+    guaranteed = present[0] == present[1] and rendered[0] == rendered[1] and _is_guaranteed(pod)
     request = (
-        rendered[1] if pinched and not guaranteed else min(limit, rendered[1] + limit - rendered[0])
+        rendered[1] if starved and not guaranteed else min(limit, rendered[1] + limit - rendered[0])
     )
     return (
         None if (limit, request) == present else Resize(pod.name, pod.uid, limit, request, present)
@@ -136,20 +147,20 @@ def actual_limit(pod: Pod) -> int | None:
     return found[0] if found is not None else None
 
 
-def asked_limit(pod: Pod) -> int | None:
+def requested_limit(pod: Pod) -> int | None:
     """Return the CPU limit in the pod's spec."""
-    found = _cpu_of(_server(pod.raw))
+    found = _cpu_of(_server_container(pod.raw))
     return found[0] if found is not None else None
 
 
-def on_its_way(pod: Pod) -> bool:
+def is_resizing(pod: Pod) -> bool:
     """Return whether the kubelet has not yet given the pod what its spec requests."""
     return pod.server_running and _cpu_of(pod.container(names.CONTAINER_SERVER)) != _cpu_of(
-        _server(pod.raw)
+        _server_container(pod.raw)
     )
 
 
-def state_of(pod: Pod) -> tuple[str, str]:
+def resize_state(pod: Pod) -> tuple[str, str]:
     """Return ``Deferred`` or ``Infeasible`` with the kubelet's message; empty if neither holds.
 
     Kubernetes releases up to 1.32 report it in ``status.resize``.
@@ -157,28 +168,27 @@ def state_of(pod: Pod) -> tuple[str, str]:
     pending = pod.condition(PENDING)
     if pending.get("status") == "True" and pending.get("reason") in (DEFERRED, INFEASIBLE):
         return str(pending["reason"]), str(pending.get("message", ""))
-    old = str((pod.raw.get("status") or {}).get("resize") or "")
-    return (old, "") if old in (DEFERRED, INFEASIBLE) else ("", "")
+    reported = str((pod.raw.get("status") or {}).get("resize") or "")
+    return (reported, "") if reported in (DEFERRED, INFEASIBLE) else ("", "")
 
 
-def waits(pod: Pod) -> str:
+def pending_reason(pod: Pod) -> str:
     """Return what a pod's new CPU limit waits for, as text; empty if it is in force."""
-    if not on_its_way(pod):
+    if not is_resizing(pod):
         return ""
     if actual_limit(pod) is None:
         return (
-            "tells no CPU limit in force: Kubernetes 1.33 or newer is needed"
-            " to resize pods in place"
+            "reports no CPU limit in force: resizing pods in place needs Kubernetes 1.33 or newer"
         )
-    state, why = state_of(pod)
+    state, why = resize_state(pod)
     node = str((pod.raw.get("spec") or {}).get("nodeName") or "its node")
     if state:
         return f"is {state} on node {node}{f': {why}' if why else ''}"
     failed = str(pod.condition(IN_PROGRESS).get("message", ""))
-    return f"has not got {asked_limit(pod)}m yet{f': {failed}' if failed else ''}"
+    return f"does not have {requested_limit(pod)}m yet{f': {failed}' if failed else ''}"
 
 
-def _finds_no_cpu(pod: Pod) -> bool:
+def _lacks_cpu(pod: Pod) -> bool:
     placed = pod.condition("PodScheduled")
     return (
         placed.get("status") == "False"
@@ -187,12 +197,12 @@ def _finds_no_cpu(pod: Pod) -> bool:
     )
 
 
-def _guaranteed(pod: Pod) -> bool:
+def _is_guaranteed(pod: Pod) -> bool:
     """Return whether the pod is Guaranteed; then limits and requests have to stay equal."""
     return (pod.raw.get("status") or {}).get("qosClass") == "Guaranteed"
 
 
-def _server(template_or_pod: Mapping[str, Any]) -> Mapping[str, Any]:
+def _server_container(template_or_pod: Mapping[str, Any]) -> Mapping[str, Any]:
     containers = (template_or_pod.get("spec") or {}).get("containers") or ()
     return next((item for item in containers if item.get("name") == names.CONTAINER_SERVER), {})
 

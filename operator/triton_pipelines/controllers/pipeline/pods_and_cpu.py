@@ -10,13 +10,14 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.autoscaling.cpu_limit import CpuBounds
 from triton_pipelines.autoscaling.pods_and_cpu import PODS, PodAndCpuBounds, PodsObservation
 from triton_pipelines.autoscaling.types import InfeasibleResize, StepLimits
+from triton_pipelines.compile.graph.container_resources import cpu_range
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.compile.graph.server_settings import cpu_range, millis
+from triton_pipelines.compile.graph.quantities import millis
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 
-from .deployment_progress import rolls
-from .pod_resize import INFEASIBLE, actual_limit, asked_limit, state_of, waits
-from .resize_rejections import Refusal
+from .deployment_progress import is_rolling_out
+from .pod_resize import INFEASIBLE, actual_limit, pending_reason, requested_limit, resize_state
+from .resize_rejections import ResizeRejection
 from .snapshot import Pod
 from .state import PipelineState
 
@@ -28,11 +29,11 @@ def bounds_of(pipeline: InferencePipeline, graph: Graph) -> PodAndCpuBounds:
         pods=None
         if pods is None
         else StepLimits(PODS, "", pods.low, pods.max, pipeline.spec.replicas),
-        cpu=None if limit is None else CpuBounds(*limit, base=limit[1] - _most(graph)),
+        cpu=None if limit is None else CpuBounds(*limit, base=limit[1] - _most_cpu(graph)),
     )
 
 
-def _most(graph: Graph) -> int:
+def _most_cpu(graph: Graph) -> int:
     """Return the CPU of the most instances of all scaled steps that run as Python processes."""
     return sum(
         millis(step.resources.cpu) * step.instances.counts.max
@@ -41,11 +42,11 @@ def _most(graph: Graph) -> int:
     )
 
 
-def seen_of(
+def observation_of(
     pods: Sequence[Pod],
     deployment: Mapping[str, Any] | None,
-    wanted: int | None,
-    refused: Mapping[str, Refusal] | None = None,
+    desired: int | None,
+    rejections: Mapping[str, ResizeRejection] | None = None,
     state: PipelineState | None = None,
 ) -> PodsObservation:
     """Return what live scaling observes of the pods.
@@ -53,37 +54,39 @@ def seen_of(
     Args:
         pods: The pods of the pipeline.
         deployment: Its Deployment.
-        wanted: The desired CPU limit of each pod; ``None``: any.
-        refused: Resizes that the API server rejected, by pod uid. If a node is too small, the API
-            server reports it (Kubernetes 1.36, measured) before the kubelet could.
+        desired: The desired CPU limit of each pod; ``None``: any.
+        rejections: Resizes that the API server rejected, by pod uid. If a node is too small, the
+            API server reports it (Kubernetes 1.36, measured) before the kubelet could.
         state: State of the policies.
     """
-    state, refused = state or PipelineState(), refused or {}
-    staying = [pod for pod in pods if not pod.deleting]
-    owned = wanted is not None and not state.cpu_resize.left_to
-    running = [pod for pod in staying if pod.server_running] if owned else []
+    state, rejections = state or PipelineState(), rejections or {}
+    remaining = [pod for pod in pods if not pod.deleting]
+    owned = desired is not None and not state.cpu_resize.kept_by
+    running = [pod for pod in remaining if pod.server_running] if owned else []
     uneven = {
-        pod.name: _uneven(pod, wanted, refused.get(pod.uid))
+        pod.name: _pending_text(pod, desired, rejections.get(pod.uid))
         for pod in running
-        if waits(pod) or asked_limit(pod) != wanted
+        if pending_reason(pod) or requested_limit(pod) != desired
     }
     infeasible = {
         pod.uid: found
         for pod in running
-        if (found := _infeasible(pod, refused.get(pod.uid))) is not None
+        if (found := _infeasible(pod, rejections.get(pod.uid))) is not None
     }
     return PodsObservation(
-        uids=frozenset(pod.uid for pod in staying),
-        there=len(staying),
-        ready=sum(pod.serving for pod in staying),
-        rolling=_rolling(staying, deployment, state.stalled_rollout.revision),
+        uids=frozenset(pod.uid for pod in remaining),
+        there=len(remaining),
+        ready=sum(pod.serving for pod in remaining),
+        rolling=_is_rollout_pending(remaining, deployment, state.stalled_rollout.revision),
         uneven=uneven,
         infeasible=infeasible,
-        cpu_taken=state.cpu_resize.left_to,
+        cpu_taken=state.cpu_resize.kept_by,
     )
 
 
-def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, stalled: str) -> bool:
+def _is_rollout_pending(
+    remaining: Sequence[Pod], deployment: Mapping[str, Any] | None, stalled: str
+) -> bool:
     """Return whether a rollout is in progress that the serving pods have to wait for.
 
     A rollout that does not complete is not waited for.
@@ -95,7 +98,9 @@ def _rolling(staying: Sequence[Pod], deployment: Mapping[str, Any] | None, stall
     ) or {}
     if stalled and labels.get(names.LABEL_REVISION) == stalled:
         return False
-    return rolls(deployment) or len({(pod.revision, pod.template) for pod in staying}) > 1
+    return (
+        is_rolling_out(deployment) or len({(pod.revision, pod.template) for pod in remaining}) > 1
+    )
 
 
 def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
@@ -105,25 +110,28 @@ def smallest_limit(pods: Sequence[Pod]) -> Mapping[str, Any] | None:
     return None if found is None else found[1].container(names.CONTAINER_SERVER).get("resources")
 
 
-def _uneven(pod: Pod, wanted: int | None, refusal: Refusal | None) -> str:
+def _pending_text(pod: Pod, desired: int | None, rejection: ResizeRejection | None) -> str:
     """Return what the pod's CPU waits for."""
-    if refusal is not None and refusal.limit != asked_limit(pod):
-        return refusal.why
-    return waits(pod) or f"is next for {wanted}m"
+    if rejection is not None and rejection.limit != requested_limit(pod):
+        return rejection.reason
+    return pending_reason(pod) or f"is next for {desired}m"
 
 
-def _infeasible(pod: Pod, refusal: Refusal | None) -> InfeasibleResize | None:
+def _infeasible(pod: Pod, rejection: ResizeRejection | None) -> InfeasibleResize | None:
     """Return the infeasible resize if the pod's node is too small; ignore other rejections."""
-    if refusal is not None and not refusal.binds:
-        refusal = None
-    asked, given = asked_limit(pod) if refusal is None else refusal.limit, actual_limit(pod)
+    if rejection is not None and not rejection.is_node_limit:
+        rejection = None
+    requested, enforced = (
+        requested_limit(pod) if rejection is None else rejection.limit,
+        actual_limit(pod),
+    )
     if (
-        (refusal is None and state_of(pod)[0] != INFEASIBLE)
-        or asked is None
-        or given is None
-        or given >= asked
+        (rejection is None and resize_state(pod)[0] != INFEASIBLE)
+        or requested is None
+        or enforced is None
+        or enforced >= requested
     ):
         return None
     return InfeasibleResize(
-        pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), asked, given
+        pod.uid, str((pod.raw.get("spec") or {}).get("nodeName") or ""), requested, enforced
     )

@@ -10,7 +10,7 @@ import numpy as np
 from triton_pipelines.api.names import PORT_GRPC
 from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, ExampleRequest
 from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
-from triton_pipelines.controllers.pipeline.reconciler import ProbeTarget
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
 from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 
@@ -19,16 +19,16 @@ from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 _LOWEST_ID = 2**30
 
 
-async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
+async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
     """Probe one pod within ``deadline_s`` seconds.
 
     The probe reads the readiness of the ensemble and the states of all models. If there is an
     example request, it also runs a test inference.
     """
     host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
-    question = question_of(target.example) if target.example is not None else None
+    request = probe_request(target.example) if target.example is not None else None
     result = await probe(
-        f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, question, deadline_s
+        f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, request, deadline_s
     )
     failure = result.inference_error and with_tensor_origin(target.graph, result.inference_error)
     if (
@@ -37,7 +37,7 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
         and target.example.made_up
         and not result.dead_process
     ):
-        failure += asked_with(1 if result.used_fallback else target.example.repeat)
+        failure += example_note(1 if result.used_fallback else target.example.repeat)
     return Probe(
         at=now,
         ensemble_ready=result.ensemble_ready,
@@ -50,21 +50,21 @@ async def ask(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLIN
     )
 
 
-def asked_with(rows: int) -> str:
+def example_note(rows: int) -> str:
     """Return the note on a request that was made up: no text is accepted by every pipeline.
 
     Args:
         rows: How many rows the request had.
     """
-    many = f" in {rows} rows" if rows > 1 else ""
-    one = ", of one row" if rows > 1 else ""
+    count_text = f" in {rows} rows" if rows > 1 else ""
+    hint = ", of one row" if rows > 1 else ""
     return (
-        f" (asked with {DEFAULT_TEXT!r}{many};"
-        f" spec.health.text or spec.health.inputs gives another example{one})"
+        f" (probed with {DEFAULT_TEXT!r}{count_text};"
+        f" spec.health.text or spec.health.inputs sets another example{hint})"
     )
 
 
-def question_of(example: ExampleRequest) -> ProbeRequest:
+def probe_request(example: ExampleRequest) -> ProbeRequest:
     """Return the request to send.
 
     A sequence gets an id of its own, so that it never collides with a client's.

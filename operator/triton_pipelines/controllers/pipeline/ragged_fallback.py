@@ -21,8 +21,8 @@ from .snapshot import Snapshot, json_object
 
 # Longest rejection that is kept (the loader's report is 4096 bytes in all), and the size limit of
 # status.padding.reason.
-REASON_MAX = 300
-SAID_MAX = 512
+REJECTION_MAX = 300
+STATUS_REASON_MAX = 512
 # Auto's choice until the cost of the step is measured.
 UNMEASURED = "; by rule, not measured yet"
 # Room for a measurement next to the reason, and for its request in that.
@@ -48,7 +48,7 @@ def ragged_unsupported(snapshot: Snapshot) -> Reports:
 
     Pods with other findings on what was loaded are left out.
     """
-    told = []
+    padding_status = []
     for pod in snapshot.pods:
         report = pod.load_report()
         failures = (
@@ -57,8 +57,8 @@ def ragged_unsupported(snapshot: Snapshot) -> Reports:
             else ()
         )
         if failures and all(item.reason is LoadReason.RAGGED_UNSUPPORTED for item in failures):
-            told.append((pod.revision, failures))
-    return tuple(told)
+            padding_status.append((pod.revision, failures))
+    return tuple(padding_status)
 
 
 def reported(
@@ -70,13 +70,18 @@ def reported(
     )
     adapted = {step.name for step in graph.models if step.flat}
     found: dict[str, str] = {}
-    for item in (item for told, failures in reports if told == revision for item in failures):
+    for item in (
+        item
+        for padding_status, failures in reports
+        if padding_status == revision
+        for item in failures
+    ):
         if item.step in adapted and item.step in fields:
-            found[refusal_key(fields[item.step], pipeline.spec)] = short(item.message)
+            found[refusal_key(fields[item.step], pipeline.spec)] = shorten(item.message)
     return found
 
 
-def told(
+def padding_status(
     choice: PaddingChoice, run: Mapping[str, Any], current: bool, other: str = ""
 ) -> dict[str, str]:
     """Return ``status.padding``: the padding in force, and which rule or measurement chose it.
@@ -87,7 +92,7 @@ def told(
         current: Whether that run measured or recommended the desired revision.
         other: A note on measured paddings that are not in force.
     """
-    request = short(str(run.get("request") or ""), REQUEST_MAX)
+    request = shorten(str(run.get("request") or ""), REQUEST_MAX)
     figures = str(run.get("padding") or "") if current and run.get("state") == "Succeeded" else ""
     if choice.measured or (choice.automatic and other):
         note = other
@@ -95,22 +100,22 @@ def told(
         note = f"; tuning run {request!r} measured: {figures}"
     else:
         note = UNMEASURED if choice.automatic else ""
-    note = short(note, NOTE_MAX)
+    note = shorten(note, NOTE_MAX)
     return {
         "chosen": choice.chosen.value,
-        "reason": short(choice.reason, SAID_MAX - len(note)) + note,
+        "reason": shorten(choice.reason, STATUS_REASON_MAX - len(note)) + note,
     }
 
 
-def short(text: str, most: int = REASON_MAX) -> str:
+def shorten(text: str, most: int = REJECTION_MAX) -> str:
     """Return the text, cut to the available room."""
     return text if len(text) <= most else text[: most - 2].rstrip() + " …"
 
 
-def data(refused: Refusals) -> dict[str, str]:
+def data(rejections: Refusals) -> dict[str, str]:
     """Return the rejections as data of the live ConfigMap; empty without any."""
     return (
-        {names.KEY_PADDING: json.dumps(dict(sorted(refused.items())), ensure_ascii=False)}
-        if refused
+        {names.KEY_PADDING: json.dumps(dict(sorted(rejections.items())), ensure_ascii=False)}
+        if rejections
         else {}
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triton_pipelines.api.base import Finding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.render import Revision
@@ -33,8 +32,8 @@ class ReconciledSpec:
     compiled: CompiledPipeline
     blocked: Blocked | None = None
     """``None``: it is the current spec."""
-    mismatches: Sequence[Finding] = ()
-    """Warnings of outputs that differ from the declaration."""
+    mismatches: Sequence[str] = ()
+    """How outputs differ from their declaration without blocking a revision."""
 
     @property
     def pipeline(self) -> InferencePipeline:

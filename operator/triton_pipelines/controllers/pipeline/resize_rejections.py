@@ -1,6 +1,6 @@
 """Explain why the API server rejects a resize, and decide when it is retried. Pure.
 
-The clock is passed in. A 403 has many causes, which only the API server's messages tell apart
+The clock is passed in. A 403 has many causes, which only the API server's messages distinguish
 (Kubernetes 1.36: plugin/pkg/admission/podresize, resourcequota, limitranger;
 endpoints/handlers/responsewriters). Only a node that is too small limits what a pod can have. What
 may pass with time, or what an administrator can fix, is retried with exponential back-off.
@@ -19,8 +19,8 @@ from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import ClusterError, Forbidden, NotFound
 
 # Back-off after a first rejection, doubled with each further one, and its maximum.
-REST: Final = dt.timedelta(seconds=30)
-REST_MAX: Final = dt.timedelta(minutes=15)
+BACKOFF: Final = dt.timedelta(seconds=30)
+BACKOFF_MAX: Final = dt.timedelta(minutes=15)
 
 _NODE_CAUSES: Final = frozenset({"NodeCapacity", "UnsupportedPlatform"})
 _NODE: Final = re.compile(
@@ -30,19 +30,19 @@ _NODE: Final = re.compile(
 _QUOTA: Final = re.compile(r"(exceeded|failed) quota: |status unknown for quota:")
 # Message of a quota on a resource that a container does not set. Since Kubernetes 1.26 it has the
 # names of the containers ("limits.cpu for: load; limits.memory for: …").
-_UNSET: Final = re.compile(r"failed quota: (?P<quota>[^:\s]+): must specify (?P<rest>.+)")
+_QUOTA_UNSET: Final = re.compile(r"failed quota: (?P<quota>[^:\s]+): must specify (?P<rest>.+)")
 _FIELD: Final = re.compile(r"(?:limits|requests)\.[a-z-]+")
 _CONTAINER: Final = re.compile(r"(?<= for: )[a-z0-9-]+|(?<=,)[a-z0-9-]+(?=[;,]|$)")
-_WAYS: Final[Mapping[str, str]] = {
-    names.CONTAINER_LOADER: "write it in resources of init container load"
+_QUOTA_ADVICE: Final[Mapping[str, str]] = {
+    names.CONTAINER_LOADER: "set it in resources of init container load"
     " in spec.server.podTemplate.spec.initContainers",
-    names.CONTAINER_SERVER: "write it in spec.server.resources",
+    names.CONTAINER_SERVER: "set it in spec.server.resources",
 }
 _RIGHTS: Final = re.compile(r"\bcannot patch resource\b")
 _RANGE: Final = re.compile(r"(maximum|minimum) cpu usage per |max limit to request ratio per ")
 
 
-class Refused(StrEnum):
+class RejectionCause(StrEnum):
     """What rejected a resize."""
 
     NODE = "Node"
@@ -55,116 +55,124 @@ class Refused(StrEnum):
 
 
 # Causes outside of the one pod: other pods are not resized meanwhile.
-_OF_ALL: Final = frozenset({Refused.QUOTA, Refused.RIGHTS, Refused.ABSENT})
-_WORDS: Final[Mapping[Refused, str]] = {
-    Refused.NODE: "its node cannot hold that",
-    Refused.QUOTA: "a ResourceQuota of the namespace does not allow it;"
+_AFFECTS_ALL_PODS: Final = frozenset(
+    {RejectionCause.QUOTA, RejectionCause.RIGHTS, RejectionCause.ABSENT}
+)
+_EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
+    RejectionCause.NODE: "its node is too small",
+    RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it;"
     " raise it, or lower instances.max",
-    Refused.RIGHTS: "the operator has no right to it;"
-    " give its role the verb patch on pods/resize (rbac.podResize of the chart)",
-    Refused.RANGE: "a LimitRange of the namespace does not allow it;"
+    RejectionCause.RIGHTS: "the operator lacks the permission;"
+    " grant its role the verb patch on pods/resize (rbac.podResize of the chart)",
+    RejectionCause.RANGE: "a LimitRange of the namespace does not allow it;"
     " change that, or lower instances.max",
-    Refused.ADMISSION: "an admission controller or policy refuses it",
-    Refused.INVALID: "the API server holds it to be invalid",
-    Refused.ABSENT: "this cluster cannot resize pods in place;"
+    RejectionCause.ADMISSION: "an admission controller or policy rejects it",
+    RejectionCause.INVALID: "the API server rejects it as invalid",
+    RejectionCause.ABSENT: "this cluster cannot resize pods in place;"
     " that needs Kubernetes 1.33 or newer, else leave out scaling.cpuResize",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ResizeRejection:
     """A resize of one pod that the API server rejected."""
 
     pod: str
-    kind: Refused
+    cause: RejectionCause
     """What rejected it."""
     limit: int
     """The requested CPU limit (thousandths of a core)."""
-    why: str
+    reason: str
     """The reason, as text."""
     until: dt.datetime
     """When it may be retried."""
-    tries: int = 1
+    attempts: int = 1
     """How often in a row it was rejected."""
 
     @property
     def text(self) -> str:
         """For the status, without anything that changes from one try to the next."""
-        return f"cpu: pod {self.pod} {self.why}"
+        return f"cpu: pod {self.pod} {self.reason}"
 
     @property
-    def binds(self) -> bool:
+    def is_node_limit(self) -> bool:
         """Whether the pod can never have as much, so that later requests are bounded by this."""
-        return self.kind is Refused.NODE
+        return self.cause is RejectionCause.NODE
 
     @property
-    def of_all(self) -> bool:
+    def affects_all_pods(self) -> bool:
         """Whether the pipeline's other pods would be rejected for the same reason."""
-        return self.kind in _OF_ALL
+        return self.cause in _AFFECTS_ALL_PODS
 
 
-def kind_of(error: ClusterError) -> Refused:
+def cause_of(error: ClusterError) -> RejectionCause:
     """Return what rejected a resize."""
-    said = error.message
+    message = error.message
     if isinstance(error, NotFound):
-        return Refused.ABSENT
+        return RejectionCause.ABSENT
     if not isinstance(error, Forbidden):
-        return Refused.INVALID
-    if _NODE_CAUSES & {cause.reason for cause in error.causes} or _NODE.search(said):
-        return Refused.NODE
-    for pattern, kind in (
-        (_QUOTA, Refused.QUOTA),
-        (_RIGHTS, Refused.RIGHTS),
-        (_RANGE, Refused.RANGE),
+        return RejectionCause.INVALID
+    if _NODE_CAUSES & {cause.reason for cause in error.causes} or _NODE.search(message):
+        return RejectionCause.NODE
+    for pattern, cause in (
+        (_QUOTA, RejectionCause.QUOTA),
+        (_RIGHTS, RejectionCause.RIGHTS),
+        (_RANGE, RejectionCause.RANGE),
     ):
-        if pattern.search(said):
-            return kind
-    return Refused.ADMISSION
+        if pattern.search(message):
+            return cause
+    return RejectionCause.ADMISSION
 
 
-def explained(said: str) -> str:
+def with_quota_advice(message: str) -> str:
     """Return the API server's message on a rejected pod, with advice on ResourceQuotas.
 
     The advice is added if a quota counts what a container does not set.
     """
-    found = _UNSET.search(said)
+    found = _QUOTA_UNSET.search(message)
     if found is None:
-        return said
+        return message
     fields, containers = (
         ", ".join(dict.fromkeys(_FIELD.findall(found["rest"]))),
         set(_CONTAINER.findall(found["rest"])),
     )
-    ways = [way for container, way in _WAYS.items() if container in containers or not containers]
+    advice = [
+        text
+        for container, text in _QUOTA_ADVICE.items()
+        if container in containers or not containers
+    ]
     return (
-        f"{said}; ResourceQuota {found['quota']} counts {fields}:"
-        f" {', or '.join([*ways, 'give the namespace a LimitRange with defaults'])}"
+        f"{message}; ResourceQuota {found['quota']} counts {fields}:"
+        f" {', or '.join([*advice, 'give the namespace a LimitRange with defaults'])}"
     )
 
 
-def refused(
-    error: ClusterError, pod: str, limit: int, before: Refusal | None, now: dt.datetime
-) -> Refusal:
-    """Return a rejected resize. ``before``: the last one of the pod, if none succeeded since."""
-    kind = kind_of(error)
-    again = before is not None and before.kind is kind
-    tries = before.tries + 1 if before is not None and again else 1
-    rest = min(REST_MAX, REST * 2 ** min(tries - 1, 16))
-    why = f"is not given {limit}m: {_WORDS[kind]}: {error.message}"
-    return Refusal(pod, kind, limit, why, now + rest, tries)
+def rejection_of(
+    error: ClusterError, pod: str, limit: int, previous: ResizeRejection | None, now: dt.datetime
+) -> ResizeRejection:
+    """Return a rejected resize. ``previous``: the last one of the pod, if none succeeded since."""
+    cause = cause_of(error)
+    is_repeated = previous is not None and previous.cause is cause
+    attempts = previous.attempts + 1 if previous is not None and is_repeated else 1
+    delay = min(BACKOFF_MAX, BACKOFF * 2 ** min(attempts - 1, 16))
+    reason = f"cannot get {limit}m: {_EXPLANATIONS[cause]}: {error.message}"
+    return ResizeRejection(pod, cause, limit, reason, now + delay, attempts)
 
 
-def of_pods(known: Mapping[str, Refusal], there: Collection[str]) -> dict[str, Refusal]:
-    """Return the rejections, by pod uid, of the pods (by uid) that are ``there``."""
-    return {uid: refusal for uid, refusal in known.items() if uid in there}
+def rejections_of(
+    rejections: Mapping[str, ResizeRejection], uids: Collection[str]
+) -> dict[str, ResizeRejection]:
+    """Return the rejections, by pod uid, of these pods."""
+    return {uid: rejection for uid, rejection in rejections.items() if uid in uids}
 
 
-def asked_again(refusals: Mapping[str, Refusal], now: dt.datetime) -> float | None:
+def retry_delay(rejections: Mapping[str, ResizeRejection], now: dt.datetime) -> float | None:
     """Return the seconds until the next one may be retried; ``None`` without any."""
     return min(
         (
-            (refusal.until - now).total_seconds()
-            for refusal in refusals.values()
-            if refusal.until > now
+            (rejection.until - now).total_seconds()
+            for rejection in rejections.values()
+            if rejection.until > now
         ),
         default=None,
     )

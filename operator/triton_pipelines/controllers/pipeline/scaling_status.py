@@ -27,7 +27,7 @@ from triton_pipelines.controllers.scaling_conditions import (
 from triton_pipelines.controllers.scaling_limits import scaled_steps
 from triton_pipelines.controllers.timestamps import rfc3339
 
-from .policies.cpu_resize import CpuResize
+from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
 from .snapshot import Snapshot
 
@@ -36,17 +36,17 @@ REASON_MAX = 1024
 _SCALED_FIELDS = ("instances", "podsWithDesiredInstances", "verdict", "verdictReason")
 
 
-def held(
+def blocked_status(
     status: Mapping[str, Any],
     pipeline: InferencePipeline,
     graph: Graph,
     snapshot: Snapshot,
-    wanted: str,
+    desired: str,
     counts: Mapping[str, int],
     diverged: Mapping[str, str],
     number: Replicas,
     now: dt.datetime,
-    cpu: CpuResize,
+    cpu: CpuResizeDecision,
 ) -> dict[str, Any]:
     """Return ``status`` with the steps and scaling of the last good revision, which is kept.
 
@@ -56,7 +56,7 @@ def held(
             :func:`~.status.compute`, of the last good spec.
         graph: Graph of that spec.
         snapshot: What is observed.
-        wanted: The desired revision.
+        desired: The desired revision.
         counts: Desired counts of steps.
         diverged: As in :func:`~.status.compute`.
         number: The number of pods and its owner.
@@ -64,33 +64,33 @@ def held(
         cpu: The decision on the CPU of the pods.
     """
     conditions = live_conditions(pipeline, graph, snapshot, number, cpu)
-    said = merge(
+    merged = merge(
         snapshot.status.get("conditions") or (), conditions, snapshot.generation, rfc3339(now)
     )
     kept = kept_conditions(pipeline, graph, snapshot, {item.type.value for item in conditions})
-    live = live_parts(pipeline, graph, snapshot, wanted, counts, diverged)
-    told = {**status, "conditions": [*status["conditions"], *said, *kept], **live}
-    return {key: value for key, value in told.items() if value not in ([], {}, "")}
+    live = live_fields(pipeline, graph, snapshot, desired, counts, diverged)
+    result = {**status, "conditions": [*status["conditions"], *merged, *kept], **live}
+    return {key: value for key, value in result.items() if value not in ([], {}, "")}
 
 
-def live_parts(
+def live_fields(
     pipeline: InferencePipeline,
     graph: Graph,
     snapshot: Snapshot,
-    wanted: str,
+    desired: str,
     counts: Mapping[str, int],
     diverged: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the parts of the status that change without the spec."""
-    steps = _steps(pipeline, graph, snapshot, wanted, counts, diverged)
+    steps = _steps(pipeline, graph, snapshot, desired, counts, diverged)
     status: dict[str, Any] = {"steps": steps, "scaling": _scaling(pipeline, snapshot)}
     if (tokenizer := graph.tokenizer) is not None:
         count = counts.get(tokenizer.name, tokenizer.instances.counts.initial)
-        now_there = next(
+        running = next(
             (item["instances"] for item in steps if item["name"] == tokenizer.name), count
         )
         status["tokenizer"] = {
-            "instances": now_there,
+            "instances": running,
             "desiredInstances": count,
             "summary": f"{count}/{tokenizer.instances.counts.max}",
         }
@@ -102,23 +102,27 @@ def live_conditions(
     graph: Graph,
     snapshot: Snapshot,
     number: Replicas,
-    cpu: CpuResize,
+    cpu: CpuResizeDecision,
 ) -> list[Condition]:
     """Return the conditions of live scaling, and of other managers that write its fields."""
     if pipeline.spec.suspend is Switch.ENABLED:
         return []
     conditions = scaling_conditions(
-        snapshot.view, pipeline.spec.scaling.mode, bool(scaled_steps(graph)), snapshot.status
+        snapshot.view,
+        pipeline.spec.scaling.mode,
+        bool(scaled_steps(graph)),
+        snapshot.status,
+        snapshot.state().scaling_report.limited,
     )
     return with_owner_conflicts(
         conditions,
         number.conflict,
         cpu.conflict,
-        sorted(refusal.text for refusal in cpu.refused.values()),
+        sorted(rejection.text for rejection in cpu.rejections.values()),
     )
 
 
-def _looked_after(pipeline: InferencePipeline, graph: Graph) -> bool:
+def _is_scaled(pipeline: InferencePipeline, graph: Graph) -> bool:
     """Return whether scaling reports anything on the pipeline, now or soon."""
     return (
         pipeline.spec.scaling.mode is not ScalingMode.DISABLED
@@ -131,7 +135,7 @@ def kept_conditions(
     pipeline: InferencePipeline, graph: Graph, snapshot: Snapshot, decided: set[str]
 ) -> list[Mapping[str, Any]]:
     """Return scaling's previous conditions until it has observed the pipeline."""
-    if snapshot.view is not None or not _looked_after(pipeline, graph):
+    if snapshot.view is not None or not _is_scaled(pipeline, graph):
         return []
     known = [
         item
@@ -160,17 +164,17 @@ def _steps(
     pipeline: InferencePipeline,
     graph: Graph,
     snapshot: Snapshot,
-    wanted: str,
+    desired: str,
     counts: Mapping[str, int],
     diverged: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    pods = [pod for pod in snapshot.pods if pod.revision == wanted and not pod.deleting]
+    pods = [pod for pod in snapshot.pods if pod.revision == desired and not pod.deleting]
     probes = [snapshot.probes[pod.uid] for pod in pods if pod.uid in snapshot.probes]
     result = []
-    judged = step_verdicts(snapshot.view)
+    verdicts = step_verdicts(snapshot.view)
     before = {item.get("name"): item for item in snapshot.status.get("steps") or ()}
-    silent = snapshot.view is None and _looked_after(pipeline, graph)
-    same = snapshot.view is not None and is_unchanged(snapshot.view, snapshot.status)
+    is_unobserved = snapshot.view is None and _is_scaled(pipeline, graph)
+    is_same = snapshot.view is not None and is_unchanged(snapshot.view, snapshot.status)
     for step in graph.models:
         # A model has a state for each of its versions.
         states = [
@@ -199,11 +203,14 @@ def _steps(
                 "instances": min(reported.values()),
                 "podsWithDesiredInstances": sum(seen == count for seen in reported.values()),
             }
-        if step.name in judged:
-            verdict, why, _ = judged[step.name]
-            words = before.get(step.name, {}).get("verdictReason") if same else None
-            entry |= {"verdict": verdict.value, "verdictReason": words or truncate(why, REASON_MAX)}
-        elif silent:
+        if step.name in verdicts:
+            verdict, explanation, _ = verdicts[step.name]
+            previous_text = before.get(step.name, {}).get("verdictReason") if is_same else None
+            entry |= {
+                "verdict": verdict.value,
+                "verdictReason": previous_text or truncate(explanation, REASON_MAX),
+            }
+        elif is_unobserved:
             # After a start of the operator, the reported values hold until the first observation.
             entry |= {
                 name: value

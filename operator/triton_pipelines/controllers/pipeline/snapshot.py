@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.base import Finding
 from triton_pipelines.api.loadplan import LoadReport
 from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 
 from .latency_figures import Latencies
-from .resize_rejections import Refusal, explained
+from .resize_rejections import ResizeRejection, with_quota_advice
 from .state import PipelineState
 from .state import json_object as json_object
 
@@ -42,10 +42,10 @@ DEAD_WINDOW = dt.timedelta(minutes=10)
 DEAD_KEPT = 16
 # Probes that met a dead process after which a pod is recreated if another one serves. A single one
 # may be an accident of the probe.
-DEAD_LOOKS = 3
+DEAD_PROBES = 3
 # Consecutive such probes if no other pod serves: with one dead process of several, the others still
 # answer most requests. A probe that meets the dead one every time shows that they do not.
-DEAD_LOOKS_ALONE = 6
+DEAD_PROBES_ALONE = 6
 # Fields of the spec whose change does not retry a failed revision: the number of pods, which
 # autoscalers write, suspension, and tuning requests.
 FIELDS_WITHOUT_ROLLOUT = ("replicas", "suspend", "tuning")
@@ -71,33 +71,36 @@ class Probe:
     """Later probes that brought no response in time: a busy pod keeps its last result for some."""
     dead: tuple[dt.datetime, ...] = ()
     """Recent probes that met a dead process of a model, oldest first."""
-    dead_in_a_row: int = 0
+    consecutive_dead: int = 0
     """How many of the last probes did."""
-    wrong_in_a_row: int = 0
+    consecutive_wrong: int = 0
     """How many of the last probes met another fault of the output."""
 
     @property
-    def good(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether nothing is wrong with the pod."""
         return self.ensemble_ready and not self.inference_error and not self.error
 
-    def after(self, last: Probe | None) -> Probe:
+    def merged_with(self, last: Probe | None) -> Probe:
         """Return this probe, or the last one if this one brought no response.
 
         A healthy pod is allowed :data:`MISSES_ALLOWED` of those.
         """
-        if self.error and last is not None and last.good and last.misses < MISSES_ALLOWED:
+        if self.error and last is not None and last.is_healthy and last.misses < MISSES_ALLOWED:
             return replace(last, at=self.at, misses=last.misses + 1)
         before = tuple(
             moment for moment in (last.dead if last else ()) if self.at - moment < DEAD_WINDOW
         )
-        dead, wrong = (last.dead_in_a_row, last.wrong_in_a_row) if last else (0, 0)
+        dead, wrong = (last.consecutive_dead, last.consecutive_wrong) if last else (0, 0)
         if self.dead:
-            dead += 1  # which says nothing about outputs
-        elif not self.error:  # a probe without a response says nothing about either
+            dead += 1  # which does not concern outputs
+        elif not self.error:  # a probe without a response concerns neither
             dead, wrong = 0, wrong + 1 if self.inference_error or self.mismatch else 0
         return replace(
-            self, dead=(*before, *self.dead)[-DEAD_KEPT:], dead_in_a_row=dead, wrong_in_a_row=wrong
+            self,
+            dead=(*before, *self.dead)[-DEAD_KEPT:],
+            consecutive_dead=dead,
+            consecutive_wrong=wrong,
         )
 
 
@@ -204,7 +207,7 @@ class Snapshot:
     """What live scaling wants recorded; ``None`` before its first decision."""
     view: ScalingView | None = None
     """What live scaling reports; ``None`` before its first decision."""
-    resize_rejections: Mapping[str, Refusal] = field(default_factory=dict, kw_only=True)
+    resize_rejections: Mapping[str, ResizeRejection] = field(default_factory=dict, kw_only=True)
     """Why the API server last rejected another CPU limit of a pod, by pod uid."""
     latencies: Latencies | None = None
     """Latency of revisions, for the SLO; ``None``: not measured yet."""
@@ -214,7 +217,7 @@ class Snapshot:
     """Why the API server rejected an object of the tuning run."""
     monitoring: Sequence[Finding] | None = ()
     """Findings on PodMonitor and PrometheusRule; ``None``: not checked yet."""
-    remembered: str = ""
+    last_good_in_memory: str = ""
     """The last good spec that this process knows, in case its record is gone."""
     acted_spec_hash: str = field(default="", kw_only=True)
     """Hash of the spec that is acted on, if that is not the current one."""
@@ -222,16 +225,7 @@ class Snapshot:
     @property
     def last_good_document(self) -> str:
         """The recorded last good spec (:mod:`~.policies.last_good_spec`)."""
-        return str(self.live_data().get(names.KEY_ACCEPTED) or self.remembered)
-
-    def monitoring_warnings(self) -> list[Finding]:
-        """Return findings on PodMonitor and PrometheusRule.
-
-        These are the reported ones until the objects are checked.
-        """
-        if self.monitoring is not None:
-            return list(self.monitoring)
-        return reported_monitoring_findings(self.status)
+        return str(self.live_data().get(names.KEY_ACCEPTED) or self.last_good_in_memory)
 
     @property
     def name(self) -> str:
@@ -315,18 +309,18 @@ class Snapshot:
         return _condition(self.deployment, kind)
 
     @property
-    def pods_refused(self) -> str:
+    def pods_rejected(self) -> str:
         """The API server's message if it rejects further pods; empty if it does not.
 
         Causes are a quota, admission or a missing service account.
         """
-        return self.pods_refused_to(self.name)
+        return self.pods_rejected_of(self.name)
 
-    def pods_refused_to(self, deployment: str) -> str:
-        """Return :attr:`pods_refused` of a Deployment by its name."""
+    def pods_rejected_of(self, deployment: str) -> str:
+        """Return :attr:`pods_rejected` of a Deployment by its name."""
         condition = _condition(self.child("Deployment", deployment), "ReplicaFailure")
         return (
-            explained(str(condition.get("message") or condition.get("reason", "")))
+            with_quota_advice(str(condition.get("message") or condition.get("reason", "")))
             if condition.get("status") == "True"
             else ""
         )
@@ -338,25 +332,12 @@ def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
     return found[0] if found else {}
 
 
-def reported_monitoring_findings(status: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings on PodMonitor and PrometheusRule that a status reports."""
-    said = [
-        (str(item.get("path", "")), str(item.get("message", "")))
-        for item in status.get("warnings") or ()
-    ]
-    return [
-        Finding(path, message, Severity.WARNING)
-        for path, message in said
-        if path.startswith("spec.observability.")
-    ]
-
-
-def alive(pod: Object) -> bool:
+def is_alive(pod: Object) -> bool:
     """Return whether a raw pod has not ended: ended ones (evicted, node lost) stay listed."""
     return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
 
 
-def serves(pod: Object) -> bool:
+def is_pipeline_pod(pod: Object) -> bool:
     """Return whether a raw pod serves the pipeline; those of a tuning run do not."""
     return (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) not in (
         names.COMPONENT_CANARY,

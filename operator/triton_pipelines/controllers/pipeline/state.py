@@ -16,35 +16,12 @@ from typing import Any, Final, Self
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.controllers.timestamps import moment
 
-from .field_managers import Writers
+from .field_managers import OtherManagers
+from .policy_state import JSON_KEY, PolicyState
+from .report_state import ScalingReportState, WarningsState
 
 # A figure beyond this was edited by hand, and may be too large an integer for a float.
 _FIGURE_MAX: Final = 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyState:
-    """State of one policy. Every field has an empty default, which is not written."""
-
-    @classmethod
-    def parse(cls, document: Any) -> Self:
-        """Read a document. A field of another type, as after an edit by hand, counts as empty."""
-        if not isinstance(document, Mapping):
-            return cls()
-        blank = cls()
-        known = [(item.name, getattr(blank, item.name)) for item in dataclasses.fields(cls)]
-        return cls(
-            **{
-                name: document[name]
-                for name, default in known
-                if name in document and type(document[name]) is type(default)
-            }
-        )
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the fields that are not empty."""
-        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +64,11 @@ class RolloutState(PolicyState):
     def parse(cls, document: Any) -> Self:
         """Read a document; a failure with an unknown reason is forgotten."""
         state = super(RolloutState, cls).parse(document)
-        if state.failed_reason not in {*Reason, ""}:
+        try:
+            reason = state.failed_reason and Reason(state.failed_reason).value
+        except ValueError:
             return dataclasses.replace(state, failed_revision="", failed_reason="")
-        return state
+        return dataclasses.replace(state, failed_reason=reason)
 
     def target(self, desired: str) -> str:
         """Return the revision to run: ``desired``, or the restored one if ``desired`` failed."""
@@ -170,21 +149,22 @@ class FieldManagersState(PolicyState):
         return state
 
     @property
-    def writers(self) -> Writers:
+    def others(self) -> OtherManagers:
         """The managers, with the rule of when they keep the field."""
-        return Writers(self.managers, self.corrected)
+        return OtherManagers(self.managers, self.corrected)
 
-    def with_writers(self, writers: Writers) -> Self:
+    def with_others(self, others: OtherManagers) -> Self:
         """Return the state with these managers."""
-        return dataclasses.replace(self, managers=writers.names, corrected=writers.mended)
+        return dataclasses.replace(self, managers=others.names, corrected=others.corrected)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasState(FieldManagersState):
     """Other managers of the number of pods, and the number during a rollout."""
 
-    turns: Mapping[str, Any] = field(default_factory=dict)
-    """Who writes ``spec.replicas`` of the pipeline (:class:`~.field_managers.Turns`)."""
+    alternating: Mapping[str, Any] = field(default_factory=dict, metadata={JSON_KEY: "turns"})
+    """Who writes ``spec.replicas`` of the pipeline
+    (:class:`~.field_managers.AlternatingManagers`)."""
     rollout_pods: int = 0
     """Pods with which a rollout continues if scaling wants more than fit; 0: all."""
 
@@ -194,9 +174,9 @@ class CpuResizeState(FieldManagersState):
     """Other managers of the pods' CPU."""
 
     @property
-    def left_to(self) -> str:
+    def kept_by(self) -> str:
         """Managers that the CPU is left to; empty if it is ours."""
-        return self.writers.left
+        return self.others.owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +239,8 @@ class PipelineState:
     pod_repair: PodRepairState = PodRepairState()
     control_secrets: ControlSecretsState = field(default_factory=ControlSecretsState)
     tuning_run: TuningRunState = field(default_factory=TuningRunState)
+    warnings: WarningsState = field(default_factory=WarningsState)
+    scaling_report: ScalingReportState = field(default_factory=ScalingReportState)
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -291,6 +273,8 @@ STATES: Final[Mapping[str, type[PolicyState]]] = {
     "pod_repair": PodRepairState,
     "control_secrets": ControlSecretsState,
     "tuning_run": TuningRunState,
+    "warnings": WarningsState,
+    "scaling_report": ScalingReportState,
 }
 STATE_NAMES: Final = {kind: name for name, kind in STATES.items()}
 # Fields of the flat document of earlier releases: policy and field; "" stands for the whole state.

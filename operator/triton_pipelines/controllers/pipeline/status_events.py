@@ -25,7 +25,7 @@ class Event:
         return "Warning" if self.warning else "Normal"
 
 
-_LEAST = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
+_UNREPORTED = frozenset({Reason.PROGRESSING, Reason.LOADING, Reason.DRAINING})
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
@@ -49,7 +49,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
         ):
             continue
         reason = Reason(new["reason"])
-        if reason in _LEAST or (
+        if reason in _UNREPORTED or (
             kind is ConditionType.AVAILABLE and not old and new["status"] == "False"
         ):
             continue
@@ -59,13 +59,13 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Eve
             continue
         warning = KIND_OF[reason] is not ReasonKind.FINE
         events.append(Event(warning, reason.value, kind.value, new.get("message", "")))
-    return events + _scaled(before, after) + _doubts(before, after)
+    return events + _scaled(before, after) + _new_warnings(before, after)
 
 
 def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     """Return events of count changes that the status did not have, and of a failed change."""
     known = list((before.get("scaling") or {}).get("history") or ())
-    fresh = [
+    added = [
         item for item in (after.get("scaling") or {}).get("history") or () if item not in known
     ]
     reason, verb = (
@@ -73,15 +73,21 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         if (after.get("scaling") or {}).get("mode") == ScalingMode.ADVISORY
         else ("Scaled", "")
     )
-    told = [
+    events = [
         Event(
             False,
             reason,
             "Scale",
             f"{item['step']}{verb} from {item['from']} to {item['to']}: {item['reason']}",
         )
-        for item in reversed(fresh)
+        for item in reversed(added)
     ]
+    return events + _scaling_failed(before, after) + _metrics_changed(before, after)
+
+
+def _scaling_failed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Return events of a change that failed, and of another manager of a scaled field."""
+    events = []
     old, new = (
         _condition(before, ConditionType.SCALING_ACTIVE),
         _condition(after, ConditionType.SCALING_ACTIVE),
@@ -90,7 +96,7 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
         new.get("reason"),
         new.get("message"),
     ):
-        told.append(
+        events.append(
             Event(True, Reason.ACTUATION_FAILED.value, "Scale", str(new.get("message", "")))
         )
     old, new = (
@@ -100,48 +106,56 @@ def _scaled(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     if new.get("reason") in (Reason.REPLICAS_OWNER_CONFLICT, Reason.CPU_OWNER_CONFLICT) and new.get(
         "reason"
     ) != old.get("reason"):
-        told.append(Event(True, str(new["reason"]), "Scale", str(new.get("message", ""))))
+        events.append(Event(True, str(new["reason"]), "Scale", str(new.get("message", ""))))
+    return events
+
+
+def _metrics_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+    """Return the event of metrics that became unusable, or usable again."""
     old, new = (
         _condition(before, ConditionType.METRICS_AVAILABLE),
         _condition(after, ConditionType.METRICS_AVAILABLE),
     )
     if (
-        new
-        and (old.get("status", "True"), old.get("reason")) != (new["status"], new["reason"])
-        and Reason(new["reason"]) is not Reason.NO_PODS
+        not new
+        or (old.get("status", "True"), old.get("reason")) == (new["status"], new["reason"])
+        or Reason(new["reason"]) is Reason.NO_PODS
     ):
-        if new["status"] == "False":
-            told.append(Event(True, str(new["reason"]), "ReadMetrics", str(new.get("message", ""))))
-        elif old and old.get("reason") != Reason.NO_PODS:
-            told.append(
-                Event(False, "MetricsRecovered", "ReadMetrics", str(new.get("message", "")))
-            )
-    return told
+        return []
+    message = str(new.get("message", ""))
+    if new["status"] == "False":
+        return [Event(True, str(new["reason"]), "ReadMetrics", message)]
+    if old and old.get("reason") != Reason.NO_PODS:
+        return [Event(False, "MetricsRecovered", "ReadMetrics", message)]
+    return []
 
 
-def _doubts(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
+def _new_warnings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Event]:
     """Return one event with all new warnings of lint, each once.
 
     The event is cut if it is too long; the status has them in full.
     """
-    known = {_doubt(item) for item in before.get("warnings") or ()}
-    fresh = [text for item in after.get("warnings") or () if (text := _doubt(item)) not in known]
-    if not fresh:
+    known = {_warning_text(item) for item in before.get("warnings") or ()}
+    added = [
+        text for item in after.get("warnings") or () if (text := _warning_text(item)) not in known
+    ]
+    if not added:
         return []
-    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(fresh, 1))
-    note = (
-        fresh[0]
-        if len(fresh) == 1
-        else f"{len(fresh)} warnings, which stand in status.warnings: {listed}"
-    )
+    listed = "; ".join(f"({index}) {text}" for index, text in enumerate(added, 1))
+    note = added[0] if len(added) == 1 else f"{len(added)} warnings in status.warnings: {listed}"
     return [Event(True, "SpecWarning", "Lint", note)]
 
 
-def _doubt(item: Mapping[str, Any]) -> str:
+def _warning_text(item: Mapping[str, Any]) -> str:
     return f"{item.get('path', '')}: {item.get('message', '')}"
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    return next(
-        (item for item in status.get("conditions") or () if item.get("type") == kind.value), {}
-    )
+    """Return a condition, with a reason of a former name under its present one."""
+    for item in status.get("conditions") or ():
+        if item.get("type") == kind.value:
+            try:
+                return {**item, "reason": Reason(item["reason"]).value}
+            except (KeyError, ValueError):
+                return dict(item)
+    return {}

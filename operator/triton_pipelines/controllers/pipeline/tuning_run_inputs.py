@@ -15,10 +15,10 @@ from triton_pipelines.compile.graph.graph import PaddingChoice
 
 from .actions import Deletion
 from .deployment_progress import serves_whole
-from .latency_figures import limit_of
+from .latency_figures import latency_budget_of
 from .owner_references import owned
 from .policies.rollout import Rollout
-from .policies.slo_guard import judged_until
+from .policies.slo_guard import watched_until
 from .snapshot import Object, Snapshot
 from .state import SloGuardState
 
@@ -29,14 +29,14 @@ class Stage:
 
     pipeline: InferencePipeline
     snapshot: Snapshot
-    wanted: str
+    desired: str
     """The revision that the spec requests."""
     target: str
     """The revision to run: another one after a rollback."""
-    settled: bool
-    """Whether ``wanted`` alone serves the whole pipeline."""
-    watched: str
-    """Until when (RFC 3339) a watch can judge its latency; empty without such a watch."""
+    is_settled: bool
+    """Whether ``desired`` alone serves the whole pipeline."""
+    watched_until: str
+    """Until when (RFC 3339) a watch compares its latency; empty without such a watch."""
     replicas: int
     """Desired number of pods."""
     ready: Callable[[], Condition]
@@ -52,7 +52,7 @@ class Stage:
     """Returns the revision that a patch would create; empty for none."""
 
     @property
-    def suspended(self) -> bool:
+    def is_suspended(self) -> bool:
         """Whether nothing is to serve."""
         return self.pipeline.spec.suspend is Switch.ENABLED
 
@@ -77,30 +77,30 @@ def stage_of(
     options: Options,
     rollout: Rollout,
     watch: SloGuardState,
-    wanted: str,
+    desired: str,
     replicas: int,
     ready: Callable[[], Condition],
     recommended: Callable[[Mapping[str, Any]], str],
 ) -> Stage:
     """Return the inputs in this iteration."""
-    record = snapshot.revision_record(wanted)
-    alone = serves_whole(snapshot, wanted, replicas) and all(
+    record = snapshot.revision_record(desired)
+    serves_alone = serves_whole(snapshot, desired, replicas) and all(
         pod.serving for pod in snapshot.pods if not pod.deleting
     )
     # A source that is missing would be missing for a canary, too.
-    settled = (
-        alone
-        and snapshot.deployed_revision() == rollout.target == wanted
+    is_settled = (
+        serves_alone
+        and snapshot.deployed_revision() == rollout.target == desired
         and record is not None
         and not snapshot.missing_sources
     )
     return Stage(
         pipeline=pipeline,
         snapshot=snapshot,
-        wanted=wanted,
+        desired=desired,
         target=rollout.target,
-        settled=settled,
-        watched=judged_until(watch, limit_of(pipeline)),
+        is_settled=is_settled,
+        watched_until=watched_until(watch, latency_budget_of(pipeline)),
         replicas=replicas,
         ready=ready,
         template=(record or {}).get("template") or {},
@@ -111,24 +111,24 @@ def stage_of(
     )
 
 
-def left_over(snapshot: Snapshot, staying: Sequence[Object]) -> list[Object]:
-    """Return leftover objects of runs, except those of the present run (``staying``)."""
-    wanted, uid = (
-        {(item["kind"], item["metadata"]["name"]) for item in staying},
+def leftover_objects(snapshot: Snapshot, current: Sequence[Object]) -> list[Object]:
+    """Return leftover objects of runs, except those of the present run (``current``)."""
+    desired, uid = (
+        {(item["kind"], item["metadata"]["name"]) for item in current},
         str(snapshot.pipeline["metadata"].get("uid", "")),
     )
     result = []
     for key, item in sorted(snapshot.children.items()):
         metadata = item["metadata"]
         ours = names.LABEL_RUN in (metadata.get("labels") or {}) and owned(item, uid)
-        if ours and key not in wanted and not metadata.get("deletionTimestamp"):
+        if ours and key not in desired and not metadata.get("deletionTimestamp"):
             result.append(item)
     return result
 
 
-def cleared(snapshot: Snapshot, staying: Sequence[Object]) -> tuple[Deletion, ...]:
-    """Return deletions of what runs have left, except for the present run (``staying``)."""
+def cleared(snapshot: Snapshot, current: Sequence[Object]) -> tuple[Deletion, ...]:
+    """Return deletions of what runs have left, except for the present run (``current``)."""
     return tuple(
         Deletion(item["kind"], item["metadata"]["name"], item["metadata"].get("uid", ""))
-        for item in left_over(snapshot, staying)
+        for item in leftover_objects(snapshot, current)
     )

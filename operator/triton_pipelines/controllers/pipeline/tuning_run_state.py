@@ -20,21 +20,22 @@ MESSAGE_MAX: Final = 1024
 SHORT_MAX: Final = 512
 # Fields of status.tuning that the Job may fill in; the others are set here.
 RESULT: Final = ("message", "advice", "padding", "patch", "gainPercent", "points")
-_TEXTS: Final = (
-    "request",
-    "state",
-    "mode",
-    "asked",
-    "revision",
-    "start",
-    "pod",
-    "job",
-    "made",
-    "end",
-    "recommended",
-)
+# Text fields of a run, and their JSON keys.
+_TEXT_KEYS: Final = {
+    "request": "request",
+    "state": "state",
+    "mode": "mode",
+    "waiting_since": "asked",
+    "revision": "revision",
+    "start": "start",
+    "server": "pod",
+    "job_start": "job",
+    "job_uid": "made",
+    "end": "end",
+    "recommended": "recommended",
+}
 # Names of the fields that the status shows, in the record and in the status.
-_TOLD: Final = {
+_STATUS_NAMES: Final = {
     "request": "request",
     "state": "state",
     "revision": "revision",
@@ -42,7 +43,7 @@ _TOLD: Final = {
     "end": "completionTime",
     "recommended": "recommendedRevision",
 }
-_TIMES: Final = ("asked", "start", "job", "end")
+_TIMES: Final = ("waiting_since", "start", "job_start", "end")
 
 
 class State(StrEnum):
@@ -64,17 +65,17 @@ class Run:
     """How many runs came before."""
     state: State = State.NONE
     mode: str = TuningMode.QUICK.value
-    asked: str = ""
+    waiting_since: str = ""
     """Since when it waits for the pipeline (RFC 3339)."""
     revision: str = ""
     """The measured revision; empty if the run has not begun."""
     start: str = ""
     """When it began (RFC 3339)."""
-    pod: str = ""
+    server: str = ""
     """Which start of which pod's server is measured."""
-    job: str = ""
+    job_start: str = ""
     """When its Job began (RFC 3339)."""
-    made: str = ""
+    job_uid: str = ""
     """Uid of the Job; empty if it has not been observed."""
     end: str = ""
     """When it ended (RFC 3339)."""
@@ -84,12 +85,12 @@ class Run:
     """Fields of ``status.tuning``, once it has ended."""
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it has not ended."""
         return self.state in (State.PENDING, State.RUNNING)
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether it has objects: before, it waits for the pipeline."""
         return bool(self.revision)
 
@@ -107,7 +108,7 @@ class Run:
     def parse(cls, document: Mapping[str, Any]) -> Run:
         """Read it; what an edit has made unreadable counts as no run."""
         blank = cls()
-        texts = {key: document.get(key, getattr(blank, key)) for key in _TEXTS}
+        texts = {name: document.get(key, getattr(blank, name)) for name, key in _TEXT_KEYS.items()}
         if not all(isinstance(text, str) and len(text) <= SHORT_MAX for text in texts.values()):
             return blank
         serial = document.get("serial", 0)
@@ -119,7 +120,7 @@ class Run:
             or texts["mode"] not in {*TuningMode}
         ):
             return blank
-        if any(texts[key] and moment(texts[key]) is None for key in _TIMES):
+        if any(texts[name] and moment(texts[name]) is None for name in _TIMES):
             return blank
         found = result_of(document.get("result") or {})
         return cls(**(texts | {"state": State(texts["state"])}), serial=serial, result=found or {})
@@ -127,13 +128,14 @@ class Run:
     def to_document(self) -> dict[str, Any]:
         """Return the record, without fields that have their default."""
         blank = type(self)()
-        values = {
-            key: getattr(self, key)
-            for key in self.__slots__
-            if getattr(self, key) != getattr(blank, key)
+        changed = {
+            name: getattr(self, name)
+            for name in self.__slots__
+            if getattr(self, name) != getattr(blank, name)
         }
         return {
-            key: str(value) if isinstance(value, State) else value for key, value in values.items()
+            _TEXT_KEYS.get(name, name): str(value) if isinstance(value, State) else value
+            for name, value in changed.items()
         }
 
     def status(self, message: str = "") -> dict[str, Any]:
@@ -144,16 +146,16 @@ class Run:
         """
         if not self.request:
             return {}
-        told = {
+        reported = {
             "request": self.request,
             "state": str(self.state),
             "startTime": self.start,
             "completionTime": self.end,
             "revision": self.revision,
         }
-        told["recommendedRevision"] = self.recommended
-        told["message"] = message[:MESSAGE_MAX]
-        return {key: value for key, value in told.items() if value} | dict(self.result)
+        reported["recommendedRevision"] = self.recommended
+        reported["message"] = message[:MESSAGE_MAX]
+        return {key: value for key, value in reported.items() if value} | dict(self.result)
 
     def failed(self, message: str, now: dt.datetime) -> Run:
         """Return the failed run, ended with ``message``."""
@@ -162,38 +164,41 @@ class Run:
         )
 
 
-def remembered(document: Mapping[str, Any], told: Any) -> Run:
-    """Return the last run, from the record and from ``status.tuning`` (``told``).
+def last_run(document: Mapping[str, Any], reported: Any) -> Run:
+    """Return the last run, from the record and from ``status.tuning`` (``reported``).
 
     The status has more on a run that has ended if the record is lost, for example with a deleted
     live ConfigMap, or if the API server rejected the record of its end. Such a run is not repeated,
     and does not take the room of a pod a second time.
     """
     run = Run.parse(document)
-    if not isinstance(told, Mapping) or told.get("state") not in (State.SUCCEEDED, State.FAILED):
-        return run
-    if document and not (
-        run.active
-        and run.begun
-        and (told.get("request"), told.get("startTime")) == (run.request, run.start)
+    if not isinstance(reported, Mapping) or reported.get("state") not in (
+        State.SUCCEEDED,
+        State.FAILED,
     ):
         return run
-    known = {field: told[key] for field, key in _TOLD.items() if key in told}
+    if document and not (
+        run.is_active
+        and run.has_begun
+        and (reported.get("request"), reported.get("startTime")) == (run.request, run.start)
+    ):
+        return run
+    known = {field: reported[key] for field, key in _STATUS_NAMES.items() if key in reported}
     ended = Run.parse(
         {
             "serial": 1,
             **(run.to_document() if document else {}),
             **known,
-            "result": result_of(told) or {},
+            "result": result_of(reported) or {},
         }
     )
     return ended if ended.request else run
 
 
-def with_tuning(status: Mapping[str, Any], told: Any) -> dict[str, Any]:
-    """Return a status of the pipeline with ``told`` as ``status.tuning``, or without it."""
+def with_tuning(status: Mapping[str, Any], reported: Any) -> dict[str, Any]:
+    """Return a status of the pipeline with ``reported`` as ``status.tuning``, or without it."""
     return {key: value for key, value in status.items() if key != "tuning"} | (
-        {"tuning": told} if told else {}
+        {"tuning": reported} if reported else {}
     )
 
 
@@ -205,9 +210,9 @@ def result_of(document: Any) -> dict[str, Any] | None:
     if not isinstance(document, Mapping):
         return None
     try:
-        told = TuningStatus.model_validate(
+        reported = TuningStatus.model_validate(
             {key: document[key] for key in RESULT if key in document}
         )
     except ValidationError:
         return None
-    return told.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return reported.model_dump(mode="json", by_alias=True, exclude_defaults=True)

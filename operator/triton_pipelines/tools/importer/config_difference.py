@@ -9,7 +9,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
-from triton_pipelines.compile.render.config_patch import OWNED
+from triton_pipelines.compile.render.config_patch import OWNED, REFUSED
 
 # Parts of list items that fields of the resource set (render.patch refuses them in a patch).
 _TENSORS = ("input", "output")
@@ -25,7 +25,7 @@ def patch_between(base: Any, desired: Any) -> dict[str, Any]:
     """
     result: dict[str, Any] = {}
     for field in base.DESCRIPTOR.fields:
-        if field.name in OWNED or (
+        if field.name in (*OWNED, *REFUSED) or (
             field.name in _SCHEDULERS
             and base.WhichOneof("scheduling_choice") != desired.WhichOneof("scheduling_choice")
         ):

@@ -24,7 +24,7 @@ from triton_pipelines.tools.loadgen.load_spec import (
     LoadTarget,
 )
 from triton_pipelines.tools.loadgen.payloads import LENGTH_HEADER, encode_requests, http_body
-from triton_pipelines.tools.loadgen.request_failure import FailureKind, RequestFailure
+from triton_pipelines.tools.loadgen.request_failure import RequestFailure, RequestFailureKind
 from triton_pipelines.tools.loadgen.summary import (
     LoadResult,
     LoadStability,
@@ -60,7 +60,6 @@ __all__ = [
     "LENGTH_HEADER",
     "Array",
     "Arrivals",
-    "FailureKind",
     "InferenceProtocol",
     "InputValue",
     "LoadGeneratorError",
@@ -72,6 +71,7 @@ __all__ = [
     "LoadTarget",
     "OnSweepProgress",
     "RequestFailure",
+    "RequestFailureKind",
     "StepStatistics",
     "SweepEndedError",
     "SweepResult",

@@ -29,7 +29,7 @@ from triton_pipelines.tools.loadgen.request_failure import (
 )
 from triton_pipelines.tools.loadgen.summary import LoadResult, stability
 from triton_pipelines.tools.loadgen.triton_statistics import (
-    ModelCounters,
+    ModelStatisticsCounters,
     StatisticsReader,
     StepStatistics,
     parse_statistics,
@@ -377,7 +377,7 @@ def _statistics_between(
 
     Empty if a sample is missing.
     """
-    counters: list[dict[str, ModelCounters]] = []
+    counters: list[dict[str, ModelStatisticsCounters]] = []
     for _, models in (first, last):
         try:
             if models is None:

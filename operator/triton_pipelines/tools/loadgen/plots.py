@@ -30,7 +30,7 @@ COLOURS: Final = (
     "#8c564b",
     "#7f7f7f",
 )
-"""Eight colors that color-blind readers can distinguish, then gray.
+"""Eight colors that readers with impaired color vision can distinguish, then gray.
 
 Source: Okabe and Ito, with brown instead of yellow.
 """
@@ -93,7 +93,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Limit:
+class LimitLine:
     """A horizontal line, such as an SLO."""
 
     name: str
@@ -112,7 +112,7 @@ class Chart:
     latency: str = "p99 latency"
     note: str = ""
     """Below the title: workload, machine, what was simulated."""
-    limits: Sequence[Limit] = ()
+    limits: Sequence[LimitLine] = ()
     whiskers: str = "whiskers: lowest and highest of the runs"
     """Legend of the whiskers, shown where a point has them."""
     hollow: str = ""
@@ -201,67 +201,106 @@ def draw(chart: Chart) -> Figure:
     groups = list(dict.fromkeys(series.group or series.name for series in chart.series))
     handles: list[Any] = []
     labels: list[tuple[float, float]] = []
-    whiskers = hollow = clipped = False
     for number, series in enumerate(chart.series):
         place = groups.index(series.group or series.name)
         colour, marker = COLOURS[place % len(COLOURS)], _MARKERS[place % len(_MARKERS)]
-        points = [point for point in series.points if point.latency_ms > 0]
-        line: dict[str, Any] = {
-            "color": colour,
-            "linestyle": "none" if series.marks_only else "--" if series.dashed else "-",
-            "linewidth": 1.4,
-            "marker": "none" if series.line_only else marker,
-            "markersize": 5.5,
-        }
-        name = series.name if points else f"{series.name} (no point: nothing was answered)"
-        handles.append(Line2D([], [], label=name, **line))
-        x = [point.throughput for point in points]
-        y = [min(point.latency_ms, top) for point in points]
-        axes.plot(x, y, **(line | {"marker": "none"}))
-        for point, height in zip(points, y, strict=True):
-            if math.isfinite(point.low) and math.isfinite(point.high) and point.low > 0:
-                ends = [point.low, min(point.high, top)]
-                at = [point.throughput, point.throughput]
-                axes.plot(at, ends, color=colour, marker="_", markersize=6, linewidth=1)
-                whiskers = True
-            if point.label:
-                _label(
-                    axes,
-                    point.label,
-                    (point.throughput, height),
-                    colour,
-                    labels,
-                    left=not series.marks_only,
-                )
-            if series.line_only:
-                continue
-            beyond = point.latency_ms >= top
-            axes.plot(
-                [point.throughput],
-                [height],
-                color=colour,
-                marker="^" if beyond else marker,
-                markersize=8 if beyond else 5.5,
-                markerfacecolor="white" if point.hollow else colour,
-                clip_on=False,
-                gid=f"point-{number}",
-            )
-            hollow, clipped = hollow or point.hollow, clipped or beyond
+        handles.append(_draw_series(axes, series, number, colour, marker, labels))
     for limit, dashes in zip(chart.limits, ("--", ":", "-."), strict=False):
         drawn = {"color": "black", "linestyle": dashes, "linewidth": 1.2}
         axes.axhline(limit.latency_ms, **drawn)  # type: ignore[arg-type]
         label = f"{limit.name}: {limit.latency_ms:g} ms"
         handles.append(Line2D([], [], label=label, **drawn))  # type: ignore[arg-type]
-    if whiskers:
-        handles.append(_mark("|", chart.whiskers, size=10))
-    if hollow and chart.hollow:
-        handles.append(_mark("o", chart.hollow, filled=False))
-    if clipped:
-        handles.append(_mark("^", f"triangle at the top edge: {top:g} ms or more, clipped"))
+    handles += _mark_handles(chart, top)
     set_titles(figure, chart.title, chart.note)
     columns = 1 if max(len(str(handle.get_label())) for handle in handles) > 45 else 2
     figure.legend(handles=handles, loc="outside lower left", ncols=columns)
     return figure
+
+
+def _draw_series(
+    axes: Axes,
+    series: Series,
+    number: int,
+    colour: str,
+    marker: str,
+    labels: list[tuple[float, float]],
+) -> Any:
+    """Draw a series.
+
+    Args:
+        axes: The axes, with their limits set.
+        series: The series.
+        number: Its index in the chart.
+        colour: Of its line and points.
+        marker: Of its points.
+        labels: Places of the labels so far; those of its points are added.
+
+    Returns:
+        Its entry of the legend.
+    """
+    from matplotlib.lines import Line2D
+
+    top = axes.get_ylim()[1]
+    points = _shown_points(series)
+    line: dict[str, Any] = {
+        "color": colour,
+        "linestyle": "none" if series.marks_only else "--" if series.dashed else "-",
+        "linewidth": 1.4,
+        "marker": "none" if series.line_only else marker,
+        "markersize": 5.5,
+    }
+    name = series.name if points else f"{series.name} (no point: nothing was answered)"
+    handle = Line2D([], [], label=name, **line)
+    x = [point.throughput for point in points]
+    y = [min(point.latency_ms, top) for point in points]
+    axes.plot(x, y, **(line | {"marker": "none"}))
+    for point, height in zip(points, y, strict=True):
+        if _has_whiskers(point):
+            ends = [point.low, min(point.high, top)]
+            at = [point.throughput, point.throughput]
+            axes.plot(at, ends, color=colour, marker="_", markersize=6, linewidth=1)
+        if point.label:
+            place = (point.throughput, height)
+            _label(axes, point.label, place, colour, labels, left=not series.marks_only)
+        if series.line_only:
+            continue
+        beyond = point.latency_ms >= top
+        axes.plot(
+            [point.throughput],
+            [height],
+            color=colour,
+            marker="^" if beyond else marker,
+            markersize=8 if beyond else 5.5,
+            markerfacecolor="white" if point.hollow else colour,
+            clip_on=False,
+            gid=f"point-{number}",
+        )
+    return handle
+
+
+def _shown_points(series: Series) -> list[Point]:
+    """Return the points that a logarithmic axis can show."""
+    return [point for point in series.points if point.latency_ms > 0]
+
+
+def _has_whiskers(point: Point) -> bool:
+    return math.isfinite(point.low) and math.isfinite(point.high) and point.low > 0
+
+
+def _mark_handles(chart: Chart, top: float) -> list[Any]:
+    """Return the legend's entries for whiskers, hollow and clipped points, if there are any."""
+    shown = [point for series in chart.series for point in _shown_points(series)]
+    marked = [
+        point for series in chart.series if not series.line_only for point in _shown_points(series)
+    ]
+    handles = []
+    if any(_has_whiskers(point) for point in shown):
+        handles.append(_mark("|", chart.whiskers, size=10))
+    if chart.hollow and any(point.hollow for point in marked):
+        handles.append(_mark("o", chart.hollow, filled=False))
+    if any(point.latency_ms >= top for point in marked):
+        handles.append(_mark("^", f"triangle at the top edge: {top:g} ms or more, clipped"))
+    return handles
 
 
 def _label(
@@ -273,7 +312,7 @@ def _label(
     *,
     left: bool,
 ) -> None:
-    """Write a label next to a point: above it, or below if another label is in the way.
+    """Write a label next to a point: above it, or below if another label is there.
 
     Args:
         axes: The axes, with their limits set.

@@ -13,7 +13,7 @@ from typing import Final
 _REJECTED_MESSAGES: Final = ("Exceeds maximum queue size", "Request timeout expired")
 
 
-class FailureKind(enum.StrEnum):
+class RequestFailureKind(enum.StrEnum):
     """What kind of failure a request had."""
 
     REJECTED = "Rejected"
@@ -33,7 +33,7 @@ class RequestFailure:
 
     message: str
     """What went wrong; the same for all requests that failed in the same way."""
-    kind: FailureKind = FailureKind.ERROR
+    kind: RequestFailureKind = RequestFailureKind.ERROR
     """What kind of failure it is."""
 
     def __str__(self) -> str:
@@ -42,12 +42,12 @@ class RequestFailure:
     @property
     def is_rejected(self) -> bool:
         """Whether the request was rejected, which never counts as an error of the server."""
-        return self.kind is FailureKind.REJECTED
+        return self.kind is RequestFailureKind.REJECTED
 
     @property
     def is_late(self) -> bool:
         """Whether the request timed out or was rejected; overload causes both."""
-        return self.kind is not FailureKind.ERROR
+        return self.kind is not RequestFailureKind.ERROR
 
 
 OnRequestEnd = Callable[[RequestFailure | None], None]
@@ -56,12 +56,12 @@ OnRequestEnd = Callable[[RequestFailure | None], None]
 
 def rejected(message: str) -> RequestFailure:
     """Return the failure of a request that the generator did not send."""
-    return RequestFailure(message, FailureKind.REJECTED)
+    return RequestFailure(message, RequestFailureKind.REJECTED)
 
 
 def timed_out(message: str) -> RequestFailure:
     """Return the failure of a request that was not answered in time."""
-    return RequestFailure(message, FailureKind.TIMED_OUT)
+    return RequestFailure(message, RequestFailureKind.TIMED_OUT)
 
 
 def error_response(message: str, *, is_timeout: bool = False) -> RequestFailure:

@@ -23,7 +23,7 @@ from triton_pipelines.tools.loadgen.load_spec import (
     LoadTarget,
 )
 
-StatisticsSample = Mapping[str, "ModelCounters"]
+StatisticsSample = Mapping[str, "ModelStatisticsCounters"]
 """Counters by model at one time."""
 
 _DURATIONS: Final = (
@@ -40,7 +40,7 @@ _PARTS: Final = ("compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(frozen=True)
-class ModelCounters:
+class ModelStatisticsCounters:
     """A model's counters since it was loaded, over all its versions."""
 
     rows: int = 0
@@ -103,9 +103,9 @@ class StepStatistics:
         return self.input_s + self.infer_s + self.output_s
 
 
-def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelCounters]:
+def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelStatisticsCounters]:
     """Return the counters by model from the ``model_stats`` of Triton's statistics (JSON)."""
-    result: dict[str, ModelCounters] = {}
+    result: dict[str, ModelStatisticsCounters] = {}
     for item in models:
         durations = item.get("inference_stats") or {}
         counts = {name: int((durations.get(name) or {}).get("count", 0)) for name in _DURATIONS}
@@ -117,7 +117,7 @@ def parse_statistics(models: Sequence[Mapping[str, Any]]) -> dict[str, ModelCoun
             )
             for batch in item.get("batch_stats") or ()
         }
-        one = ModelCounters(
+        one = ModelStatisticsCounters(
             int(item.get("inference_count", 0)),
             int(item.get("execution_count", 0)),
             counts,
@@ -143,13 +143,15 @@ def step_statistics(
     """
     return {
         name: _statistics_between(
-            name, _subtract(before.get(name, ModelCounters()), now), elapsed_s
+            name, _subtract(before.get(name, ModelStatisticsCounters()), now), elapsed_s
         )
         for name, now in after.items()
     }
 
 
-async def read_statistics(target: LoadTarget, timeout_s: float = 10.0) -> dict[str, ModelCounters]:
+async def read_statistics(
+    target: LoadTarget, timeout_s: float = 10.0
+) -> dict[str, ModelStatisticsCounters]:
     """Return the server's counters now.
 
     Raises:
@@ -234,7 +236,9 @@ class StatisticsReader:
         return models
 
 
-def _statistics_between(model: str, delta: ModelCounters, elapsed_s: float) -> StepStatistics:
+def _statistics_between(
+    model: str, delta: ModelStatisticsCounters, elapsed_s: float
+) -> StepStatistics:
     requests = delta.counts.get("success", 0)
 
     def mean(name: str) -> float:
@@ -265,22 +269,28 @@ def _statistics_between(model: str, delta: ModelCounters, elapsed_s: float) -> S
     )
 
 
-def _add(one: ModelCounters, other: ModelCounters) -> ModelCounters:
+def _add(one: ModelStatisticsCounters, other: ModelStatisticsCounters) -> ModelStatisticsCounters:
     return _combine(one, other, 1)
 
 
-def _subtract(before: ModelCounters, now: ModelCounters) -> ModelCounters:
+def _subtract(
+    before: ModelStatisticsCounters, now: ModelStatisticsCounters
+) -> ModelStatisticsCounters:
     return _combine(
         now,
-        ModelCounters() if now.executions < before.executions or now.rows < before.rows else before,
+        ModelStatisticsCounters()
+        if now.executions < before.executions or now.rows < before.rows
+        else before,
         -1,
     )
 
 
-def _combine(one: ModelCounters, other: ModelCounters, sign: int) -> ModelCounters:
+def _combine(
+    one: ModelStatisticsCounters, other: ModelStatisticsCounters, sign: int
+) -> ModelStatisticsCounters:
     sizes = one.batches.keys() | other.batches.keys()
     none = (0, 0.0)
-    return ModelCounters(
+    return ModelStatisticsCounters(
         rows=one.rows + sign * other.rows,
         executions=one.executions + sign * other.executions,
         counts={

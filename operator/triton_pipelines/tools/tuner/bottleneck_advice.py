@@ -40,7 +40,7 @@ class BottleneckAdvice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class _BottleneckLoad:
     """How busy the steps are."""
 
     slowest: StepModel
@@ -58,7 +58,9 @@ class _Load:
         return f"{self.slowest.name} computes {self.share:.0%} of the time"
 
 
-def _load(pipe: PipelineModel, seen: Mapping[str, StepExecutions], cpu_model: bool) -> _Load:
+def _load(
+    pipe: PipelineModel, seen: Mapping[str, StepExecutions], cpu_model: bool
+) -> _BottleneckLoad:
     busy = {
         stage.name: seen[stage.name].busy / stage.instances if stage.name in seen else 0.0
         for stage in pipe.stages
@@ -70,7 +72,7 @@ def _load(pipe: PipelineModel, seen: Mapping[str, StepExecutions], cpu_model: bo
         if stage.name in seen and (stage.name != pipe.model or cpu_model)
     )
     slowdown = max((stage.cost.scale for stage in pipe.stages), default=1.0)
-    return _Load(slowest, busy[slowest.name], slowdown, cpu)
+    return _BottleneckLoad(slowest, busy[slowest.name], slowdown, cpu)
 
 
 def advise(
@@ -124,7 +126,7 @@ def advise(
 
 
 def _model_advice(
-    pipe: PipelineModel, load: _Load, executed: StepExecutions | None
+    pipe: PipelineModel, load: _BottleneckLoad, executed: StepExecutions | None
 ) -> BottleneckAdvice:
     """Return why the model is the bottleneck.
 

@@ -17,7 +17,7 @@ from triton_pipelines.compile.graph.resource_patch import (
     padding_fields,
     patch_pipeline,
 )
-from triton_pipelines.compile.graph.step_checks import check_tokenizer
+from triton_pipelines.compile.graph.tokenizer_checks import check_tokenizer
 from triton_pipelines.compile.render.errors import RefusedError
 
 from .padding_cost import PaddingCandidate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from triton_pipelines.tools.loadgen.plots import Chart, Limit, Point, Series
+from triton_pipelines.tools.loadgen.plots import Chart, LimitLine, Point, Series
 
 from .report import LatencyCurve, TuningReport
 
@@ -48,7 +48,7 @@ def chart(report: TuningReport) -> Chart:
         f"{report.pipeline}: p99 latency over throughput, {report.mode.value.lower()} tuning run",
         series,
         note=f"{report.workload}{simulated}",
-        limits=(Limit("SLO", report.slo * 1e3), Limit("latency budget", budget)),
+        limits=(LimitLine("SLO", report.slo * 1e3), LimitLine("latency budget", budget)),
         hollow="hollow: measured above the latency budget",
         most_latency_ms=report.slo * _SLOS_SHOWN * 1e3,
     )

@@ -123,7 +123,7 @@ class TuningReport:
     advice: str
     """What to do about the bottleneck."""
     notes: tuple[str, ...] = ()
-    """Further remarks."""
+    """Further notes."""
     failed_requests: int = 0
     """Requests that failed for a reason other than the load."""
     late_requests: int = 0

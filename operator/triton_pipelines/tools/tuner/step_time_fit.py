@@ -2,8 +2,8 @@
 
 The model is ``t = fixed + per_request·k + per_row·b + per_token·b·L`` (seconds) for k requests of
 together b rows, each padded to L tokens: tau0, alpha (in its two parts: the cost of handing over a
-request and of computing a row) and gamma of the queueing model. Requests and rows are told apart by
-profiling single requests of many rows as well as many requests of few.
+request and of computing a row) and gamma of the queueing model. The costs of requests and rows are
+separated by profiling single requests of many rows as well as many requests of few.
 """
 
 from __future__ import annotations

@@ -85,30 +85,15 @@ def _request(inputs: Sequence[str], texts: Sequence[str]) -> RequestTensors:
 async def workload(
     client: TritonClient, pipeline: InferencePipeline, graph: Graph, options: TuningOptions
 ) -> Workload:
-    """Return the workload of a run; the tokenizer on the server tells how long texts are.
+    """Return the workload of a run; the tokenizer on the server counts the tokens of texts.
 
     Raises:
         TuneError: No request can be made, or the server does not answer.
     """
-    texts = tuple(tensor.name for tensor in graph.inputs if tensor.data_type is DataType.STRING)
-    if len(texts) != len(graph.inputs) or graph.tokenizer is None:
-        example = example_of(pipeline, graph)
-        if example is None:
-            raise TuneError(
-                "spec.health.inputs: set an example request, which tuning repeats"
-                f" ({probe_blocker(pipeline, graph) or 'inference: Disabled'})"
-            )
-        request = {
-            name: np.repeat(array[:1], options.rows, axis=0)
-            for name, array in example.inputs.items()
-        }
-        return Workload(
-            (request,),
-            (1,),
-            "the example request of spec.health",
-            options.rows,
-            example=example.inputs,
-        )
+    required = graph.required_inputs
+    texts = tuple(tensor.name for tensor in required if tensor.data_type is DataType.STRING)
+    if len(texts) != len(required) or graph.tokenizer is None:
+        return _example_workload(pipeline, graph, options)
     random = np.random.default_rng((options.seed, 4))
     try:
         overhead = await _special_tokens(client, graph.tokenizer)
@@ -144,6 +129,32 @@ async def workload(
     return Workload(requests, tuple(lengths), description + of, rows, texts, overhead)
 
 
+def _example_workload(
+    pipeline: InferencePipeline, graph: Graph, options: TuningOptions
+) -> Workload:
+    """Return copies of the example request of the resource.
+
+    Raises:
+        TuneError: The resource has none.
+    """
+    example = example_of(pipeline, graph)
+    if example is None:
+        raise TuneError(
+            "spec.health.inputs: set an example request, which tuning repeats"
+            f" ({probe_blocker(pipeline, graph) or 'inference: Disabled'})"
+        )
+    request = {
+        name: np.repeat(array[:1], options.rows, axis=0) for name, array in example.inputs.items()
+    }
+    return Workload(
+        (request,),
+        (1,),
+        "the example request of spec.health",
+        options.rows,
+        example=example.inputs,
+    )
+
+
 async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:
     """Return the special tokens of a row; 0 if words are not single tokens."""
     short, long = await _tokens(client, tokenizer, generate_texts([1, 9], special_tokens=0))
@@ -153,7 +164,7 @@ async def _special_tokens(client: TritonClient, tokenizer: Step) -> int:
 async def _tokens(client: TritonClient, tokenizer: Step, texts: Sequence[str]) -> list[int]:
     """Return the tokens of each text as the tokenizer on the server counts them, without padding.
 
-    If the tokenizer has no output that tells, words are counted.
+    If the tokenizer has no output with their number, words are counted.
     """
     if tokenizer.tokenizer is None:
         return [len(text.split()) for text in texts]

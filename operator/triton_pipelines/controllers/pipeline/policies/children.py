@@ -24,7 +24,7 @@ from triton_pipelines.controllers.pipeline.live_config_map import live_data
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
-from .cpu_resize import CpuResize
+from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .kept_revisions import KeptRevisions
 from .last_good_spec import last_good_data
@@ -42,12 +42,12 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         (ApplyStage.NETWORK_POLICY, network_policy(pipeline, options.operator_namespace)),
         (ApplyStage.DISRUPTION_BUDGET, disruption_budget(pipeline, number.number)),
     )
-    rolled = deployment(
+    deployment_object = deployment(
         pipeline,
         _template(draft.of(ReconciledSpec).revision, rollout, snapshot),
         rollout.mode,
         number.applied,
-        _before(rollout, snapshot),
+        _predecessor(rollout, snapshot),
     )
     return Outcome(
         apply=(
@@ -56,7 +56,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             Apply(ApplyStage.SERVICE, service(pipeline)),
             *(Apply(stage, item) for stage, item in optional if item is not None),
             # A shared number changes nothing but its owner.
-            Apply(ApplyStage.DEPLOYMENT, rolled, always=number.shared),
+            Apply(ApplyStage.DEPLOYMENT, deployment_object, always=number.is_shared),
         )
     )
 
@@ -71,26 +71,26 @@ def _revision_record(snapshot: Snapshot, draft: Draft) -> list[Apply]:
     # An immutable revision is written once; the default images that it recorded stay.
     data = (record or {}).get("data") or {
         **spec.revision.data,
-        **padding_choices.applied(padding.choices, padding.fingerprint, spec.graph),
+        **padding_choices.revision_data(padding.choices, padding.fingerprint, spec.graph),
     }
     return [Apply(ApplyStage.REVISION, revision_config_map(spec.pipeline, revision, data))]
 
 
 def _live_config_map(snapshot: Snapshot, draft: Draft) -> Object:
-    spec, number = draft.of(ReconciledSpec), draft.of(Replicas)
+    spec, number, cpu = draft.of(ReconciledSpec), draft.of(Replicas), draft.of(CpuResizeDecision)
     counts, sources = draft.of(InstanceCounts).by_step, draft.of(KeptRevisions).sources
-    refused = spec.graph.padding.refused if spec.graph.padding else {}
+    rejections = spec.graph.padding.refused if spec.graph.padding else {}
     return live_config_map(
         spec.pipeline,
         live_data(draft.state, counts, sources, snapshot)
-        | ragged_fallback.data(refused)
+        | ragged_fallback.data(rejections)
         | padding_choices.data(draft.of(TunedPadding).choices)
-        | owned_data(spec.pipeline, snapshot, number.scaled, draft.of(CpuResize).limit)
-        | last_good_data(spec.pipeline, snapshot, held=spec.blocked is not None),
+        | owned_data(spec.pipeline, snapshot, number.live_scaling, cpu.limit)
+        | last_good_data(spec.pipeline, snapshot, is_blocked=spec.blocked is not None),
     )
 
 
-def _before(rollout: Rollout, snapshot: Snapshot) -> str:
+def _predecessor(rollout: Rollout, snapshot: Snapshot) -> str:
     """Return the revision that served before this one, for the Deployment to record.
 
     The state may be lost in mid-rollout.

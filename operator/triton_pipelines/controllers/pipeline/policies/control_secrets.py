@@ -30,7 +30,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     }
     secrets = []
     for revision in sorted({draft.of(Rollout).target} | missing):
-        # Anybody can write a pod's label, and the Secret of that name is taken over.
+        # Users with access to pods can write the label, and the Secret of that name is taken over.
         if revision not in kept or not names.is_revision(revision):
             continue
         key = draft.context.control_key(pipeline.metadata.uid, revision)

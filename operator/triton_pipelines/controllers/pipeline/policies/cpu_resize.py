@@ -17,13 +17,19 @@ from typing import Any, Final
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.actions import Resize
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.field_managers import Writers
-from triton_pipelines.controllers.pipeline.pod_resize import due_changes, next_resize, wanted_limit
+from triton_pipelines.controllers.pipeline.field_managers import OtherManagers
+from triton_pipelines.controllers.pipeline.pod_resize import desired_limit, due_changes, next_resize
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.resize_rejections import Refusal, asked_again, of_pods
+from triton_pipelines.controllers.pipeline.resize_rejections import (
+    ResizeRejection,
+    rejections_of,
+    retry_delay,
+)
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.controllers.pipeline.state import CpuResizeState
 from triton_pipelines.controllers.timestamps import timestamp
+
+from .replicas import UNNAMED_MANAGER
 
 _SUBRESOURCE: Final = "resize"
 _ADMITTED_BY: Final = "vpaUpdates"
@@ -31,16 +37,16 @@ _UPDATED: Final = re.compile(r"Pod resources updated by (?P<name>[a-z0-9.-]+): (
 
 
 @dataclass(frozen=True, slots=True)
-class CpuResize:
+class CpuResizeDecision:
     """Decision on the CPU of the pods in one reconcile iteration."""
 
     limit: int | None
     """The desired limit (thousandths of a core); ``None``: any."""
     resize: Resize | None
     """The pod to resize now."""
-    refused: Mapping[str, Refusal]
+    rejections: Mapping[str, ResizeRejection]
     """Due resizes that the API server rejected, by pod uid."""
-    again: float | None
+    retry_delay: float | None
     """Seconds until they are retried."""
     state: CpuResizeState
     conflict: str = ""
@@ -50,59 +56,61 @@ class CpuResize:
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Resize one pod to the CPU limit that live scaling wants, unless another manager owns it."""
     spec = draft.of(ReconciledSpec)
-    limit = wanted_limit(spec.pipeline, spec.graph, snapshot)
+    limit = desired_limit(spec.pipeline, spec.graph, snapshot)
     found = decide_cpu(limit, snapshot, draft.state.cpu_resize, now)
-    return Outcome(found, (found.state,), resize=found.resize, requeue_after=found.again)
+    return Outcome(found, (found.state,), resize=found.resize, requeue_after=found.retry_delay)
 
 
 def decide_cpu(
     limit: int | None, snapshot: Snapshot, state: CpuResizeState, now: dt.datetime
-) -> CpuResize:
+) -> CpuResizeDecision:
     """Choose the pod that gets the ``limit`` that live scaling wants, and who owns the CPU."""
     due = due_changes(limit, snapshot)
-    refused = of_pods(snapshot.resize_rejections, {change.uid for change in due})
+    rejections = rejections_of(snapshot.resize_rejections, {change.uid for change in due})
     pods = {pod.uid: pod for pod in snapshot.pods}
-    written = {
+    managers = {
         change.uid: other
         for change in due
-        if (other := _other_writer(pods[change.uid], change)) is not None
+        if (other := _deviating_manager(pods[change.uid], change)) is not None
     }
-    writers = state.writers
-    if not written:
-        writers = writers.rested(now)
+    others = state.others
+    if not managers:
+        others = others.without_deviation(now)
     for change in due:
-        if (other := written.get(change.uid)) is not None and writers.insist(
+        if (other := managers.get(change.uid)) is not None and others.keeps_writing(
             other.manager, other.at, now
         ):
-            writers = writers.left_to(other.manager)
-            return CpuResize(
+            others = others.with_owner(other.manager)
+            return CpuResizeDecision(
                 limit,
                 None,
                 {},
                 None,
-                state.with_writers(writers),
-                _taken(snapshot.name, writers, change),
+                state.with_others(others),
+                _conflict_message(snapshot.name, others, change),
             )
     resize = next_resize(due, snapshot, now)
     # The first correction of each manager counts: a later write, to any pod, is a repetition.
     if (
         resize is not None
-        and (other := written.get(resize.uid)) is not None
-        and not writers.knows(other.manager, now)
+        and (other := managers.get(resize.uid)) is not None
+        and not others.was_corrected(other.manager, now)
     ):
-        writers = writers.mending(other.manager, now)
-    return CpuResize(limit, resize, refused, asked_again(refused, now), state.with_writers(writers))
+        others = others.with_correction(other.manager, now)
+    return CpuResizeDecision(
+        limit, resize, rejections, retry_delay(rejections, now), state.with_others(others)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Writer:
+class _CpuManager:
     """A manager that wrote a pod's CPU, or an autoscaler that did at admission, and when."""
 
     manager: str
     at: dt.datetime | None
 
 
-def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
+def _deviating_manager(pod: Pod, change: Resize) -> _CpuManager | None:
     """Return the other manager that wrote the deviating CPU.
 
     It wrote through the pod's ``resize`` subresource, or when the pod was created. ``None`` without
@@ -110,24 +118,26 @@ def _other_writer(pod: Pod, change: Resize) -> _Writer | None:
     """
     deviating = {
         field
-        for field, is_now, to_be in (
+        for field, current, target in (
             ("f:limits", change.before[0], change.limit),
             ("f:requests", change.before[1], change.request),
         )
-        if is_now != to_be
+        if current != target
     }
-    for entry, fields in _written(pod):
-        manager = str(entry.get("manager", "")) or "somebody"
+    for entry, fields in _resize_entries(pod):
+        manager = str(entry.get("manager", "")) or UNNAMED_MANAGER
         if deviating & fields and not manager.startswith(names.MANAGER_CHILDREN):
-            return _Writer(manager, timestamp(str(entry.get("time") or "")))
+            return _CpuManager(manager, timestamp(str(entry.get("time") or "")))
         deviating -= fields
-    admitted = _admitted(pod)
+    admitted = _vpa_at_admission(pod)
     if admitted is None or not deviating & admitted[1]:
         return None
-    return _Writer(admitted[0], timestamp(str(pod.raw["metadata"].get("creationTimestamp") or "")))
+    return _CpuManager(
+        admitted[0], timestamp(str(pod.raw["metadata"].get("creationTimestamp") or ""))
+    )
 
 
-def _admitted(pod: Pod) -> tuple[str, frozenset[str]] | None:
+def _vpa_at_admission(pod: Pod) -> tuple[str, frozenset[str]] | None:
     """Return the Vertical Pod Autoscaler that changed the server's CPU, and which fields.
 
     ``None`` if none reports a change at the pod's creation. It leaves no field manager, but an
@@ -135,13 +145,13 @@ def _admitted(pod: Pod) -> tuple[str, frozenset[str]] | None:
     NAME: container 0: cpu request, cpu limit; container 1: …". An autoscaler that evicts ends each
     pod that is resized.
     """
-    said = str((pod.raw["metadata"].get("annotations") or {}).get(_ADMITTED_BY, ""))
-    found = _UPDATED.fullmatch(said)
+    annotation = str((pod.raw["metadata"].get("annotations") or {}).get(_ADMITTED_BY, ""))
+    found = _UPDATED.fullmatch(annotation)
     containers = [item.get("name") for item in (pod.raw.get("spec") or {}).get("containers") or ()]
     if found is None or names.CONTAINER_SERVER not in containers:
         return None
     start = f"container {containers.index(names.CONTAINER_SERVER)}: "
-    mine = {
+    changes = {
         change.strip()
         for part in found["changes"].split("; ")
         if part.startswith(start)
@@ -149,13 +159,13 @@ def _admitted(pod: Pod) -> tuple[str, frozenset[str]] | None:
     }
     fields = frozenset(
         field
-        for field, word in (("f:limits", "cpu limit"), ("f:requests", "cpu request"))
-        if word in mine
+        for field, phrase in (("f:limits", "cpu limit"), ("f:requests", "cpu request"))
+        if phrase in changes
     )
     return (f"VerticalPodAutoscaler {found['name']}", fields) if fields else None
 
 
-def _written(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
+def _resize_entries(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
     """Return the managedFields entries of resizes, with the CPU fields of the server they own."""
     for entry in pod.raw["metadata"].get("managedFields") or ():
         if entry.get("subresource") != _SUBRESOURCE:
@@ -176,15 +186,13 @@ def _written(pod: Pod) -> Iterator[tuple[Mapping[str, Any], frozenset[str]]]:
         )
 
 
-def _taken(pipeline: str, writers: Writers, change: Resize) -> str:
-    resize, them, their = (
-        ("resize", "them", "their") if writers.several else ("resizes", "it", "its")
-    )
+def _conflict_message(pipeline: str, others: OtherManagers, change: Resize) -> str:
+    resize, pronoun = ("resize", "them") if others.has_several else ("resizes", "it")
     return (
-        f"cpu: {writers.names} {resize} the pods of {pipeline} again and again: pod {change.pod}"
+        f"cpu: {others.names} repeatedly {resize} the pods of {pipeline}: pod {change.pod}"
         f" has a CPU limit of {change.before[0]}m and a request of"
-        f" {change.before[1]}m where live scaling wants {change.limit}m and {change.request}m;"
-        f" it is left to {them}. Take these pods out of {their} reach"
-        " (of a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu),"
+        f" {change.before[1]}m instead of {change.limit}m and {change.request}m;"
+        f" the CPU is left to {pronoun}. Exclude these pods from {pronoun}"
+        " (for a VerticalPodAutoscaler: updateMode Off, or no controlledResources cpu),"
         " or set spec.scaling.cpuResize to Disabled"
     )

@@ -63,10 +63,10 @@ def _running(snapshot: Snapshot) -> dict[str, int]:
     """
     if snapshot.deployment is None:
         return {}
-    told = snapshot.status.get("steps") or ()
+    steps = snapshot.status.get("steps") or ()
     found = {
         str(item.get("name")): max(item.get("instances") or 0, item.get("desiredInstances") or 0)
-        for item in told
+        for item in steps
     }
     reported = snapshot.view.counts if snapshot.view is not None else {}
     found = {step: count for step, count in found.items() if count}

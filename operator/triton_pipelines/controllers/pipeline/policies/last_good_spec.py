@@ -65,8 +65,8 @@ def decide(
         return kept
     if revision := kept_revision(snapshot):
         return with_acted_hash(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
-    why = "a source is missing, and nothing is left of the revision that was measured"
-    return snapshot, Stalled(status, WAITING_SECONDS, (why,))
+    reason = "a source is missing, and nothing is left of the revision that was measured"
+    return snapshot, Stalled(status, WAITING_SECONDS, (reason,))
 
 
 def _last_good(
@@ -84,13 +84,13 @@ def _last_good(
 
 
 def last_good_data(
-    pipeline: InferencePipeline, snapshot: Snapshot, *, held: bool
+    pipeline: InferencePipeline, snapshot: Snapshot, *, is_blocked: bool
 ) -> dict[str, str]:
     """Return the record of the spec that is acted on, with the hashes of its ConfigMap sources.
 
     ``held``: it is not the current spec, so the record stays.
     """
-    if held:
+    if is_blocked:
         return (
             {names.KEY_ACCEPTED: snapshot.last_good_document} if snapshot.last_good_document else {}
         )
@@ -135,8 +135,8 @@ def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
     # If only a source is missing, the current spec is that spec, in the form that the API server
     # has.
     same = state.revision.spec == snapshot.spec_hash
-    present: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
-    rest = present if same else spec
+    current: Mapping[str, Any] = snapshot.pipeline.get("spec") or {}
+    rest = current if same else spec
     spec = {key: value for key, value in rest.items() if key not in FIELDS_WITHOUT_ROLLOUT} | {
         key: spec[key] for key in FIELDS_WITHOUT_ROLLOUT if key in spec
     }
@@ -149,23 +149,23 @@ def last_good_snapshot(snapshot: Snapshot) -> Snapshot | None:
         digests=hashes,
     )
     for key in FIELDS_WITHOUT_ROLLOUT:
-        last = _with_present(last, key, present)
+        last = _with_present(last, key, current)
     return last
 
 
-def _with_present(last: Snapshot, key: str, present: Mapping[str, Any]) -> Snapshot:
+def _with_present(last: Snapshot, key: str, current: Mapping[str, Any]) -> Snapshot:
     """Return the last good spec with one field of the current one, unless that field is invalid."""
     spec = {name: value for name, value in last.pipeline["spec"].items() if name != key} | (
-        {key: present[key]} if key in present else {}
+        {key: current[key]} if key in current else {}
     )
     if spec == last.pipeline["spec"]:
         return last
     pipeline = {**last.pipeline, "spec": spec}
-    made, findings = parse(pipeline)
-    return last if made is None or findings else replace(last, pipeline=pipeline)
+    compiled, findings = parse(pipeline)
+    return last if compiled is None or findings else replace(last, pipeline=pipeline)
 
 
-def kept_revision(snapshot: Snapshot, made: str = "") -> str:
+def kept_revision(snapshot: Snapshot, compiled: str = "") -> str:
     """Return the revision that stays desired: the deployed one, which may be gone or edited.
 
     Empty if nothing is known from which its pods could be created. ``made``: a revision that can be
@@ -173,14 +173,16 @@ def kept_revision(snapshot: Snapshot, made: str = "") -> str:
     """
     state, deployed = snapshot.state(), snapshot.deployed_revision()
     last, rollout = state.revision.desired, state.rollout
-    known: list[str] = [last, deployed, last, made]
+    known: list[str] = [last, deployed, last, compiled]
     if rollout.target(last) != deployed:
         known = known[1:]
-    return next((one for one in known if one and _can_run(snapshot, rollout.target(one), made)), "")
+    return next(
+        (one for one in known if one and _can_run(snapshot, rollout.target(one), compiled)), ""
+    )
 
 
-def _can_run(snapshot: Snapshot, revision: str, made: str) -> bool:
-    return revision == made or snapshot.revision_record(revision) is not None
+def _can_run(snapshot: Snapshot, revision: str, compiled: str) -> bool:
+    return revision == compiled or snapshot.revision_record(revision) is not None
 
 
 def compile_last_good(
@@ -188,20 +190,20 @@ def compile_last_good(
 ) -> tuple[Snapshot, CompiledPipeline] | None:
     """Return the last good spec, compiled; ``None`` if none is known or it no longer compiles."""
     last = last_good_snapshot(snapshot)
-    made = resolve(last) if last is not None else None
-    return (last, made) if last is not None and isinstance(made, CompiledPipeline) else None
+    compiled = resolve(last) if last is not None else None
+    return (last, compiled) if last is not None and isinstance(compiled, CompiledPipeline) else None
 
 
 def effective_spec(
-    snapshot: Snapshot, wanted: CompiledPipeline | list[Finding], resolve: Resolve
+    snapshot: Snapshot, compiled: CompiledPipeline | list[Finding], resolve: Resolve
 ) -> tuple[Snapshot, CompiledPipeline] | None:
     """Return the effective spec: the current one if it compiles, else the last one that did.
 
     ``None`` if neither exists.
     """
-    present = (snapshot, wanted) if isinstance(wanted, CompiledPipeline) else None
+    current = (snapshot, compiled) if isinstance(compiled, CompiledPipeline) else None
     return (
-        present
-        if present is not None and not snapshot.missing_sources
-        else compile_last_good(snapshot, resolve) or present
+        current
+        if current is not None and not snapshot.missing_sources
+        else compile_last_good(snapshot, resolve) or current
     )

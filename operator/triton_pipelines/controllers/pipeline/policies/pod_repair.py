@@ -16,8 +16,8 @@ from triton_pipelines.api.loadplan import ResolvedSource, resolution, strayed
 from triton_pipelines.controllers.pipeline.actions import Deletion
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.snapshot import (
-    DEAD_LOOKS,
-    DEAD_LOOKS_ALONE,
+    DEAD_PROBES,
+    DEAD_PROBES_ALONE,
     Pod,
     Snapshot,
 )
@@ -28,7 +28,7 @@ from triton_pipelines.controllers.timestamps import rfc3339, timestamp
 from .kept_revisions import KeptRevisions
 
 # Least time between two such deletions: a new pod does not fix a fault that comes back at once.
-HEAL_INTERVAL = dt.timedelta(minutes=10)
+REPAIR_INTERVAL = dt.timedelta(minutes=10)
 
 Resolved = Mapping[str, Mapping[str, ResolvedSource]]
 
@@ -55,34 +55,41 @@ def choose_repairs(
 ) -> PodRepairs:
     """Return the pods to delete. ``resolved``: what each revision was first loaded from."""
     changed = _diverged(snapshot.pods, resolved)
-    going = _to_reload(snapshot.pods, changed)
+    to_delete = _to_reload(snapshot.pods, changed)
     events = [
         Event(
             True,
             "SourceChanged",
             "DeletePod",
-            f"pod {pod.name} is deleted and loads again what is recorded: {changed[pod.name][1]}",
+            f"pod {pod.name} is deleted so that it loads the recorded content again:"
+            f" {changed[pod.name][1]}",
         )
-        for pod in going
+        for pod in to_delete
     ]
     last = timestamp(state.repaired) if state.repaired else None
-    if last is None or now - last >= HEAL_INTERVAL:
+    if last is None or now - last >= REPAIR_INTERVAL:
         dead = next(
-            (pod for pod in snapshot.pods if pod not in going and _dead(pod, snapshot, going)), None
+            (
+                pod
+                for pod in snapshot.pods
+                if pod not in to_delete and _has_dead_process(pod, snapshot, to_delete)
+            ),
+            None,
         )
         if dead is not None:
-            going.append(dead)
+            to_delete.append(dead)
             state = PodRepairState(rfc3339(now))
-            said = snapshot.probes[dead.uid].inference_error
+            error = snapshot.probes[dead.uid].inference_error
             events.append(
                 Event(
                     True,
                     "BackendProcessDied",
                     "DeletePod",
-                    f"pod {dead.name} is deleted, since a process of a model in it is gone: {said}",
+                    f"pod {dead.name} is deleted because a process of one of its models died:"
+                    f" {error}",
                 )
             )
-    return PodRepairs(tuple(going), tuple(events), state, dict(changed.values()))
+    return PodRepairs(tuple(to_delete), tuple(events), state, dict(changed.values()))
 
 
 def _diverged(pods: Sequence[Pod], resolved: Resolved) -> dict[str, tuple[str, str]]:
@@ -114,7 +121,10 @@ def _to_reload(pods: Sequence[Pod], changed: Mapping[str, tuple[str, str]]) -> l
         pod
         for pod in wrong
         if not pod.serving
-        or ((mine := pod.load_report()) is not None and strayed(resolution(report), mine))
+        or (
+            (own_report := pod.load_report()) is not None
+            and strayed(resolution(report), own_report)
+        )
     ]
 
 
@@ -122,7 +132,7 @@ def _age(pod: Pod) -> tuple[str, str]:
     return str(pod.raw["metadata"].get("creationTimestamp") or ""), pod.name
 
 
-def _dead(pod: Pod, snapshot: Snapshot, going: Sequence[Pod]) -> bool:
+def _has_dead_process(pod: Pod, snapshot: Snapshot, to_delete: Sequence[Pod]) -> bool:
     """Return whether to recreate a ready pod because probes of it meet a dead process."""
     probe = snapshot.probes.get(pod.uid)
     if (
@@ -136,9 +146,14 @@ def _dead(pod: Pod, snapshot: Snapshot, going: Sequence[Pod]) -> bool:
     others = (
         other
         for other in snapshot.pods
-        if other.serving and other.uid != pod.uid and other not in going
+        if other.serving and other.uid != pod.uid and other not in to_delete
     )
-    beside = any(
-        (seen := snapshot.probes.get(other.uid)) is not None and seen.good for other in others
+    another_serves = any(
+        (other_probe := snapshot.probes.get(other.uid)) is not None and other_probe.is_healthy
+        for other in others
     )
-    return len(probe.dead) >= DEAD_LOOKS if beside else probe.dead_in_a_row >= DEAD_LOOKS_ALONE
+    return (
+        len(probe.dead) >= DEAD_PROBES
+        if another_serves
+        else probe.consecutive_dead >= DEAD_PROBES_ALONE
+    )

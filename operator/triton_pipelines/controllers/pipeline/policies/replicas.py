@@ -20,8 +20,8 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.scaling import PodBounds, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.deployment_progress import rolls
-from triton_pipelines.controllers.pipeline.field_managers import Turns, Writers
+from triton_pipelines.controllers.pipeline.deployment_progress import is_rolling_out
+from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers, OtherManagers
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
@@ -30,9 +30,14 @@ from triton_pipelines.controllers.timestamps import timestamp
 
 from .revision import DesiredRevision
 
-# Stands for a manager that writes the pipeline's scale subresource: API servers up to 1.36
+# Name of a manager that writes the pipeline's scale subresource: API servers up to 1.36
 # (measured) record a field manager of that only if the number had one before.
-SCALED: Final = "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+UNNAMED_SCALER: Final = "a client of its scale subresource (an HPA, KEDA or kubectl scale)"
+# The same in state that earlier releases wrote.
+_FORMER_UNNAMED_SCALER: Final = (
+    "somebody through its scale subresource (an HPA, KEDA or kubectl scale)"
+)
+UNNAMED_MANAGER: Final = "an unnamed manager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,13 @@ class Replicas:
     state: ReplicasState
     conflict: str = ""
     """Which managers write the number as well, and what to do; empty without any."""
-    scaled: int | None = None
+    live_scaling: int | None = None
     """The number that live scaling wants; ``None``: none."""
-    least: int = 1
+    minimum: int = 1
     """Pods that have to serve in any case."""
-    shared: bool = False
+    is_shared: bool = False
     """Whether the other manager set the same number, so that it can be owned again."""
-    again: float | None = None
+    recheck: float | None = None
     """Seconds until the report of a conflict ends, if no manager writes."""
 
     def desired(self, pipeline: InferencePipeline) -> int:
@@ -74,7 +79,7 @@ class Replicas:
         )
 
     @property
-    def floating(self) -> bool:
+    def is_autoscaled(self) -> bool:
         """Whether the number changes without the spec: pods that start are then not a rollout."""
         return self.owner != "spec"
 
@@ -86,11 +91,11 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         decide_replicas(pipeline, snapshot, draft.state.replicas, now),
         snapshot,
         draft.of(DesiredRevision).target,
-        rolling=snapshot.deployment is None or rolls(snapshot.deployment),
+        rolling=snapshot.deployment is None or is_rolling_out(snapshot.deployment),
         verified=draft.state.rollout.verified,
         stalled=draft.state.stalled_rollout.revision,
     )
-    return Outcome(number, (number.state,), requeue_after=number.again)
+    return Outcome(number, (number.state,), requeue_after=number.recheck)
 
 
 def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, int]:
@@ -107,7 +112,7 @@ def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, 
 
 
 def owned_data(
-    pipeline: InferencePipeline, snapshot: Snapshot, scaled: int | None, limit: int | None
+    pipeline: InferencePipeline, snapshot: Snapshot, live_scaling: int | None, limit: int | None
 ) -> dict[str, str]:
     """Return the pod data of the live ConfigMap.
 
@@ -115,12 +120,12 @@ def owned_data(
     is not active, its last values stay, so that it can continue from them.
     """
     known = known_pods(pipeline, snapshot)
-    wanted = {KEY_REPLICAS: scaled, KEY_MILLIS: limit}
+    desired = {KEY_REPLICAS: live_scaling, KEY_MILLIS: limit}
     if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
-        wanted = {
-            key: known.get(key) if value is not None else None for key, value in wanted.items()
+        desired = {
+            key: known.get(key) if value is not None else None for key, value in desired.items()
         }
-    kept = {key: value for key, value in wanted.items() if value is not None}
+    kept = {key: value for key, value in desired.items() if value is not None}
     return {names.KEY_PODS: json.dumps(kept)} if kept else {}
 
 
@@ -129,57 +134,68 @@ def decide_replicas(
 ) -> Replicas:
     """Return the number of pods and its owner."""
     bounds = pipeline.spec.scaling.pods
-    number = pipeline.spec.replicas if bounds is None else _scaled(pipeline, bounds, snapshot)
+    number = pipeline.spec.replicas if bounds is None else _scaled_pods(pipeline, bounds, snapshot)
     owner = "spec" if bounds is None else "scaling"
-    scaled, least = (None, number) if bounds is None else (number, bounds.low)
-    turns = _turns(Turns.parse(state.turns), pipeline, snapshot, now)
-    state = replace(state, turns=turns.document())
-    conflict = _in_turn(turns, bounds, number) or (
-        "" if bounds is None else _scaled_from_outside(pipeline, snapshot, number)
+    live_scaling, minimum = (None, number) if bounds is None else (number, bounds.low)
+    alternating = _alternating_managers(
+        AlternatingManagers.parse(state.alternating), pipeline, snapshot, now
     )
-    found = Replicas(number, number, owner, state, conflict, scaled, least, again=turns.until(now))
+    state = replace(state, alternating=alternating.to_document())
+    conflict = _alternation_message(alternating, bounds, number) or (
+        "" if bounds is None else _outside_scaling_message(pipeline, snapshot, number)
+    )
+    found = Replicas(
+        number,
+        number,
+        owner,
+        state,
+        conflict,
+        live_scaling,
+        minimum,
+        recheck=alternating.report_ends_in(now),
+    )
     if pipeline.spec.suspend is Switch.ENABLED:
         return replace(found, applied=0)
-    return _beside_others(found, pipeline, snapshot, now)
+    return _with_other_managers(found, pipeline, snapshot, now)
 
 
-def _beside_others(
+def _with_other_managers(
     found: Replicas, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
 ) -> Replicas:
     """Return the number, or that of another manager that keeps writing it into the Deployment."""
     number, state = found.number, found.state
-    writers = state.writers
+    others = state.others
     other = _other_owner(snapshot.deployment)
     live = int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
     # At 0 an HPA does nothing, so one correction is enough. An autoscaler that scales up from 0, as
     # KEDA does, keeps the number and scales back to 0 itself.
-    asleep = number == 0
-    if asleep and snapshot.state().revision.generation != snapshot.generation:
-        writers = Writers()  # The spec has just requested 0.
-    if asleep and live == number and other is not None and writers.left:
-        return replace(found, applied=None, owner=writers.left, state=state.with_writers(writers))
+    is_zero = number == 0
+    if is_zero and snapshot.state().revision.generation != snapshot.generation:
+        others = OtherManagers()  # The spec has just requested 0.
+    if is_zero and live == number and other is not None and others.owners:
+        return replace(found, applied=None, owner=others.owners, state=state.with_others(others))
     if other is None or live == number:
         return replace(
             found,
-            state=state.with_writers(writers.rested(now)),
-            shared=other is not None and live == number,
+            state=state.with_others(others.without_deviation(now)),
+            is_shared=other is not None and live == number,
         )
-    if (asleep or not other.scale) and not writers.insist(other.manager, other.at, now):
+    if (is_zero or not other.scale) and not others.keeps_writing(other.manager, other.at, now):
         # The time of the first correction counts. If the operator's clock is ahead, later
         # corrections would make the next edit look older than they are.
-        if not writers.knows(other.manager, now):
-            writers = writers.mending(other.manager, now)
-        return replace(found, state=state.with_writers(writers))
-    writers = writers.left_to(other.manager)
-    taken = _taken(pipeline, writers, live, number, scale=other.scale)
+        if not others.was_corrected(other.manager, now):
+            others = others.with_correction(other.manager, now)
+        return replace(found, state=state.with_others(others))
+    others = others.with_owner(other.manager)
+    conflict = _conflict_message(pipeline, others, live, number, scale=other.scale)
     return Replicas(
         live,
         None,
-        writers.names,
-        state.with_writers(writers),
-        taken,
-        found.scaled,
-        again=found.again,
+        others.names,
+        state.with_others(others),
+        conflict,
+        found.live_scaling,
+        recheck=found.recheck,
     )
 
 
@@ -211,21 +227,25 @@ def in_rollout(
     state, deployed = number.state, snapshot.deployed_revision()
     if number.owner != "scaling" or not number.applied or stalled == target:
         return replace(number, state=replace(state, rollout_pods=0))
-    staying = [pod for pod in snapshot.pods if not pod.deleting]
-    most = state.rollout_pods
+    remaining = [pod for pod in snapshot.pods if not pod.deleting]
+    rollout_pods = state.rollout_pods
     if (
         deployed == target == verified
         and not rolling
-        and all(pod.revision == target for pod in staying)
+        and all(pod.revision == target for pod in remaining)
     ):
-        most = 0
-    elif deployed not in ("", target) and not most:
-        most = max(
-            number.least,
-            sum(pod.condition("PodScheduled").get("status") != "False" for pod in staying),
+        rollout_pods = 0
+    elif deployed not in ("", target) and not rollout_pods:
+        rollout_pods = max(
+            number.minimum,
+            sum(pod.condition("PodScheduled").get("status") != "False" for pod in remaining),
         )
-    held = min(number.number, max(number.least, most)) if most else number.number
-    return replace(number, number=held, applied=held, state=replace(state, rollout_pods=most))
+    limited = (
+        min(number.number, max(number.minimum, rollout_pods)) if rollout_pods else number.number
+    )
+    return replace(
+        number, number=limited, applied=limited, state=replace(state, rollout_pods=rollout_pods)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +276,7 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
         return None
     found = [
         _Owner(
-            str(entry.get("manager", "")) or "somebody",
+            str(entry.get("manager", "")) or UNNAMED_MANAGER,
             entry.get("subresource") == "scale",
             timestamp(str(entry.get("time") or "")),
         )
@@ -265,110 +285,111 @@ def _other_owner(deployment: Object | None) -> _Owner | None:
     return max(found, key=lambda one: one.scale, default=None)
 
 
-def _scaled(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) -> int:
+def _scaled_pods(pipeline: InferencePipeline, bounds: PodBounds, snapshot: Snapshot) -> int:
     """Return the number of pods that live scaling wants, else the recorded one.
 
     If there is neither, return what runs when live scaling takes over.
     """
     known = known_pods(pipeline, snapshot).get(KEY_REPLICAS)
-    wanted = (
+    desired = (
         snapshot.intent.pods
         if snapshot.intent is not None and snapshot.intent.pods is not None
         else known
     )
-    if wanted is None:
+    if desired is None:
         if pipeline.spec.scaling.mode is not ScalingMode.ACTIVE:
             return pipeline.spec.replicas
-        wanted = (
+        desired = (
             int(((snapshot.deployment or {}).get("spec") or {}).get("replicas") or 0)
             or pipeline.spec.replicas
         )
-    return max(bounds.low, min(bounds.max, wanted))
+    return max(bounds.low, min(bounds.max, desired))
 
 
-def _scaled_from_outside(pipeline: InferencePipeline, snapshot: Snapshot, number: int) -> str:
+def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, number: int) -> str:
     """Return a message if another manager scales the pipeline itself, where its number is ignored.
 
     A number that has no owner and is not the default was set that way, too.
     """
     entries = list(_owners(snapshot.pipeline))
-    who = next(
+    manager = next(
         (str(entry.get("manager")) for entry in entries if entry.get("subresource") == "scale"), ""
     )
     if (
-        not who
+        not manager
         and not entries
         and snapshot.pipeline["metadata"].get("managedFields")
         and pipeline.spec.replicas != 1
     ):
-        who = "somebody"
-    if not who:
+        manager = UNNAMED_MANAGER
+    if not manager:
         return ""
     return (
-        f"{who} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl scale;"
-        f" to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {_kept(number)}:"
+        f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl"
+        f" scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
+        f" owns the number of pods, so spec.replicas is ignored and {_pods_stay(number)}:"
         " remove that autoscaler, then write spec.replicas once"
         " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
     )
 
 
-def _kept(number: int) -> str:
+def _pods_stay(number: int) -> str:
     return "1 pod is kept" if number == 1 else f"{number} pods are kept"
 
 
-def _turns(
-    known: Turns, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
-) -> Turns:
+def _alternating_managers(
+    known: AlternatingManagers, pipeline: InferencePipeline, snapshot: Snapshot, now: dt.datetime
+) -> AlternatingManagers:
     """Return the managers that have written the pipeline's own number, including the current ones.
 
     If several set the same number, the previous writer still counts as the owner.
     """
+    known = known.with_name(_FORMER_UNNAMED_SCALER, UNNAMED_SCALER)
     if not snapshot.pipeline["metadata"].get("managedFields"):
-        return known.after("", now)
+        return known.with_manager("", now)
     found = {
-        str(entry.get("manager", "")) or "somebody": entry.get("subresource") == "scale"
+        str(entry.get("manager", "")) or UNNAMED_MANAGER: entry.get("subresource") == "scale"
         for entry in _owners(snapshot.pipeline)
     }
     for manager, scale in found.items():
-        known = known.named(SCALED, manager) if scale else known
+        known = known.with_name(UNNAMED_SCALER, manager) if scale else known
     if found:
-        return known.after(known.last if known.last in found else min(found), now)
+        return known.with_manager(known.last if known.last in found else min(found), now)
     # The default, which no manager wrote, unless another one had the number before.
-    return known.after(SCALED if pipeline.spec.replicas != 1 or known.last else "", now)
+    return known.with_manager(
+        UNNAMED_SCALER if pipeline.spec.replicas != 1 or known.last else "", now
+    )
 
 
-def _in_turn(turns: Turns, bounds: PodBounds | None, number: int) -> str:
+def _alternation_message(
+    alternating: AlternatingManagers, bounds: PodBounds | None, number: int
+) -> str:
     """Return which managers alternate in writing the pipeline's own number; empty without any."""
-    if not turns.told:
+    if not alternating.alternating:
         return ""
     follows = (
-        "so pods come and go with each of them"
+        "so the number of pods changes with each of them"
         if bounds is None
-        else f"but spec.scaling.pods owns the number, and {_kept(number)}"
+        else f"but spec.scaling.pods owns the number, and {_pods_stay(number)}"
     )
     return (
-        f"{turns.told} write spec.replicas of this pipeline in turn, {follows}: leave it to one."
-        " For an autoscaler take replicas out of what is"
-        " applied (Git, a chart, kubectl apply), or take the autoscaler away"
+        f"{alternating.alternating} alternate in writing spec.replicas of this pipeline,"
+        f" {follows}: keep one of them. To keep an autoscaler, remove replicas from what is applied"
+        " (Git, a chart, kubectl apply); otherwise remove the autoscaler"
     )
 
 
-def _taken(
-    pipeline: InferencePipeline, writers: Writers, live: int, number: int, *, scale: bool
+def _conflict_message(
+    pipeline: InferencePipeline, others: OtherManagers, live: int, number: int, *, scale: bool
 ) -> str:
-    how = (
-        "through its scale subresource (an HPA, KEDA or kubectl scale)"
-        if scale
-        else "again and again"
-    )
-    write, them = ("writes", "it") if not writers.several else ("write", "them")
-    if writers.several:
-        how = "in turn"
+    how = "through its scale subresource (an HPA, KEDA or kubectl scale)" if scale else "repeatedly"
+    verb, pronoun = ("writes", "it") if not others.has_several else ("write", "them")
+    if others.has_several:
+        how = "alternately"
     return (
-        f"{writers.names} {write} the number of pods of Deployment {pipeline.name} {how}:"
-        f" {live} where this pipeline says {number}; it is left to"
-        f" {them}. Point the autoscaler at InferencePipeline {pipeline.name} instead,"
-        " which has a scale subresource; or remove it and give the number"
-        f" back: kubectl scale deployment {pipeline.name} --replicas={number}"
+        f"{others.names} {verb} the number of pods of Deployment {pipeline.name} {how}:"
+        f" {live} instead of {number}; the number is left to"
+        f" {pronoun}. Point the autoscaler at InferencePipeline {pipeline.name} instead,"
+        " which has a scale subresource; or remove it and return the number to this pipeline:"
+        f" kubectl scale deployment {pipeline.name} --replicas={number}"
     )

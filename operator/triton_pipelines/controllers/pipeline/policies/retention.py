@@ -32,14 +32,14 @@ def pruned(
     pipeline: InferencePipeline, snapshot: Snapshot, desired: Sequence[Object], kept: Sequence[str]
 ) -> tuple[Deletion, ...]:
     """Return the deletions of owned children that are neither desired nor of a kept revision."""
-    wanted = {(item["kind"], item["metadata"]["name"]) for item in desired}
-    wanted |= {("ConfigMap", names.revision_name(pipeline.name, revision)) for revision in kept}
+    needed = {(item["kind"], item["metadata"]["name"]) for item in desired}
+    needed |= {("ConfigMap", names.revision_name(pipeline.name, revision)) for revision in kept}
     result: list[Deletion] = []
     for (kind, name), item in sorted(snapshot.children.items()):
         metadata = item["metadata"]
         if (
             kind not in PRUNED_KINDS
-            or (kind, name) in wanted
+            or (kind, name) in needed
             or not owned(item, pipeline.metadata.uid)
             or metadata.get("deletionTimestamp")
         ):

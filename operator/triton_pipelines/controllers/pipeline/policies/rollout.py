@@ -19,14 +19,14 @@ from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import DEAD_LOOKS_ALONE, Probe, Snapshot
+from triton_pipelines.controllers.pipeline.snapshot import DEAD_PROBES_ALONE, Probe, Snapshot
 from triton_pipelines.controllers.pipeline.state import RolloutState, SloGuardState
 from triton_pipelines.controllers.timestamps import timestamp
 
 from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
-from .slo_guard import RECHECK_SECONDS, Judgement
+from .slo_guard import RECHECK_SECONDS, SloVerdict
 
 # How long a new pod must be unschedulable before an old one is given up for it: longer than a
 # node's device plugin or an autoscaler's taint needs to settle, short compared with loading a
@@ -46,7 +46,7 @@ MADE_ROOM_FOR = (
 )
 # Consecutive probes of a new revision's pod with a wrong output, after which it counts as failed. A
 # single one may be an accident of the probe.
-WRONG_LOOKS = 2
+WRONG_PROBES = 2
 # Kept length of a failure's message: the live ConfigMap and each status have it until the spec
 # changes.
 FAILURE_MAX = 1024
@@ -60,11 +60,11 @@ class Rollout:
     """The revision to run: the desired one, or the restored one after a rollback."""
     mode: RolloutStrategy
     state: RolloutState
-    gap: str = ""
+    downtime: str = ""
     """Announcement that nothing serves until the new pod is ready; empty if something does."""
     recheck: float | None = None
     """Seconds until the clock may change the decision; ``None`` without such a time."""
-    failed: str = ""
+    failure_message: str = ""
     """Why the desired revision, which has not served the whole pipeline yet, cannot come to serve
     it: it was rolled back, or stays next to the old pods, which a surge leaves alone. Empty if it
     can."""
@@ -81,17 +81,17 @@ class _Failure:
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Roll the desired revision out; roll back if it fails or violates the SLO."""
     pipeline, desired = draft.of(ReconciledSpec).pipeline, draft.of(DesiredRevision).name
-    begun, judgement = draft.of(RolloutTarget), draft.of(Judgement)
+    begun_target, verdict = draft.of(RolloutTarget), draft.of(SloVerdict)
     number, strategy = draft.of(Replicas), pipeline.spec.rollout.strategy
     replicas, blocks_scaling = (
         number.desired(pipeline),
         number.blocked_by_rollout(snapshot, draft.state.stalled_rollout),
     )
-    state = _after_success(begun, desired, snapshot)
-    mode, state, recheck = _mode(strategy, begun, state, snapshot, now)
-    if begun.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
-        mode = _restoring(strategy)
-    failure = _failure(begun.revision, snapshot, draft.problems)
+    state = _after_success(begun_target, desired, snapshot)
+    mode, state, recheck = _mode(strategy, begun_target, state, snapshot, now)
+    if begun_target.revision != desired and state.failed_reason != Reason.SLO_VIOLATED:
+        mode = _restoring_strategy(strategy)
+    failure = _failure(begun_target.revision, snapshot, draft.problems)
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
@@ -99,26 +99,28 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             " for those that serve",
         )
     rollout = Rollout(
-        begun.revision,
+        begun_target.revision,
         mode,
         state,
-        _gap(begun.revision, mode, replicas, snapshot, coming=recheck is not None),
+        _downtime_text(
+            begun_target.revision, mode, replicas, snapshot, is_imminent=recheck is not None
+        ),
         recheck,
         # If it is not known what served before, it may be this one.
-        _failed(begun.revision, snapshot, draft.problems, failure)
-        if begun.revision == desired and state.verified not in ("", desired)
+        _failure_text(begun_target.revision, snapshot, draft.problems, failure)
+        if begun_target.revision == desired and state.verified not in ("", desired)
         else "",
     )
-    in_the_way = blocks_scaling or _old_gone(mode, snapshot, desired)
-    back = None
-    if begun.revision == desired:
-        back = (
-            _rolled_back(rollout, failure, desired, snapshot, strategy) if in_the_way else None
-        ) or _reverted_for_slo(rollout, judgement, desired, snapshot, strategy)
-    rollout = back or rollout
+    may_roll_back = blocks_scaling or _has_removed_old_pods(mode, snapshot, desired)
+    rollback = None
+    if begun_target.revision == desired:
+        rollback = (
+            _rolled_back(rollout, failure, desired, snapshot, strategy) if may_roll_back else None
+        ) or _reverted_for_slo(rollout, verdict, desired, snapshot, strategy)
+    rollout = rollback or rollout
     # A rollback ends the watch over the rollout.
-    states = (rollout.state, SloGuardState()) if back is not None else (rollout.state,)
-    watching = back is None and bool(draft.state.slo_guard.since)
+    states = (rollout.state, SloGuardState()) if rollback is not None else (rollout.state,)
+    watching = rollback is None and bool(draft.state.slo_guard.since)
     return Outcome(
         decision=rollout,
         states=states,
@@ -126,11 +128,11 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     )
 
 
-def _after_success(begun: RolloutTarget, desired: str, snapshot: Snapshot) -> RolloutState:
+def _after_success(begun_target: RolloutTarget, desired: str, snapshot: Snapshot) -> RolloutState:
     """Return the state with the desired revision as verified, once it serves the whole pipeline."""
-    if not begun.whole:
-        return begun.state
-    state = replace(begun.state, verified=desired)
+    if not begun_target.serves_whole_pipeline:
+        return begun_target.state
+    state = replace(begun_target.state, verified=desired)
     if all(pod.serving for pod in snapshot.pods if not pod.deleting):
         # The next rollout starts with a surge again: there may be room by then.
         state = replace(state, mode_revision="", mode="")
@@ -139,15 +141,19 @@ def _after_success(begun: RolloutTarget, desired: str, snapshot: Snapshot) -> Ro
 
 def _mode(
     strategy: RolloutStrategy,
-    begun: RolloutTarget,
+    begun_target: RolloutTarget,
     state: RolloutState,
     snapshot: Snapshot,
     now: dt.datetime,
 ) -> tuple[RolloutStrategy, RolloutState, float | None]:
     if strategy is not RolloutStrategy.AUTO:
         return strategy, state, None
-    state = state if begun.whole else _way_taken(begun.revision, snapshot, state)
-    return _auto(begun.revision, snapshot, state, now)
+    state = (
+        state
+        if begun_target.serves_whole_pipeline
+        else _with_recorded_strategy(begun_target.revision, snapshot, state)
+    )
+    return _auto(begun_target.revision, snapshot, state, now)
 
 
 def _rolled_back(
@@ -164,12 +170,14 @@ def _rolled_back(
     state = _with_failure(
         rollout.state, desired, snapshot.spec_hash, failure.reason, failure.message, verified
     )
-    return replace(rollout, target=verified, mode=_restoring(strategy), state=state, gap="")
+    return replace(
+        rollout, target=verified, mode=_restoring_strategy(strategy), state=state, downtime=""
+    )
 
 
 def _reverted_for_slo(
     rollout: Rollout,
-    judgement: Judgement,
+    verdict: SloVerdict,
     desired: str,
     snapshot: Snapshot,
     strategy: RolloutStrategy,
@@ -179,15 +187,15 @@ def _reverted_for_slo(
     Both revisions serve, so the way back is that of any rollout. The predecessor counts as the last
     verified revision.
     """
-    back = judgement.watch.predecessor
-    if not judgement.broken or snapshot.revision_record(back) is None:
+    rollback = verdict.watch.predecessor
+    if not verdict.violation or snapshot.revision_record(rollback) is None:
         return None
     state = _with_failure(
-        rollout.state, desired, snapshot.spec_hash, Reason.SLO_VIOLATED, judgement.broken, back
+        rollout.state, desired, snapshot.spec_hash, Reason.SLO_VIOLATED, verdict.violation, rollback
     )
     mode = strategy if strategy is not RolloutStrategy.AUTO else RolloutStrategy.SURGE
-    state = replace(state, verified=back, mode_revision="", mode="")
-    return replace(rollout, target=back, mode=mode, state=state, gap="")
+    state = replace(state, verified=rollback, mode_revision="", mode="")
+    return replace(rollout, target=rollback, mode=mode, state=state, downtime="")
 
 
 def _with_failure(
@@ -203,7 +211,7 @@ def _with_failure(
     )
 
 
-def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
+def _restoring_strategy(strategy: RolloutStrategy) -> RolloutStrategy:
     """Return the strategy that restores a verified revision.
 
     The failed pods serve no requests and hold the room that it needs.
@@ -211,7 +219,7 @@ def _restoring(strategy: RolloutStrategy) -> RolloutStrategy:
     return strategy if strategy is RolloutStrategy.RECREATE else RolloutStrategy.NO_SURGE
 
 
-def _way_taken(target: str, snapshot: Snapshot, state: RolloutState) -> RolloutState:
+def _with_recorded_strategy(target: str, snapshot: Snapshot, state: RolloutState) -> RolloutState:
     """Return the state with the strategy that ``Auto`` chose, if the live ConfigMap is gone.
 
     The Deployment shows which one that was.
@@ -254,9 +262,9 @@ def _auto(
         ):
             continue
         since = timestamp(condition.get("lastTransitionTime")) or now
-        left = (since + UNSCHEDULABLE_GRACE - now).total_seconds()
-        if left > 0:
-            return RolloutStrategy.SURGE, state, left
+        remaining = (since + UNSCHEDULABLE_GRACE - now).total_seconds()
+        if remaining > 0:
+            return RolloutStrategy.SURGE, state, remaining
         return (
             RolloutStrategy.NO_SURGE,
             replace(state, mode_revision=target, mode=RolloutStrategy.NO_SURGE.value),
@@ -265,8 +273,8 @@ def _auto(
     return RolloutStrategy.SURGE, state, None
 
 
-def _gap(
-    target: str, mode: RolloutStrategy, replicas: int, snapshot: Snapshot, coming: bool
+def _downtime_text(
+    target: str, mode: RolloutStrategy, replicas: int, snapshot: Snapshot, is_imminent: bool
 ) -> str:
     """Return the announcement that no pod serves, now or soon; empty if one does.
 
@@ -275,11 +283,11 @@ def _gap(
         mode: The strategy.
         replicas: The desired number of pods.
         snapshot: What is observed.
-        coming: Whether a surge has found no room, and the old pod will be removed for it. This is
-            announced in the reconcile iterations before that one, since the pod leaves as soon as
-            the Deployment is changed.
+        is_imminent: Whether a surge has found no room, and the old pod will be removed for it. This
+            is announced in the reconcile iterations before that one, since the pod leaves as soon
+            as the Deployment is changed.
     """
-    if (mode is RolloutStrategy.SURGE and not coming) or any(
+    if (mode is RolloutStrategy.SURGE and not is_imminent) or any(
         pod.serving and pod.revision == target for pod in snapshot.pods
     ):
         return ""
@@ -291,17 +299,17 @@ def _gap(
     if mode is not RolloutStrategy.RECREATE and replicas > 1:
         return ""
     why = "strategy Recreate" if mode is RolloutStrategy.RECREATE else "no room for a second pod"
-    return f"{why}: the old pod goes first, and no pod serves until the new one is ready"
+    return f"{why}: the old pod is removed first, and no pod serves until the new one is ready"
 
 
-def _old_gone(mode: RolloutStrategy, snapshot: Snapshot, wanted: str) -> bool:
+def _has_removed_old_pods(mode: RolloutStrategy, snapshot: Snapshot, desired: str) -> bool:
     """Return whether the strategy has removed old pods.
 
     A surge never removes one before the new pod is ready.
     """
     return (
         mode in (RolloutStrategy.NO_SURGE, RolloutStrategy.RECREATE)
-        and snapshot.deployed_revision() == wanted
+        and snapshot.deployed_revision() == desired
     )
 
 
@@ -312,13 +320,13 @@ def _failure(target: str, snapshot: Snapshot, problems: Sequence[Problem]) -> _F
     """
     pods = {pod.name for pod in snapshot.pods if pod.revision == target}
     for problem in problems:
-        if problem.pod in pods and problem.final:
+        if problem.pod in pods and problem.is_final:
             return _Failure(problem.reason, problem.message)
     exceeded = deadline_exceeded(target, snapshot, problems)
     return _Failure(*exceeded) if exceeded is not None else None
 
 
-def _failed(
+def _failure_text(
     target: str, snapshot: Snapshot, problems: Sequence[Problem], failure: _Failure | None
 ) -> str:
     """Return why a new revision cannot or must not come to serve the whole pipeline.
@@ -331,7 +339,7 @@ def _failed(
     wrong = {
         pod.name
         for pod in snapshot.pods
-        if pod.revision == target and _answers_wrong(snapshot.probes.get(pod.uid))
+        if pod.revision == target and _keeps_failing(snapshot.probes.get(pod.uid))
     }
     return next(
         (
@@ -343,12 +351,12 @@ def _failed(
     )
 
 
-def _answers_wrong(probe: Probe | None) -> bool:
+def _keeps_failing(probe: Probe | None) -> bool:
     """Return whether a pod keeps returning wrong outputs, not just once by accident.
 
     A dead process is repaired by a new pod (``policies/pod_repair.py``), unless it dies in that one
     as well: a process that is still found dead then cannot be repaired that way.
     """
     return probe is not None and (
-        probe.wrong_in_a_row >= WRONG_LOOKS or probe.dead_in_a_row > DEAD_LOOKS_ALONE
+        probe.consecutive_wrong >= WRONG_PROBES or probe.consecutive_dead > DEAD_PROBES_ALONE
     )

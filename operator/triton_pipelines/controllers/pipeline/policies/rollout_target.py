@@ -17,10 +17,10 @@ from .revision import DesiredRevision
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """The revision to run before this iteration judges it."""
+    """The revision to run before this iteration compares it with the SLO."""
 
     revision: str
-    whole: bool
+    serves_whole_pipeline: bool
     """Whether it is the desired one and serves the whole pipeline alone."""
     state: RolloutState
     """State of rollouts without an outdated failure, and with a verified revision if one is known.
@@ -35,11 +35,13 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if state.failed_revision and (outdated or snapshot.revision_record(state.restored) is None):
         state = state.without_failure()
     if snapshot.revision_record(state.verified) is None:
-        verified = _serving_alone(snapshot, desired, replicas) or _left_behind(snapshot, desired)
+        verified = _serving_alone(snapshot, desired, replicas) or _unfinished_predecessor(
+            snapshot, desired
+        )
         state = replace(state, verified=verified)
     target = state.target(desired)
-    whole = target == desired and serves_whole(snapshot, desired, replicas)
-    return Outcome(RolloutTarget(target, whole, state))
+    serves_whole_pipeline = target == desired and serves_whole(snapshot, desired, replicas)
+    return Outcome(RolloutTarget(target, serves_whole_pipeline, state))
 
 
 def _serving_alone(snapshot: Snapshot, desired: str, replicas: int) -> str:
@@ -57,7 +59,7 @@ def _serving_alone(snapshot: Snapshot, desired: str, replicas: int) -> str:
     return known[0] if known else ""
 
 
-def _left_behind(snapshot: Snapshot, desired: str) -> str:
+def _unfinished_predecessor(snapshot: Snapshot, desired: str) -> str:
     """Return the revision that served before the unfinished rollout to ``desired``.
 
     Empty without one. The Deployment records it. If only one pod fits, nothing that serves in

@@ -7,18 +7,17 @@ revision stays.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.latency_figures import (
-    HELD_SECONDS,
     REQUESTS_MIN,
-    Figure,
+    WINDOW_SECONDS,
     Latencies,
-    limit_of,
+    RevisionLatency,
+    latency_budget_of,
 )
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -32,7 +31,7 @@ from .rollout_target import RolloutTarget
 
 # A rollout is watched this long after every pod serves the new revision: a violation shows within
 # two of Triton's windows, and load comes in waves of minutes.
-WATCH: Final = dt.timedelta(minutes=5)
+WATCH_PERIOD: Final = dt.timedelta(minutes=5)
 # More requests per second in one pod than this multiple of the predecessor's mean another load, or
 # fewer pods, and are not the revision's fault.
 LOAD_RATIO_MAX: Final = 1.5
@@ -44,175 +43,165 @@ RECHECK_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class SloVerdict:
     """Result of comparing a watched rollout with the SLO."""
 
     watch: SloGuardState
-    broken: str = ""
+    violation: str = ""
     """Why the revision is rolled back; empty if it is not."""
-    ended: str = ""
+    summary: str = ""
     """Summary of the watch; empty if it continues, or there is none."""
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Compare the latency of a new revision with the SLO and with its predecessor's."""
-    desired, begun = draft.of(DesiredRevision).name, draft.of(RolloutTarget)
+    desired, target = draft.of(DesiredRevision).name, draft.of(RolloutTarget)
     pipeline = draft.of(ReconciledSpec).pipeline
-    judgement = Judgement(SloGuardState())
-    if begun.revision == desired:
-        judgement = follow(
+    verdict = SloVerdict(SloGuardState())
+    if target.revision == desired:
+        verdict = continue_watch(
             draft.state.slo_guard,
             desired,
-            begun.state.verified,
-            limit_of(pipeline),
-            begun.whole if draft.of(Replicas).desired(pipeline) else None,
+            target.state.verified,
+            latency_budget_of(pipeline),
+            target.serves_whole_pipeline if draft.of(Replicas).desired(pipeline) else None,
             snapshot.latencies,
             now,
         )
-    watched = Event(False, "SLOWatched", "Watch", judgement.ended)
-    watch = judgement.watch if judgement.watch.revision else SloGuardState()
-    return Outcome(judgement, (watch,), events=(watched,) if judgement.ended else ())
+    watched = Event(False, "SLOWatched", "Watch", verdict.summary)
+    watch = verdict.watch if verdict.watch.revision else SloGuardState()
+    return Outcome(verdict, (watch,), events=(watched,) if verdict.summary else ())
 
 
-def doubts(
-    limit: float | None,
-    latencies: Latencies | None,
-    revision: str,
-    said: Sequence[Mapping[str, Any]],
-) -> list[Finding]:
-    """Return a warning if the SLO cannot be watched because the p99 is unknown.
+def unknown_latency(
+    budget: float | None, latencies: Latencies | None, revision: str, recorded: str
+) -> str:
+    """Return why the SLO cannot be watched: the p99 is unknown. Empty if it is known.
 
     Args:
-        limit: The latency budget in milliseconds; ``None`` without an SLO.
+        budget: The latency budget in milliseconds; ``None`` without an SLO.
         latencies: The known latencies; ``None``: no pod was read yet.
         revision: The revision that should be watched.
-        said: The reported warnings, which hold until pods have been measured.
+        recorded: The recorded reason, which holds until pods have been measured.
     """
-    if limit is None:
+    if budget is None:
+        return ""
+    return recorded if latencies is None else latencies.missing.get(revision, "")
+
+
+def unknown_latency_warnings(reason: str) -> list[Finding]:
+    """Return the warning that the p99 is unknown for this ``reason``; none if that is empty."""
+    if not reason:
         return []
-    if latencies is None:
-        return [
-            Finding(UNKNOWN_PATH, text, Severity.WARNING)
-            for item in said
-            if (text := str(item.get("message", ""))).startswith(UNKNOWN)
-        ]
-    why = latencies.missing.get(revision)
-    return (
-        [
-            Finding(
-                UNKNOWN_PATH,
-                f"{UNKNOWN}: {why}; a revision that breaks the SLO is not taken back",
-                Severity.WARNING,
-            )
-        ]
-        if why
-        else []
-    )
+    text = f"{UNKNOWN}: {reason}; a revision that violates the SLO is not rolled back"
+    return [Finding(UNKNOWN_PATH, text, Severity.WARNING)]
 
 
-def follow(
+def continue_watch(
     watch: SloGuardState,
-    wanted: str,
-    proven: str,
-    limit: float | None,
-    whole: bool | None,
+    desired: str,
+    verified: str,
+    budget: float | None,
+    serves_whole_pipeline: bool | None,
     latencies: Latencies | None,
     now: dt.datetime,
-) -> Judgement:
+) -> SloVerdict:
     """Continue the watch.
 
     Args:
         watch: The recorded watch.
-        wanted: The revision that the spec requests and that is being rolled out or serves.
-        proven: The revision that last served the whole pipeline, before this reconcile iteration.
-        limit: The latency budget (:func:`limit_of`).
-        whole: Whether ``wanted`` alone serves the whole pipeline. ``None``: no pods are desired
+        desired: The revision that the spec requests and that is being rolled out or serves.
+        verified: The revision that last served the whole pipeline, before this reconcile iteration.
+        budget: The latency budget (:func:`latency_budget_of`).
+        serves_whole_pipeline: Whether ``desired`` alone does so. ``None``: no pods are desired
             (suspended, or no replicas), so there is nothing to watch, and the watch starts again
             with the next ones.
         latencies: The known latencies; ``None``: no pod was read yet.
         now: The current time (UTC).
     """
-    watch = _begun(watch, wanted, proven)
-    if limit is None or not watch.revision:
-        return Judgement(SloGuardState())
+    watch = _watch_of_rollout(watch, desired, verified)
+    if budget is None or not watch.revision:
+        return SloVerdict(SloGuardState())
     latencies = latencies or Latencies()
-    if whole is None:
+    if serves_whole_pipeline is None:
         watch = replace(watch, since="")
     if not watch.before and (old := latencies.figures.get(watch.predecessor)) is not None:
         watch = replace(watch, before=round(old.high, 3), rate=round(old.rate, 3))
     if not watch.since:
-        return Judgement(replace(watch, since=rfc3339(now)) if whole else watch)
-    new = latencies.figures.get(wanted)
+        return SloVerdict(replace(watch, since=rfc3339(now)) if serves_whole_pipeline else watch)
+    new = latencies.figures.get(desired)
     if (
         new is not None
-        and 0 < watch.before <= limit < new.low
+        and 0 < watch.before <= budget < new.low
         and new.rate <= LOAD_RATIO_MAX * watch.rate
     ):
         text = (
-            f"its p99 in the server is {new.low:.1f} ms and more for {HELD_SECONDS:.0f} s"
+            f"its p99 in the server is {new.low:.1f} ms and more for {WINDOW_SECONDS:.0f} s"
             f" at {new.rate:.0f} requests/s in a pod, that of revision"
             f" {watch.predecessor} was at most {watch.before:.1f} ms at {watch.rate:.0f};"
-            f" spec.slo leaves {limit:g} ms"
+            f" spec.slo leaves {budget:g} ms"
         )
-        return Judgement(watch, broken=text)
+        return SloVerdict(watch, violation=text)
     since = moment(watch.since)
-    if since is None or now - since >= WATCH:
-        return Judgement(SloGuardState(), ended=_summary(watch, new, limit, latencies))
-    return Judgement(watch)
+    if since is None or now - since >= WATCH_PERIOD:
+        return SloVerdict(SloGuardState(), summary=_summary(watch, new, budget, latencies))
+    return SloVerdict(watch)
 
 
-def judged_until(watch: SloGuardState, limit: float | None) -> str:
+def watched_until(watch: SloGuardState, budget: float | None) -> str:
     """Return until when (RFC 3339) this watch may roll a revision back.
 
-    Empty if there is no watch, or if it cannot judge: the latency of the predecessor is not known,
-    or was over the ``limit`` (milliseconds) as well.
+    Empty if there is no watch, or if it has nothing to compare: the latency of the predecessor
+    is not known, or was over the ``budget`` (milliseconds) as well.
     """
     since = moment(watch.since) if watch.since else None
-    if since is None or limit is None or not 0 < watch.before <= limit:
+    if since is None or budget is None or not 0 < watch.before <= budget:
         return ""
-    return rfc3339(since + WATCH)
+    return rfc3339(since + WATCH_PERIOD)
 
 
-def _begun(watch: SloGuardState, wanted: str, proven: str) -> SloGuardState:
+def _watch_of_rollout(watch: SloGuardState, desired: str, verified: str) -> SloGuardState:
     """Return the watch of this rollout.
 
     There is none for a first revision, nor for one that served before without another in between.
     """
-    if watch.revision == wanted:
+    if watch.revision == desired:
         return watch
-    if proven in ("", wanted):
+    if verified in ("", desired):
         return SloGuardState()
-    if watch.revision == proven:
-        # The replaced revision has not been judged yet, so a rollback still restores the one
+    if watch.revision == verified:
+        # The replaced revision has not been compared yet, so a rollback still restores the one
         # before.
         return (
             SloGuardState()
-            if watch.predecessor == wanted
-            else replace(watch, revision=wanted, since="")
+            if watch.predecessor == desired
+            else replace(watch, revision=desired, since="")
         )
-    if watch.predecessor == proven:
+    if watch.predecessor == verified:
         # Changed again during the rollout. The latency of the serving revision is known, and its
         # pods may be gone by now.
-        return replace(watch, revision=wanted, since="")
-    return SloGuardState(revision=wanted, predecessor=proven)
+        return replace(watch, revision=desired, since="")
+    return SloGuardState(revision=desired, predecessor=verified)
 
 
-def _summary(watch: SloGuardState, new: Figure | None, limit: float, latencies: Latencies) -> str:
-    promise = f"spec.slo leaves {limit:g} ms"
-    begin = f"revision {watch.revision} was watched for {WATCH.total_seconds() / 60:.0f} min"
+def _summary(
+    watch: SloGuardState, new: RevisionLatency | None, budget: float, latencies: Latencies
+) -> str:
+    budget_text = f"spec.slo leaves {budget:g} ms"
+    begin = f"revision {watch.revision} was watched for {WATCH_PERIOD.total_seconds() / 60:.0f} min"
     if new is None:
         why = (
             latencies.missing.get(watch.revision)
-            or f"fewer than {REQUESTS_MIN} requests in {HELD_SECONDS:.0f} s in each of its pods"
+            or f"fewer than {REQUESTS_MIN} requests in {WINDOW_SECONDS:.0f} s in each of its pods"
         )
         return f"{begin}, and its p99 is not known: {why}"
-    said = (
+    summary = (
         f"{begin}: p99 in the server at most {new.high:.1f} ms"
-        f" at {new.rate:.0f} requests/s in a pod; {promise}"
+        f" at {new.rate:.0f} requests/s in a pod; {budget_text}"
     )
     if not watch.before:
         return (
-            f"{said}; that of revision {watch.predecessor} before it was not known,"
+            f"{summary}; that of revision {watch.predecessor} before it was not known,"
             " so nothing could be compared"
         )
-    return f"{said}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"
+    return f"{summary}; revision {watch.predecessor} had {watch.before:.1f} ms at {watch.rate:.0f}"

@@ -27,9 +27,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     updated = serving.count(target)
     if snapshot.deployed_revision() != target or updated == len(serving):
         return Outcome(states=(StalledRolloutState(),))
-    mine = {pod.name for pod in snapshot.pods if pod.revision == target and not pod.deleting}
+    pod_names = {pod.name for pod in snapshot.pods if pod.revision == target and not pod.deleting}
     failed = (
-        any(problem.final and problem.pod in mine for problem in draft.problems)
+        any(problem.is_final and problem.pod in pod_names for problem in draft.problems)
         or deadline_exceeded(target, snapshot, draft.problems) is not None
     )
     if state.revision == target:

@@ -14,14 +14,14 @@ from triton_pipelines.controllers.pipeline.tuning_run_inputs import cleared
 from triton_pipelines.controllers.pipeline.tuning_run_state import Run, with_tuning
 
 from .last_good_spec import Stalled
-from .tuning_run import interrupted
+from .tuning_run import interrupt
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Report why nothing can be done; of the live ConfigMap, change the tuning run alone."""
     stalled = draft.of(Stalled)
     before = Run.parse(draft.state.tuning_run.document)
-    tuned = interrupted(before, now, *stalled.reasons)
+    tuned = interrupt(before, now, *stalled.reasons)
     live = snapshot.child("ConfigMap", names.live_name(snapshot.name))
     shared = Outcome(
         status=stalled.status,

@@ -14,7 +14,7 @@ from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.tuning_run_state import with_tuning
 
-from .cpu_resize import CpuResize
+from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .pod_repair import PodRepairs
 from .replicas import Replicas
@@ -58,32 +58,32 @@ def _status(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> dict[str, Any
         draft.of(PodRepairs).diverged,
         draft.of(Replicas),
         now,
-        draft.of(CpuResize),
+        draft.of(CpuResizeDecision),
     )
     if spec.graph.padding is None:
         return status
     padding = draft.of(TunedPadding)
     run = padding.run
-    other = padding_choices.note(
+    other = padding_choices.note_on_others(
         padding.choices,
         padding.fingerprint,
         run.request if run.revision == desired else "",
-        in_force=spec.graph.padding.measured,
+        is_in_force=spec.graph.padding.measured,
     )
-    told = ragged_fallback.told(
+    padding_fields = ragged_fallback.padding_status(
         spec.graph.padding,
         run.status(),
         desired in (run.revision, run.recommended),
         other,
     )
-    return status | {"padding": told | padding_choices.to_status(padding.choices)}
+    return status | {"padding": padding_fields | padding_choices.to_status(padding.choices)}
 
 
 def _blocked_status(
     status: Mapping[str, Any], snapshot: Snapshot, draft: Draft, now: dt.datetime
 ) -> dict[str, Any]:
     spec = draft.of(ReconciledSpec)
-    found = scaling_status.held(
+    found = scaling_status.blocked_status(
         dict(status),
         spec.pipeline,
         spec.graph,
@@ -93,7 +93,7 @@ def _blocked_status(
         draft.of(PodRepairs).diverged,
         draft.of(Replicas),
         now,
-        draft.of(CpuResize),
+        draft.of(CpuResizeDecision),
     )
     choices = padding_choices.to_status(draft.of(TunedPadding).choices)
     return padding_choices.with_choices(found, {"padding": choices})

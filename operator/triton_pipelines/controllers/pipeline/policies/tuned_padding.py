@@ -9,11 +9,11 @@ from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.padding_choices import (
-    Choices,
-    after,
+    VerifiedPaddings,
     events_of,
     newly_rejected,
     recorded,
+    updated,
     with_rejection,
 )
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
@@ -30,7 +30,7 @@ from .tuning_run import TuningProgress
 class TunedPadding:
     """Measured paddings for ``spec.tokenizer.padding: Auto``."""
 
-    choices: Choices
+    choices: VerifiedPaddings
     """By fingerprint."""
     fingerprint: str
     """Fingerprint of the reconciled spec."""
@@ -49,18 +49,18 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         spec.graph, spec.revision.name, draft.of(DesiredRevision).name, draft.of(Rollout)
     )
     known = recorded(snapshot)
-    choices = after(known, run.choices, fingerprint, failure)
+    choices = updated(known, run.choices, fingerprint, failure)
     rejected = newly_rejected(known, choices)
-    told = with_rejection(run.run, rejected)
+    run_after = with_rejection(run.run, rejected)
     return Outcome(
-        TunedPadding(choices, fingerprint, told),
-        (TuningRunState(told.to_document()),),
+        TunedPadding(choices, fingerprint, run_after),
+        (TuningRunState(run_after.to_document()),),
         events=events_of(rejected),
         requeue_after=0.0 if rejected else None,
     )
 
 
-def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> str:
+def failure_of(graph: Graph, revision: str, desired: str, rollout: Rollout) -> str:
     """Return why the revision of a measured padding was rolled back, or cannot come to serve.
 
     Empty if neither holds, or if the padding comes from Auto's rule.
@@ -69,4 +69,4 @@ def failure_of(graph: Graph, revision: str, wanted: str, rollout: Rollout) -> st
         return ""
     if rollout.state.failed_revision == revision:
         return rollout.state.failed_message
-    return rollout.failed if wanted == revision else ""
+    return rollout.failure_message if desired == revision else ""

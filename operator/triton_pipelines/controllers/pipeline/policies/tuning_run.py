@@ -9,89 +9,43 @@ and then gives up. One that has room gives it up as soon as a serving pod finds 
 from __future__ import annotations
 
 import datetime as dt
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import KIND_OF, Condition, Reason, ReasonKind
 from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
-from triton_pipelines.compile.render.tuning_objects import (
-    JOB_SECONDS,
-    canary,
-    inputs,
-    job,
-    policies,
-)
-from triton_pipelines.controllers.pipeline import status as statuses
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
-from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended
-from triton_pipelines.controllers.pipeline.latency_figures import limit_of
-from triton_pipelines.controllers.pipeline.padding_choices import Choices, take
-from triton_pipelines.controllers.pipeline.pod_problems import IMAGE_REASONS, Problem, of_pod
+from triton_pipelines.controllers.pipeline.compiled_pipeline import recommended_revision
+from triton_pipelines.controllers.pipeline.latency_figures import latency_budget_of
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
-from triton_pipelines.controllers.pipeline.snapshot import Object, Pod, Snapshot, alive
+from triton_pipelines.controllers.pipeline.serving_conditions import conditions_of
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.state import TuningRunState
 from triton_pipelines.controllers.pipeline.status_events import Event
 from triton_pipelines.controllers.pipeline.tuning_run_inputs import Stage, cleared, stage_of
-from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, remembered, result_of
-from triton_pipelines.controllers.timestamps import moment, rfc3339
+from triton_pipelines.controllers.pipeline.tuning_run_state import Run, State, last_run
+from triton_pipelines.controllers.pipeline.tuning_steps import (
+    RETRY_ADVICE,
+    TuningDecision,
+    is_past,
+    pending,
+    running,
+)
+from triton_pipelines.controllers.timestamps import rfc3339
 
 from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout import Rollout
 
-# A canary that is not ready by then is given up (seconds): as long as a rollout may take by
-# default. So is a Job that does not start.
-PENDING_SECONDS: Final = 900
 # How long (seconds) a request waits until all pods of the pipeline serve: nodes may have to be
 # provisioned first. After that, the requester is not likely to be waiting any more.
 WAITING_SECONDS: Final = 3600
-# Time after the Job's own deadline for its end to be reported (seconds).
-MARGIN_SECONDS: Final = 60
-RECHECK_SECONDS: Final = 15.0
-# How long (seconds) a Job that ended waits for the report of its pod.
-SILENT_SECONDS: Final = 10
 # Events of a run that has ended.
-ENDED_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
-AGAIN: Final = "ask again with another spec.tuning.request"
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """Decision on the tuning run in one reconcile iteration."""
-
-    run: Run
-    """The run to record."""
-    objects: tuple[Object, ...] = ()
-    """Its objects; an existing Job as it is."""
-    message: str = ""
-    """What the run waits for; empty once it has ended."""
-    events: tuple[Event, ...] = ()
-    choices: Choices = field(default_factory=dict)
-    """The padding that it has verified for ``Auto``, by fingerprint."""
-
-    @property
-    def created(self) -> list[Object]:
-        """Return the objects to apply: all but an existing Job, whose template is immutable."""
-        return [item for item in self.objects if not item["metadata"].get("uid")]
-
-    @property
-    def recheck(self) -> float | None:
-        """Return the seconds until a deadline may have passed.
-
-        ``None`` without a deadline, for example while no pods are desired.
-        """
-        return RECHECK_SECONDS if self.run.active and (self.run.begun or self.run.asked) else None
-
-    def status(self) -> dict[str, Any]:
-        """Return ``status.tuning``; empty without a run."""
-        return self.run.status(self.message)
+RUN_END_EVENTS: Final = ("TuningSucceeded", "TuningFailed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +54,22 @@ class TuningProgress:
 
     before: Run
     """The run as it was."""
-    after: Tuned
+    after: TuningDecision
 
 
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Start, follow or end the tuning run that the spec requests."""
     spec = draft.of(ReconciledSpec)
-    before = remembered(draft.state.tuning_run.document, snapshot.status.get("tuning"))
+    before = last_run(draft.state.tuning_run.document, snapshot.status.get("tuning"))
     tuned = (
-        interrupted(before, now)
+        interrupt(before, now)
         if spec.blocked is not None and spec.blocked.invalid
-        else follow(_stage(snapshot, draft), before, now)
+        else next_step(_stage(snapshot, draft), before, now)
     )
     return Outcome(
         TuningProgress(before, tuned),
         (TuningRunState(tuned.run.to_document()),),
-        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.created),
+        apply=tuple(Apply(ApplyStage.TUNING_RUN, item) for item in tuned.to_apply),
         kept=tuned.objects,
         clear=cleared(snapshot, tuned.objects),
         events=tuned.events,
@@ -129,12 +83,12 @@ def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
     pipeline, options = spec.pipeline, draft.context.options
 
     def ready() -> Condition:
-        return statuses.conditions_of(
+        return conditions_of(
             pipeline, spec.graph, snapshot, rollout, desired, draft.problems, number
         )[0]
 
     def revision_of(patch: Mapping[str, Any]) -> str:
-        return recommended(pipeline, patch, snapshot, options)
+        return recommended_revision(pipeline, patch, snapshot, options)
 
     return stage_of(
         pipeline,
@@ -150,7 +104,7 @@ def _stage(snapshot: Snapshot, draft: Draft) -> Stage:
     )
 
 
-def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
+def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
     """Return the next step of the run that the spec requests.
 
     Another request ends a run; so does another mode once the run has begun.
@@ -159,93 +113,95 @@ def follow(stage: Stage, before: Run, now: dt.datetime) -> Tuned:
     if spec.request is None:
         # A result stays until there is another; a run that is no longer requested ends without one.
         return (
-            Tuned(
+            TuningDecision(
                 Run(serial=before.serial),
-                events=_stopped(before, "spec.tuning.request was removed"),
+                events=_stop_event(before, "spec.tuning.request was removed"),
             )
-            if before.active
-            else Tuned(before)
+            if before.is_active
+            else TuningDecision(before)
         )
     mode = (spec.mode or TuningMode.QUICK).value
-    new, why = (
+    new, reason = (
         Run(request=spec.request, serial=before.serial + 1, state=State.PENDING, mode=mode),
         "",
     )
     if before.request != spec.request:
-        run, why = new, f"{spec.request!r} is asked for instead"
-    elif before.active and before.mode != mode:
-        run, why = (
-            (new, f"spec.tuning.mode is {mode} now, and it begins anew")
-            if before.begun
+        run, reason = new, f"{spec.request!r} is requested instead"
+    elif before.is_active and before.mode != mode:
+        run, reason = (
+            (new, f"spec.tuning.mode is {mode} now, and the run starts again")
+            if before.has_begun
             else (replace(before, mode=mode), "")
         )
     else:
         run = before
-    if not run.active:
-        return Tuned(run)
+    if not run.is_active:
+        return TuningDecision(run)
     after = _next(stage, run, now)
-    return replace(after, events=(*(_stopped(before, why) if why else ()), *_events(run, after)))
+    return replace(
+        after, events=(*(_stop_event(before, reason) if reason else ()), *_events(run, after))
+    )
 
 
-def interrupted(
-    before: Run, now: dt.datetime, why: str = "the spec has become invalid during the run"
-) -> Tuned:
-    """Return the run while the spec cannot be acted on at all, for the reason ``why``.
+def interrupt(
+    before: Run, now: dt.datetime, reason: str = "the spec has become invalid during the run"
+) -> TuningDecision:
+    """Return the run while the spec cannot be acted on at all, for this ``reason``.
 
     A run that has begun ends: it holds room for a spec that cannot be acted on.
     """
-    if not (before.active and before.begun):
-        return Tuned(before)
-    after = Tuned(before.failed(f"{why}; mend it, then {AGAIN}", now))
+    if not (before.is_active and before.has_begun):
+        return TuningDecision(before)
+    after = TuningDecision(before.failed(f"{reason}; correct it, then {RETRY_ADVICE}", now))
     return replace(after, events=_events(before, after))
 
 
-def _next(stage: Stage, run: Run, now: dt.datetime) -> Tuned:
-    refused = stage.snapshot.tuning_rejection if run.begun else ""
-    if not run.begun:
+def _next(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision:
+    rejection = stage.snapshot.tuning_rejection if run.has_begun else ""
+    if not run.has_begun:
         waiting = _waiting(stage, run, now)
         if waiting is not None:
             return waiting
-        run = replace(run, revision=stage.wanted, start=rfc3339(now), asked="")
-    why = refused or _ended_early(stage, run)
-    if why:
-        return Tuned(run.failed(f"{why}; {AGAIN}", now))
+        run = replace(run, revision=stage.desired, start=rfc3339(now), waiting_since="")
+    reason = rejection or _early_end(stage, run)
+    if reason:
+        return TuningDecision(run.failed(f"{reason}; {RETRY_ADVICE}", now))
     name = run.name(stage.pipeline.metadata.uid)
-    return (_running if run.state is State.RUNNING else _pending)(stage, run, name, now)
+    return (running if run.state is State.RUNNING else pending)(stage, run, name, now)
 
 
-def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
+def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     """Return a request that waits for the pipeline or has failed; ``None`` if it can begin."""
-    if stage.suspended or stage.replicas == 0:
+    if stage.is_suspended or stage.replicas == 0:
         # While no pods are desired, the time spent waiting does not count.
         wait = (
             "the pipeline is suspended; it begins when it serves again"
-            if stage.suspended
+            if stage.is_suspended
             else "spec.replicas is 0; it begins when pods serve"
         )
-        return Tuned(replace(run, asked=""), message=wait)
-    if limit_of(stage.pipeline) is None:
+        return TuningDecision(replace(run, waiting_since=""), message=wait)
+    if latency_budget_of(stage.pipeline) is None:
         # Nor does the time without that field: setting it starts an iteration.
-        return Tuned(replace(run, asked=""), message=_unpromised(stage.pipeline))
-    if stage.settled and not stage.watched:
+        return TuningDecision(replace(run, waiting_since=""), message=_missing_slo(stage.pipeline))
+    if stage.is_settled and not stage.watched_until:
         return None
-    run = replace(run, asked=run.asked or rfc3339(now))
-    wait = f"waits until revision {stage.wanted} serves in all pods"
+    run = replace(run, waiting_since=run.waiting_since or rfc3339(now))
+    wait = f"waits until revision {stage.desired} serves in all pods"
     if stage.snapshot.missing_sources:
         wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
-    elif stage.settled:
-        said = (
-            f"waits until the watch over revision {stage.wanted}, whose latency a measurement"
-            f" beside it could disturb, is over at {stage.watched}"
+    elif stage.is_settled:
+        message = (
+            f"waits until {stage.watched_until}: until then the latency of revision"
+            f" {stage.desired} is watched, which a measurement could disturb"
         )
-        return Tuned(run, message=said)
+        return TuningDecision(run, message=message)
     else:
         ready = stage.ready()
         if ready.status is not True and KIND_OF[ready.reason] is ReasonKind.STALLED:
-            return Tuned(
+            return TuningDecision(
                 run.failed(
-                    f"revision {stage.wanted} does not serve ({ready.reason.value}):"
-                    f" {ready.message}; mend that, then {AGAIN}",
+                    f"revision {stage.desired} does not serve ({ready.reason.value}):"
+                    f" {ready.message}; correct that, then {RETRY_ADVICE}",
                     now,
                 )
             )
@@ -254,14 +210,16 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> Tuned | None:
             if ready.status is not True
             else f": {ready.message}"
         )
-    if _past(run.asked, WAITING_SECONDS, now):
-        return Tuned(
-            run.failed(f"given up after {WAITING_SECONDS // 60} min; it {wait}; {AGAIN}", now)
+    if is_past(run.waiting_since, WAITING_SECONDS, now):
+        return TuningDecision(
+            run.failed(
+                f"given up after {WAITING_SECONDS // 60} min; it {wait}; {RETRY_ADVICE}", now
+            )
         )
-    return Tuned(run, message=wait)
+    return TuningDecision(run, message=wait)
 
 
-def _unpromised(pipeline: InferencePipeline) -> str:
+def _missing_slo(pipeline: InferencePipeline) -> str:
     """Return why there is no latency to tune for, with the name of the field."""
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
@@ -278,19 +236,19 @@ def _unpromised(pipeline: InferencePipeline) -> str:
     )
 
 
-def _ended_early(stage: Stage, run: Run) -> str:
+def _early_end(stage: Stage, run: Run) -> str:
     """Return why a run that has begun cannot continue; empty if it can."""
-    if stage.suspended:
+    if stage.is_suspended:
         return "the pipeline was suspended during the run"
-    if stage.wanted != run.revision:
-        return f"revision {run.revision} is no longer wanted, but {stage.wanted}"
+    if stage.desired != run.revision:
+        return f"the desired revision is {stage.desired} now, no longer {run.revision}"
     if stage.target != run.revision:
-        return f"revision {run.revision} was taken back: {stage.ready().message}"
-    return _crowding(stage)
+        return f"revision {run.revision} was rolled back: {stage.ready().message}"
+    return _serving_pod_blocked(stage)
 
 
-def _crowding(stage: Stage) -> str:
-    """Return why the run gives up its room: a serving pod finds none; empty if it need not.
+def _serving_pod_blocked(stage: Stage) -> str:
+    """Return why the run releases its resources: a serving pod lacks them; empty otherwise.
 
     Otherwise a rollout would remove an old pod for the room that a canary holds.
     """
@@ -301,294 +259,53 @@ def _crowding(stage: Stage) -> str:
             and pod.condition("PodScheduled").get("reason") == "Unschedulable"
         ):
             return (
-                f"pod {pod.name} of the pipeline, which serves, finds no room,"
-                " and the run gives up its own"
+                f"serving pod {pod.name} of the pipeline cannot be scheduled,"
+                " so the run releases its resources"
             )
-    if stage.snapshot.pods_refused:
+    if stage.snapshot.pods_rejected:
         return (
-            "the API server takes no further pod that serves, and the run gives up its own:"
-            f" {stage.snapshot.pods_refused}"
+            "the API server rejects further serving pods, so the run releases its resources:"
+            f" {stage.snapshot.pods_rejected}"
         )
     return ""
 
 
-def _pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
-    """Wait until the canary is ready."""
-    pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
-    ready = next((pod for pod in pods if pod.serving and pod.ip), None)
-    if ready is not None:
-        run = replace(run, state=State.RUNNING, job=rfc3339(now), pod=_server_of(ready))
-        return Tuned(
-            run, (*_base(stage, name), _job(stage, run, name, ready)), _not_yet(_unstarted(()))
-        )
-    problem = _problem(stage, pods)
-    refused = stage.snapshot.pods_refused_to(names.tuning_name(stage.snapshot.name, name))
-    why = problem.message if problem is not None else refused or "no pod yet"
-    if problem is not None and problem.final:
-        return Tuned(
-            run.failed(f"the pod to measure does not come up ({problem.reason.value}): {why}", now)
-        )
-    if _past(run.start, PENDING_SECONDS, now):
-        return Tuned(
-            run.failed(f"the pod to measure was not ready within {PENDING_SECONDS} s: {why}", now)
-        )
-    said = "waits for a pod that serves nobody"
-    if problem is not None:
-        said = f"{problem.reason.value}: {why}"
-    elif refused:
-        said += f"; the API server takes none: {refused}"
-    return Tuned(run, tuple(_base(stage, name)), said)
-
-
-def _running(stage: Stage, run: Run, name: str, now: dt.datetime) -> Tuned:
-    """Wait until the Job has ended."""
-    made = stage.snapshot.child(
-        "Job", names.tuning_name(stage.snapshot.name, name, names.COMPONENT_TUNER)
-    )
-    tuners = _pods(stage.snapshot, name, names.COMPONENT_TUNER)
-    for pod in tuners:
-        ended = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("terminated")
-        if ended:
-            return _ended(stage, run, ended, now)
-    # The Job may have changed the canary's settings, so a second Job could not start from them: a
-    # Job is never created twice.
-    if run.made and (
-        made is None
-        or made["metadata"].get("uid") != run.made
-        or made["metadata"].get("deletionTimestamp")
-    ):
-        return Tuned(run.failed(f"its Job was deleted; {AGAIN}", now))
-    closed = _closed(made)
-    # The report of its pod has more details, and may arrive later.
-    silent = bool(tuners) and not _past(
-        str(closed.get("lastTransitionTime") or ""), SILENT_SECONDS, now
-    )
-    if closed and not silent:
-        said = f"the Job failed: {closed.get('reason', '')}: {closed.get('message', '')}"
-        return Tuned(
-            run.failed(
-                said
-                if closed["type"] == "Failed"
-                else f"the Job ended, but its pod is gone, and its result with it; {AGAIN}",
-                now,
-            )
-        )
-    measured = next(
-        (
-            pod
-            for pod in _pods(stage.snapshot, name, names.COMPONENT_CANARY)
-            if alive(pod.raw) and _server_of(pod) == run.pod
-        ),
-        None,
-    )
-    if measured is None or measured.deleting:
-        return Tuned(run.failed(f"{_fate(stage, name)}; {AGAIN}", now))
-    seconds = JOB_SECONDS[TuningMode(run.mode)]
-    if _past(run.job, seconds + MARGIN_SECONDS, now):
-        return Tuned(run.failed(f"the Job did not end within {seconds} s", now))
-    waits = _unstarted(tuners)
-    if waits and _past(run.job, PENDING_SECONDS, now):
-        return Tuned(
-            run.failed(
-                f"the pod that measures did not start within {PENDING_SECONDS} s: {waits}", now
-            )
-        )
-    said = (
-        _not_yet(waits) if waits else f"pod {measured.name}, which serves nobody, is being measured"
-    )
-    if made is None:
-        return Tuned(run, (*_base(stage, name), _job(stage, run, name, measured)), said)
-    return Tuned(
-        replace(run, made=str(made["metadata"].get("uid", ""))), (*_base(stage, name), made), said
-    )
-
-
-def _not_yet(why: str) -> str:
-    return f"the pod that measures does not run yet: {why}"
-
-
-def _server_of(pod: Pod) -> str:
-    """Identify one start of one pod's server.
-
-    A restarted server has the settings of the files again, and its address may belong to another
-    pod by then.
-    """
-    return f"{pod.uid}/{pod.container(names.CONTAINER_SERVER).get('restartCount', 0)}"
-
-
-def _fate(stage: Stage, name: str) -> str:
-    """Return what became of the canary, as text."""
-    pods = _pods(stage.snapshot, name, names.COMPONENT_CANARY)
-    for pod in pods:
-        status = pod.raw.get("status") or {}
-        if not alive(pod.raw):
-            said = ": ".join(
-                text for key in ("reason", "message") if (text := str(status.get(key) or ""))
-            )
-            return (
-                f"pod {pod.name}, which was measured, has ended{f' ({said[:300]})' if said else ''}"
-            )
-    problem = _problem(stage, pods)
-    return (
-        "the pod that was measured is gone, or its server was started again"
-        f"{f' ({problem.message})' if problem is not None else ''}"
-    )
-
-
-def _closed(made: Object | None) -> Mapping[str, Any]:
-    """Return the condition that reports the end of a Job, or an empty one."""
-    conditions = ((made or {}).get("status") or {}).get("conditions") or ()
-    return next(
-        (
-            item
-            for item in conditions
-            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
-        ),
-        {},
-    )
-
-
-def _unstarted(tuners: Sequence[Pod]) -> str:
-    """Return why no pod of the Job runs; empty if one does."""
-    if any(
-        "running" in (pod.container(names.CONTAINER_TUNER).get("state") or {}) for pod in tuners
-    ):
-        return ""
-    for pod in tuners:
-        waiting = (pod.container(names.CONTAINER_TUNER).get("state") or {}).get("waiting") or {}
-        placed = pod.condition("PodScheduled")
-        if waiting.get("reason") in IMAGE_REASONS:
-            return f"{waiting['reason']}: {waiting.get('message', '')}"
-        if placed.get("status") == "False":
-            return f"{placed.get('reason', '')}: {placed.get('message', '')}"
-    return "it starts" if tuners else "the Job has no pod"
-
-
-def _ended(stage: Stage, run: Run, ended: Mapping[str, Any], now: dt.datetime) -> Tuned:
-    text = str(ended.get("message") or "")
-    if ended.get("exitCode") != 0:
-        said = (
-            f"the measurement ended with exit code {ended.get('exitCode')}:"
-            f" {text.strip()[-600:] or ended.get('reason', '')}"
-        )
-        return Tuned(run.failed(said, now))
-    try:
-        found = result_of(json.loads(text))
-    except ValueError:
-        found = None
-    if found is None:
-        return Tuned(
-            run.failed(
-                "what the Job reports cannot be read;"
-                " is its image that of this operator's release (loader.image)?",
-                now,
-            )
-        )
-
-    def fingerprint(pipeline: InferencePipeline) -> str:
-        return cost_fingerprint(pipeline, stage.options, stage.snapshot.digests)
-
-    end = rfc3339(now)
-    taken = take(
-        stage.pipeline,
-        stage.padding,
-        found,
-        (run.request, end),
-        limit_of(stage.pipeline),
-        fingerprint,
-    )
-    makes = stage.recommended(taken.patch) if taken.patch else ""
-    return Tuned(
-        replace(run, state=State.SUCCEEDED, end=end, result=taken.result, recommended=makes),
-        choices=taken.choices,
-    )
-
-
-def _base(stage: Stage, name: str) -> list[Object]:
-    pipeline, options = stage.pipeline, stage.options
-    spec = {key: value for key, value in stage.snapshot.pipeline["spec"].items() if key != "tuning"}
-    if "tokenizer" in spec:
-        spec["tokenizer"] = {**spec["tokenizer"], **stage.pinned_padding()}
-    document = {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": pipeline.name, "namespace": pipeline.namespace},
-        "spec": spec,
-    }
-    return [
-        *policies(pipeline, name, options.operator_namespace),
-        inputs(pipeline, name, document, stage.server_image, options),
-        canary(pipeline, name, stage.template, PENDING_SECONDS),
-    ]
-
-
-def _job(stage: Stage, run: Run, name: str, pod: Pod) -> Object:
-    return job(stage.pipeline, name, run.revision, pod.ip, stage.template, stage.options)
-
-
-def _pods(snapshot: Snapshot, name: str, component: str) -> list[Pod]:
-    wanted = {names.LABEL_RUN: name, names.LABEL_COMPONENT: component}
-    return [
-        pod
-        for pod in snapshot.tuning_pods
-        if wanted.items() <= (pod.raw["metadata"].get("labels") or {}).items()
-    ]
-
-
-def _problem(stage: Stage, pods: Sequence[Pod]) -> Problem | None:
-    gpu = stage.pipeline.spec.server.gpu.resource_name
-    there = (pod for pod in pods if alive(pod.raw))
-    return next(
-        (
-            found
-            for pod in there
-            if (found := of_pod(pod, None, gpu, stage.snapshot.nodes)) is not None
-        ),
-        None,
-    )
-
-
-def doubts(run: Run, wanted: str) -> list[Finding]:
+def stale_result_warnings(run: Run, desired: str) -> list[Finding]:
     """Return a warning if the result is of another revision than the desired one.
 
     There is none if the result recommended the desired revision.
     """
-    if run.state is not State.SUCCEEDED or wanted in (run.revision, run.recommended):
+    if run.state is not State.SUCCEEDED or desired in (run.revision, run.recommended):
         return []
     text = (
         f"{Reason.TUNING_STALE.value}: status.tuning was measured on revision {run.revision};"
-        f" another request measures revision {wanted}"
+        f" another request measures revision {desired}"
     )
     return [Finding("spec.tuning.request", text, Severity.WARNING)]
 
 
-def _events(before: Run, tuned: Tuned) -> tuple[Event, ...]:
+def _events(before: Run, tuned: TuningDecision) -> tuple[Event, ...]:
     after = tuned.run
     if before.state == after.state or after.state is State.PENDING:
         return ()
-    said = (
+    message = (
         after.result.get("message")
-        or f"a pod of revision {after.revision}, which serves nobody, is measured"
+        or f"a pod of revision {after.revision}, which has no client traffic, is measured"
     )
     return (
         Event(
             after.state is State.FAILED,
             f"Tuning{after.state.value}",
             "Tune",
-            f"request {after.request!r}: {said}",
+            f"request {after.request!r}: {message}",
         ),
     )
 
 
-def _stopped(run: Run, why: str) -> tuple[Event, ...]:
+def _stop_event(run: Run, reason: str) -> tuple[Event, ...]:
     """Return the event for an unfinished run that the status no longer shows."""
     return (
-        (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {why}"),)
-        if run.active
+        (Event(False, "TuningStopped", "Tune", f"request {run.request!r}: {reason}"),)
+        if run.is_active
         else ()
     )
-
-
-def _past(since: str, seconds: float, now: dt.datetime) -> bool:
-    began = moment(since)
-    return began is None or (now - began).total_seconds() > seconds

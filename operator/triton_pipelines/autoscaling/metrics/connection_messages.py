@@ -1,0 +1,43 @@
+"""Messages about Prometheus connections that pipelines name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from .samples import MetricsFailure, MetricsProblem
+
+# Where users configure connections.
+CONNECTIONS: Final = (
+    "the chart's prometheus.url or prometheus.connections (--prometheus-url, --metrics-connections)"
+)
+
+
+def unknown_connection(name: str, connections: Iterable[str]) -> MetricsFailure:
+    """Return the failure for a pipeline that names a connection the operator does not have."""
+    known = ", ".join(sorted(connections))
+    return MetricsFailure(
+        MetricsProblem.ERROR,
+        (
+            f"spec.scaling.prometheusRef: the operator has no connection {name!r}; it has "
+            f"{known}. Name one of these, or add it to {CONNECTIONS}"
+        ),
+        source_name(name),
+    )
+
+
+def unused_connection_note(name: str) -> str:
+    """Return a note for a pipeline that names a connection when the operator has none at all.
+
+    The note is appended to the source. The pipeline's pods are then read directly.
+    """
+    return (
+        f"; spec.scaling.prometheusRef: the operator has no connection {name!r}, nor any "
+        "other. Leave the field out, or give the operator that "
+        f"connection with {CONNECTIONS}"
+    )
+
+
+def source_name(name: str) -> str:
+    """Return how messages name the source of samples."""
+    return f'Prometheus connection "{name}"'

@@ -1,0 +1,80 @@
+"""The model that ``tritonpipe bench`` loads: at a URL, or served here from a file."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from triton_pipelines.api.names import PORT_GRPC
+
+from .errors import EXIT_USAGE, CommandError
+from .infer import fetch_metadata, http_client, model_url
+from .local_pipeline import serve_locally
+from .model_metadata import ModelMetadata
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Where a model is served."""
+
+    server: str
+    """HTTP address of the server."""
+    model: str
+    """Name of the model, as in URLs."""
+    grpc: str
+    """gRPC address of the server."""
+
+    @property
+    def url(self) -> str:
+        """HTTP address of the model."""
+        return f"{self.server}/v2/models/{self.model}"
+
+
+def served_model(
+    target: str,
+    grpc: str | None,
+    stack: contextlib.ExitStack,
+    options: dict[str, Any],
+    source_map: list[str],
+) -> ServedModel:
+    """Return the model at a URL, or serve the pipeline of a file while the stack is open."""
+    if "://" in target or ("/v2/models/" in target and not Path(target).exists()):
+        if "@" in target.partition("/v2/models/")[0]:
+            # They would be in the report, and requests would be sent without them.
+            raise CommandError(
+                "the URL contains a user or password, which bench does not send; remove it",
+                EXIT_USAGE,
+            )
+        url = model_url(target, "")
+        server, _, model = url.partition("/v2/models/")
+        host = urlsplit(server).hostname or ""
+        address = f"{f'[{host}]' if ':' in host else host}:{PORT_GRPC}"
+        return ServedModel(server, model, grpc or address)
+    if grpc is not None:
+        raise CommandError(
+            "--grpc-address: only valid with a URL; a file is served here", EXIT_USAGE
+        )
+    running = stack.enter_context(serve_locally(Path(target), source_map, **options))
+    return ServedModel(
+        running.server.http_url, running.graph.model_name, running.server.grpc_address
+    )
+
+
+def model_metadata(served: ServedModel, timeout: float) -> ModelMetadata:
+    """Return the metadata of the model, read from its server.
+
+    Raises:
+        CommandError: the model streams its answers.
+    """
+    with http_client(served.server, timeout) as client:
+        model = fetch_metadata(client, served.url)
+    if model.decoupled:
+        raise CommandError(
+            f"{served.model}: streams its answers; bench only supports pipelines"
+            " with one response per request",
+            EXIT_USAGE,
+        )
+    return model

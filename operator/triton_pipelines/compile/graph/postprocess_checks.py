@@ -1,0 +1,78 @@
+"""Check that the postprocess step can read its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.postprocess import CLASSIFIERS, POOLINGS, Postprocess, PostprocessType
+from triton_pipelines.api.tensors import FLOAT_TYPES, INTEGER_TYPES
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .defaults import POSTPROCESS
+from .graph import Graph, Input, Step
+
+
+def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Yield what the type of the postprocess step cannot read."""
+    post = pipeline.spec.postprocess
+    step = graph.step(POSTPROCESS)
+    if step is None or post.type is None or post.type is PostprocessType.PYTHON:
+        return
+    read, source = step.inputs[0].tensor, step.inputs[0].source
+    if source is not None and graph.resolve(source) is None:
+        return  # The wiring reports it.
+    if read.data_type not in FLOAT_TYPES:
+        yield Finding(
+            "spec.postprocess.from",
+            f"{post.type.value} reads FP16, BF16, FP32 or FP64, but {source} is"
+            f" {read.data_type.value}",
+            code=FindingCode.DATA_TYPE_MISMATCH,
+        )
+    yield from _postprocess_shape(post, step)
+    if post.type is PostprocessType.MEAN_POOLING:
+        yield from _mask_type(graph, step.inputs[1])
+
+
+def _postprocess_shape(post: Postprocess, step: Step) -> Iterator[Finding]:
+    assert post.type is not None
+    batched = step.max_batch_size > 0
+    read, source = step.inputs[0].tensor, step.inputs[0].source
+    axes = len(read.dims) if batched else len(read.dims) - 1
+    note = "" if batched else " (with maxBatchSize 0 dims are the whole shape, rows first)"
+
+    def shape(dims: str) -> str:
+        return f"[{dims}]" if batched else f"[-1, {dims}]"
+
+    expected = ""
+    if post.type in CLASSIFIERS and (axes not in (1, 2) or read.dims[-1] < 1):
+        expected = f"one score per class, dims {shape('C')}, or {shape('-1, C')} per token"
+    elif post.type in POOLINGS and (axes != 2 or read.dims[-1] < 1):
+        expected = f"one vector per token, dims {shape('-1, D')}"
+    if expected:
+        yield Finding(
+            "spec.postprocess.from",
+            f"{post.type.value} reads {expected}{note}; {source} has {list(read.dims)}",
+            code=FindingCode.SHAPE_MISMATCH,
+        )
+    elif post.type in CLASSIFIERS and post.labels and len(post.labels) != read.dims[-1]:
+        yield Finding(
+            "spec.postprocess.labels",
+            f"has {len(post.labels)} labels, but {source} has {read.dims[-1]} classes;"
+            " write one label per class",
+            code=FindingCode.LABEL_COUNT,
+        )
+
+
+def _mask_type(graph: Graph, mask: Input) -> Iterator[Finding]:
+    if (
+        mask.source is not None
+        and graph.resolve(mask.source) is not None
+        and mask.tensor.data_type not in INTEGER_TYPES
+    ):
+        yield Finding(
+            "spec.postprocess.maskFrom",
+            f"the mask must be INT64 or INT32, but {mask.source} is {mask.tensor.data_type.value}",
+            code=FindingCode.DATA_TYPE_MISMATCH,
+        )

@@ -1,0 +1,192 @@
+"""Check the tokenizer: its outputs and texts, the padding, and the TensorRT profiles it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.suggestions import did_you_mean
+from triton_pipelines.api.tensors import INTEGER_TYPES, TokenTensor
+from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerType
+from triton_pipelines.api.v1alpha1 import InferencePipeline
+
+from .defaults import DEFAULT_MAX_LENGTH, TOKENIZER, USUAL_NAMES
+from .graph import Graph, PaddingChoice, Reference, Step
+from .tensorrt_profiles import boxes, uncovered, unfit
+
+
+def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Yield what is wrong with the tokenizer, its tensors and the padding."""
+    spec, step = pipeline.spec.tokenizer, graph.tokenizer
+    if spec is None or step is None:
+        return
+    custom = spec.type is TokenizerType.PYTHON
+    yield from _declared_outputs(spec, custom)
+    if not spec.outputs:
+        yield from _undeclared_outputs(graph, step)
+    for tensor in step.outputs:
+        if tensor.data_type not in INTEGER_TYPES:
+            readers = (
+                entry.path
+                for other in graph.steps
+                for entry in other.inputs
+                if entry.source == Reference(step.name, tensor.name)
+            )
+            yield Finding(
+                next(readers, "spec.tokenizer.outputs"),
+                f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32",
+                code=FindingCode.DATA_TYPE_MISMATCH,
+            )
+    if step.instances.kind == "KIND_GPU":
+        yield Finding(
+            "spec.tokenizer.instances.kind",
+            "the tokenizer runs on CPU, and kind GPU would start one process per GPU;"
+            " write CPU, or omit kind",
+            code=FindingCode.GPU_UNAVAILABLE,
+        )
+    yield from _text_shape(graph, step, custom)
+    yield from _padding(pipeline, graph)
+
+
+def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
+    """Yield declared outputs of which it is unknown what they carry."""
+    for index, output in enumerate(spec.outputs):
+        unknown = output.tensor is None and output.name.lower() not in USUAL_NAMES
+        if unknown and (not custom or output.dims is None):
+            alternative = ", or dims" if custom else ""
+            yield Finding(
+                f"spec.tokenizer.outputs[{index}].tensor",
+                f"is required{alternative}: {output.name!r} is not a known name;"
+                f" write one of {', '.join(TokenTensor)}",
+                code=FindingCode.REQUIRED,
+            )
+
+
+def _undeclared_outputs(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
+    """Yield inputs that read a token tensor of unknown name."""
+    for entry in (entry for reader in graph.steps for entry in reader.inputs):
+        source = entry.source
+        if source is None or source.step != tokenizer.name or source.tensor.lower() in USUAL_NAMES:
+            continue
+        # Where the names differ, `from` is written already.
+        fix = (
+            f"write from, such as tokenizer.input_ids, or declare {source.tensor}"
+            " in spec.tokenizer.outputs"
+            if source.tensor == entry.tensor.name
+            else f"from may name {', '.join(USUAL_NAMES)}, or an output that"
+            " spec.tokenizer.outputs declares"
+        )
+        yield Finding(
+            entry.path,
+            f"{source.tensor!r} is not a known name of a token tensor; {fix}"
+            + did_you_mean(source.tensor, USUAL_NAMES),
+            code=FindingCode.UNKNOWN_TENSOR,
+        )
+
+
+def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
+    if custom:
+        return
+    for entry in step.inputs:
+        made = graph.resolve(entry.source) if entry.source is not None else None
+        dims = entry.tensor.dims if made is None else made.dims
+        if step.max_batch_size > 0 and dims != (1,):
+            yield Finding(
+                entry.path,
+                f"has dims {list(dims)}, but the tokenizer reads one text per row, dims [1];"
+                " for texts of shape [n] or [1, n] set maxBatchSize: 0 on tokenizer and model,"
+                " whose dims then include the rows",
+                code=FindingCode.SHAPE_MISMATCH,
+            )
+
+
+def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    yield from _profiles(pipeline, graph)
+    if graph.padding is None or graph.padding.chosen is not Padding.RAGGED:
+        return
+    for path, why in graph.padding.fixed_length.items():
+        yield Finding(
+            "spec.tokenizer.padding",
+            f"Ragged needs steps that accept requests of any length, but {path} does not"
+            f" ({why}); use Fixed, Bucketed or Auto",
+            code=FindingCode.PADDING_UNSUPPORTED,
+        )
+
+
+def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
+    """Check that each TensorRT plan that reads tokens has a profile for every padded batch."""
+    for step in graph.steps:
+        yield from _unknown_profiles(step)
+    tokenizer, choice = pipeline.spec.tokenizer, graph.padding
+    if tokenizer is None or choice is None or choice.chosen is Padding.AUTO:
+        return
+    readers = [
+        step
+        for step in graph.steps
+        if any(entry.source is not None and entry.source.step == TOKENIZER for entry in step.inputs)
+    ]
+    declared = [step for step in readers if step.lengths is not None and step.lengths.profiles]
+    if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
+        yield Finding(
+            "spec.tokenizer.buckets",
+            "padding Bucketed needs buckets: list them,"
+            " or declare lengths.profiles of a TensorRT plan",
+            code=FindingCode.REQUIRED,
+        )
+    for step in declared:
+        yield from _uncovered_lengths(step, tokenizer, choice)
+
+
+def _unknown_profiles(step: Step) -> Iterator[Finding]:
+    count = len(step.lengths.profiles) if step.lengths is not None else 0
+    for place, name in enumerate(step.instances.profiles):
+        if count and int(name) >= count:
+            yield Finding(
+                f"{step.path}.instances.profiles[{place}]",
+                f"{name} is not an index of the {count} profiles in {step.path}.lengths.profiles",
+                code=FindingCode.UNKNOWN_PROFILE,
+            )
+
+
+def _uncovered_lengths(
+    step: Step, tokenizer: Tokenizer, choice: PaddingChoice
+) -> Iterator[Finding]:
+    """Yield the batches that no loaded profile of a plan accepts."""
+    longest = tokenizer.max_length or DEFAULT_MAX_LENGTH
+    profiles, rows = boxes(step.lengths, step.instances.profiles), max(1, step.max_batch_size)
+
+    def finding(path: str, size: int, tokens: int, fix: str) -> Finding:
+        loaded = "; ".join(map(str, profiles)) or "none"
+        return Finding(
+            path,
+            f"no profile that {step.path} loads accepts a batch of {size} rows x {tokens} tokens"
+            f" ({loaded}); {fix}",
+            code=FindingCode.LENGTH_NOT_COVERED,
+        )
+
+    if choice.chosen in (Padding.RAGGED, Padding.LONGEST):
+        for tokens, gap in list(uncovered(profiles, longest, rows))[:1]:
+            yield finding(
+                "spec.tokenizer.padding",
+                gap,
+                tokens,
+                "use Bucketed, or build a plan for all lengths",
+            )
+        return
+    for tokens in choice.buckets or (longest,):
+        size = unfit(profiles, tokens, rows)
+        if size is None:
+            continue
+        path = (
+            f"spec.tokenizer.buckets[{tokenizer.buckets.index(tokens)}]"
+            if tokens in tokenizer.buckets
+            else "spec.tokenizer.maxLength"
+        )
+        yield finding(
+            path,
+            size,
+            tokens,
+            "use a length of a profile, lower maxBatchSize to its rows,"
+            " or add profiles to instances.profiles",
+        )

@@ -1,0 +1,154 @@
+"""Carry out a change of instance counts.
+
+Wait until the desired counts are recorded, change the pods, and revert a growth that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.autoscaling.backoff import ScalingBackoff
+from triton_pipelines.autoscaling.types import ScalingState
+from triton_pipelines.cluster.store import Key
+from triton_pipelines.compile.graph.graph import Step
+from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu
+from triton_pipelines.controllers.autoscaler.actuator import (
+    CountChangeResult,
+    Pace,
+    PodResult,
+    PodTarget,
+    change_count,
+)
+from triton_pipelines.controllers.autoscaler.pipeline_state import (
+    PipelineScalingState,
+)
+from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+
+INTENT_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CountChanger:
+    """Changes the counts of a pipeline's pods once the desired counts are recorded."""
+
+    recorded_counts: Callable[[PipelineScalingState], Mapping[str, int]]
+    """Returns the counts in the live ConfigMap."""
+    targets: Callable[[PipelineScalingState, str], Sequence[PodTarget]]
+    """Returns the pods whose count of a step is known."""
+    clock: Callable[[], dt.datetime]
+    """Returns UTC now."""
+    enqueue: Callable[[Key], None]
+    """Makes a reconcile due."""
+    metrics: ScalingMetrics
+    """The autoscaler's own metrics."""
+    log_failure: Callable[[Key, str, BaseException], Awaitable[None]]
+    """Counts and logs an unexpected error."""
+    pace: Pace
+    """Times of the actuator."""
+    intent_seconds: float
+    """How long a change waits for its intent to be recorded."""
+
+    async def run(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        desired: Mapping[str, int],
+        changed: Mapping[str, int],
+        before: ScalingState,
+    ) -> None:
+        """Wait until the intent is recorded, then change the pods; on failure revert."""
+        try:
+            if changed and not await self._is_recorded(state, desired):
+                self._fail(state, "the desired counts could not be recorded; no pod was changed")
+                state.memory, state.output.intent = before, None
+                self.metrics.errors.labels(*key, "Intent").inc()
+                return
+            for step in state.steps:
+                if step.name not in desired:
+                    continue
+                previous = before.steps.get(step.name) if step.name in changed else None
+                await self._change_step(
+                    key,
+                    state,
+                    step,
+                    desired[step.name],
+                    previous.desired if previous is not None else None,
+                )
+        except Exception as error:
+            self._fail(
+                state,
+                f"the change could not be carried out: {type(error).__name__}; "
+                "see the operator's log",
+            )
+            await self.log_failure(key, Reason.ACTUATION_FAILED.value, error)
+        finally:
+            self.enqueue(key)
+
+    async def _is_recorded(self, state: PipelineScalingState, desired: Mapping[str, int]) -> bool:
+        """Wait for the live ConfigMap to have the counts; return whether it got them in time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.intent_seconds
+        while loop.time() < end:
+            recorded = self.recorded_counts(state)
+            if all(recorded.get(step) == count for step, count in desired.items()):
+                return True
+            await asyncio.sleep(INTENT_POLL_SECONDS)
+        return False
+
+    async def _change_step(
+        self,
+        key: Key,
+        state: PipelineScalingState,
+        step: Step,
+        count: int,
+        previous: int | None,
+    ) -> None:
+        """Change a step's count in the pods.
+
+        Args:
+            key: The pipeline's key.
+            state: The pipeline.
+            step: The step.
+            count: The desired count.
+            previous: The desired count before; ``None`` if it did not change and pods diverged.
+        """
+        targets = self.targets(state, step.name)
+        others = sorted({target.count for target in targets} - {count})
+        if not others:
+            return
+        public = state.graph.model_name
+        change = await change_count(step.model_name, public, count, targets, pace=self.pace)
+        for name, result in change.pods.items():
+            if result.result is not PodResult.GONE:
+                state.set_count(name, step.name, result.count)
+        old = others[0] if previous is None else previous
+        direction = "up" if count > old else "down"
+        memory = state.memory or ScalingState()
+        if change.is_verified:
+            state.backoff = ScalingBackoff()
+            state.memory = replace(memory, actuation=change.seconds or memory.actuation)
+            reason = "Proven" if change.seconds is not None else "Gone"
+            self.metrics.observe_action(key, step.name, direction, reason, change.seconds)
+            return
+        self._fail(state, f"{step.name} from {old} to {count}: {change.reason}")
+        self.metrics.observe_action(key, step.name, direction, "Failed", None)
+        self.metrics.errors.labels(*key, Reason.ACTUATION_FAILED.value).inc()
+        if previous is not None and count > previous and not change.reached_a_pod:
+            self._revert(state, step.name, previous, change)
+
+    def _revert(
+        self, state: PipelineScalingState, step: str, previous: int, change: CountChangeResult
+    ) -> None:
+        """Return to the previous count, which new pods start with, after no pod grew."""
+        state.memory = pipeline_state.with_reverted_growth(
+            state.memory or ScalingState(), step, previous, self.clock().timestamp(), change.reason
+        )
+        state.output.intent = pods_and_cpu.intent_of(state.memory)
+
+    def _fail(self, state: PipelineScalingState, reason: str) -> None:
+        state.backoff = state.backoff.failed(self.clock().timestamp(), reason)

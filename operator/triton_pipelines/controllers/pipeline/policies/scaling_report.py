@@ -1,0 +1,18 @@
+"""Record what the status reports about scaling, for comparison with the next report. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.report_state import ScalingReportState
+from triton_pipelines.controllers.pipeline.snapshot import Snapshot
+
+
+def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
+    """Record source of metrics and limitations; the last ones stay until scaling has observed."""
+    view = snapshot.view
+    if view is None:
+        return Outcome()
+    source = "" if view.metrics_failure else view.metrics_source
+    return Outcome(states=(ScalingReportState(source, view.decision.limited_subjects),))

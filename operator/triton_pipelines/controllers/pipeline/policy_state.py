@@ -1,0 +1,38 @@
+"""Base of the state of each policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+# Metadata of a field whose JSON key is not its name.
+JSON_KEY: Final = "json_key"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """State of one policy. Every field has an empty default, which is not written."""
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """Read a document. A field of another type, as after an edit by hand, counts as empty."""
+        if not isinstance(document, Mapping):
+            return cls()
+        blank = cls()
+        values = {
+            item.name: document[_json_key(item)]
+            for item in dataclasses.fields(cls)
+            if type(document.get(_json_key(item))) is type(getattr(blank, item.name))
+        }
+        return cls(**values)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        values = {_json_key(item): getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {key: value for key, value in values.items() if value}
+
+
+def _json_key(item: dataclasses.Field[Any]) -> str:
+    return str(item.metadata.get(JSON_KEY, item.name))

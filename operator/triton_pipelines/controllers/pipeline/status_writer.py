@@ -1,0 +1,128 @@
+"""Write the status of pipelines and post events. Does I/O."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from triton_pipelines.api import names
+from triton_pipelines.api.conditions import Reason
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import Conflict, Invalid, NamespaceTerminating, NotFound
+from triton_pipelines.cluster.events import event_object, post_event
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.cluster.work_queue import Key
+
+from . import status as statuses
+from .snapshot import Object, Snapshot
+from .status_events import Event, transitions
+
+_log = structlog.get_logger(__name__)
+
+
+class StatusRejected(Exception):  # noqa: N818
+    """The API server does not take a status of ours: a defect, or a CRD of another release."""
+
+
+@dataclass(slots=True)
+class StatusWriter:
+    """Writes status and events of all pipelines; one instance per process."""
+
+    client: Client
+    store: Store
+    clock: Callable[[], dt.datetime]
+    """Returns the current time in UTC."""
+    instance: str
+    """Name of this process in events."""
+    _rejected: dict[Key, str] = field(default_factory=dict)
+    """Messages of rejected status writes, as reported."""
+
+    def forget(self, key: Key) -> None:
+        """Drop what is known about a deleted pipeline."""
+        self._rejected.pop(key, None)
+
+    async def write(
+        self, snapshot: Snapshot, status: Mapping[str, Any], events: tuple[Event, ...] | None = None
+    ) -> None:
+        """Write a status and post its events.
+
+        Args:
+            snapshot: What was observed.
+            status: The status to write.
+            events: Events to post. ``None``: write only if the status changes anything, and post
+                the events of that change.
+
+        Raises:
+            StatusRejected: The API server rejects it. The conditions of the pipeline say so if
+                they can be written.
+        """
+        if events is None:
+            if not statuses.differs(snapshot.pipeline, status):
+                return
+            events = tuple(transitions(snapshot.status, status))
+        try:
+            await self._put(snapshot.pipeline, status)
+        except Invalid as error:
+            raise StatusRejected(await self._report_rejection(snapshot, error)) from error
+        self._rejected.pop((snapshot.pipeline["metadata"]["namespace"], snapshot.name), None)
+        for event in events:
+            await self.post(snapshot.pipeline, event)
+
+    async def _put(self, pipeline: Object, status: Mapping[str, Any]) -> None:
+        metadata = pipeline["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+        }
+        since = self.store.mark()
+        try:
+            applied = await self.client.apply_status({**body, "status": dict(status)})
+        except NotFound:
+            # Whatever the caches hold: the pipeline does not exist, and no event may come to report
+            # its deletion.
+            self.store.remove(INFERENCE_PIPELINES, namespace, name, uid=uid)
+        except Conflict:
+            return  # Another one of the name; its own event starts the next iteration.
+        else:
+            self.store.put(INFERENCE_PIPELINES, applied, since=since)
+
+    async def _report_rejection(self, snapshot: Snapshot, error: Invalid) -> str:
+        """Report in the previous status that the new one was rejected; return the message."""
+        text = (
+            "the API server rejects the pipeline's status, so the rest of it is out of date:"
+            f" {error.message}; is the CRD that of this operator's release?"
+        )
+        key = (snapshot.pipeline["metadata"]["namespace"], snapshot.name)
+        stalled = statuses.stalled(snapshot, Reason.API_ERROR, text, self.clock(), final=True)
+        if statuses.differs(snapshot.pipeline, stalled):
+            try:
+                await self._put(snapshot.pipeline, stalled)
+            except Invalid as second_error:
+                await _log.aerror("conditions of a status rejected", error=second_error.message)
+        if self._rejected.get(key) != text:
+            self._rejected[key] = text
+            await _log.aerror("status rejected", error=error.message)
+            await self.post(
+                snapshot.pipeline, Event(True, Reason.API_ERROR.value, "WriteStatus", text)
+            )
+        return text
+
+    async def post(self, pipeline: Object, event: Event) -> None:
+        """Post an event; a failure is logged."""
+        fields = {
+            "reason": event.reason,
+            "action": event.action,
+            "note": event.note,
+            "instance": self.instance,
+        }
+        event_body = event_object(pipeline, type=event.type, **fields, now=self.clock())
+        error = await post_event(self.client, event_body)
+        if error is not None and not isinstance(error, NamespaceTerminating):
+            await _log.awarning("event not written", reason=event.reason, error=str(error))
