@@ -20,7 +20,7 @@ from triton_pipelines.compile.render.model_config import ensemble_config, step_c
 from triton_pipelines.compile.render.model_config import parse as parse_config
 from triton_pipelines.tools.importer.assemble import import_models
 from triton_pipelines.tools.importer.import_notes import ImportNote
-from triton_pipelines.tools.importer.repository import read_repository
+from triton_pipelines.tools.importer.repository_reader import read_repository
 
 PREFIX = "s3://bucket/models"
 REPOSITORIES = Path(__file__).parents[1] / "corpus" / "repositories"
@@ -72,8 +72,10 @@ def write_repository(graph: Graph, folder: Path) -> None:
 
     It has configs, code that is inline in the resource, and engine files. Sources are not fetched.
     """
+    called = {step.model_name: step.version for step in graph.models if step.version}
     for name, config in configs_of(graph).items():
-        (folder / name / "1").mkdir(parents=True)
+        for version in {1, called.get(name, 1), *config.version_policy.specific.versions}:
+            (folder / name / str(version)).mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(
             text_format.MessageToString(config, as_utf8=True), encoding="utf-8"
         )
@@ -88,6 +90,7 @@ def imported(
     ensemble: str | None = None,
     values: Mapping[str, str] | None = None,
     config_name: str | None = None,
+    image: str | None = None,
 ) -> Imported:
     """`tritonpipe import` without the command line."""
     draft, report = import_models(
@@ -95,6 +98,7 @@ def imported(
         ensemble,
         PREFIX,
         lambda _, __: lambda ___: None,
+        image=image,
     )
     text = draft.text()
     document = yaml.safe_load(text)

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from triton_pipelines.compile.graph.server_settings import server_version
 from triton_pipelines.tools.importer import (
     PLACEHOLDER,
+    InexpressibleRepositoryError,
     ModelRepositoryError,
     import_models,
     read_repository,
@@ -55,7 +57,19 @@ def import_repository(
         ),
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL", help="Leave this model out; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Leave this model out, whatever is wrong with it; repeatable.",
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="Image of the Triton server. Its version decides which fields can be carried"
+            " over. Default: the operator's.",
+        ),
     ] = None,
     strict: Annotated[
         bool,
@@ -69,13 +83,21 @@ def import_repository(
 
     What the resource cannot express is reported field by field, as comments and on standard error.
 
-    Exit codes: 1 the resource is not valid (or, with --strict, something was not carried over),
-    2 the repository cannot be read.
+    A resource that `tritonpipe validate` rejects is never written.
+
+    Exit codes: 1 no resource can express the repository (or, with --strict, something was changed
+    or not carried over), 2 the repository cannot be read, or Triton would not load it.
     """
     check_absent(output)
     if source_uri is not None and "://" not in source_uri:
         raise CommandError(
             f"--source-uri: {source_uri!r} is not a URI; write one such as s3://models/repository",
+            EXIT_USAGE,
+        )
+    if image is not None and server_version(None, image) is None:
+        raise CommandError(
+            f"--image: the tag of {image} does not contain a Triton release; write one that does,"
+            " such as nvcr.io/nvidia/tritonserver:24.10-py3",
             EXIT_USAGE,
         )
     filled = {}
@@ -87,10 +109,15 @@ def import_repository(
     prefix = source_uri or PLACEHOLDER
     try:
         with ReadProgress() as meters:
-            repository = read_repository(folder, filled, config_name)
-            draft, report = import_models(repository, ensemble, prefix, meters.of, without or ())
+            repository = read_repository(folder, filled, config_name, without=without or ())
+            draft, report = import_models(
+                repository, ensemble, prefix, meters.of, without or (), image
+            )
     except ModelRepositoryError as error:
-        raise CommandError(f"{folder}: {error}", EXIT_USAGE) from error
+        expressible = not isinstance(error, InexpressibleRepositoryError)
+        raise CommandError(
+            _error_message(folder, error), EXIT_USAGE if expressible else EXIT_FINDINGS
+        ) from error
     except OSError as error:
         raise CommandError(
             f"{error.filename or folder}: cannot be read: {error.strerror}", EXIT_USAGE
@@ -109,8 +136,16 @@ def import_repository(
             f"to try it here: tritonpipe serve FILE"
             f" --source-map {PLACEHOLDER}/={folder.resolve().as_uri()}/"
         )
-    for note in report.notes:
+    for note in report.sorted():
         typer.echo(str(note), err=True)
     write_resource(draft, output, hints)
     if strict and report.has_changes_or_losses:
         raise typer.Exit(EXIT_FINDINGS)
+
+
+def _error_message(folder: Path, error: ModelRepositoryError) -> str:
+    """Return the message of an error; several problems are on a line each."""
+    first, *others = str(error).split("\n")
+    if not others:
+        return f"{folder}: {first}"
+    return "\n  ".join((f"{folder}: cannot be imported:", first, *others))

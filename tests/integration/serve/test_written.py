@@ -17,6 +17,7 @@ from e2e.models import tree
 from e2e.suite.clients import http_json
 from e2e.suite.pipelines import TOLERANCE, check_answer, golden
 from tests.support import tinymodel
+from tests.support.handmade_repositories import TOKENIZER, write_files
 from tests.support.hub import HubServer
 from tests.support.serving import SAMPLES, Served, run, sample_sources, served
 
@@ -124,3 +125,48 @@ def test_a_repository_that_serves(tmp_path: Path) -> None:
     with served(file, *hint[1].split(), log=tmp_path / "again.log") as server:
         assert server.model == "sentiment"
         check_answer("sentiment", rows, ask(server, [row["text"] for row in rows]))
+
+
+def test_an_unpacked_python_environment(tmp_path: Path) -> None:
+    """Triton activates an environment folder that `import` carried over."""
+    code = (
+        "import os\n"
+        "import numpy as np\n"
+        "import triton_python_backend_utils as pb_utils\n\n\n"
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        '        value = np.array([[os.environ["FROM_ENVIRONMENT"].encode()]], dtype=object)\n'
+        '        tensor = pb_utils.Tensor("MARK", value)\n'
+        "        return [pb_utils.InferenceResponse([tensor]) for _ in requests]\n"
+    )
+    environment = (
+        'parameters { key: "EXECUTION_ENV_PATH"'
+        ' value { string_value: "$$TRITON_MODEL_DIRECTORY/conda" } }\n'
+    )
+    folder = write_files(
+        tmp_path / "models",
+        {
+            "mark/config.pbtxt": TOKENIZER.replace(
+                '"input_ids" data_type: TYPE_INT64 dims: -1',
+                ('"MARK" data_type: TYPE_STRING dims: 1'),
+            )
+            + environment,
+            "mark/1/model.py": code,
+            "mark/conda/bin/activate": "export FROM_ENVIRONMENT=activated\n",
+            "marks/config.pbtxt": (
+                'platform: "ensemble"\nmax_batch_size: 8\n'
+                'input { name: "TEXT" data_type: TYPE_STRING dims: 1 }\n'
+                'output { name: "MARK" data_type: TYPE_STRING dims: 1 }\n'
+                'ensemble_scheduling { step { model_name: "mark" model_version: -1'
+                ' input_map { key: "TEXT" value: "TEXT" }'
+                ' output_map { key: "MARK" value: "MARK" } } }\n'
+            ),
+            "marks/1/": "",
+        },
+    )
+    file = tmp_path / "marks.yaml"
+    made = run("import", str(folder), f"--output={file}", "--strict")
+    assert made.returncode == 0, made.stderr
+    mapped = f"--source-map=pvc://replace-me/={folder.as_uri()}/"
+    with served(file, mapped, log=tmp_path / "serve.log") as server:
+        assert ask(server, ["x"])["MARK"].tolist() == [[b"activated"]]

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.support.handmade_repositories import FILES, write_files
 from triton_pipelines.cli import main as cli
 
 
@@ -87,3 +90,36 @@ def server() -> Iterator[Serve]:
 
 def told(document: Any, code: int = 200) -> tuple[int, bytes]:
     return code, json.dumps(document).encode()
+
+
+Import = Callable[..., Ended]
+SOURCE = "--source-uri=s3://models/repository"
+
+
+@pytest.fixture
+def import_of(tmp_path: Path, tritonpipe: Run) -> Import:
+    """Return a function that writes the small repository with changes and imports it.
+
+    A resource that is written must be accepted by ``validate``.
+    """
+
+    def run(changes: dict[str, str], *options: str, remove: str | None = None) -> Ended:
+        folder = write_files(tmp_path / "models", {**FILES, **changes})
+        if remove is not None:
+            (folder / remove).unlink()
+        ended = tritonpipe("import", str(folder), SOURCE, *options)
+        if ended.out:
+            file = tmp_path / "resource.yaml"
+            file.write_text(ended.out, encoding="utf-8")
+            validated = tritonpipe("validate", str(file))
+            assert validated.code == 0, validated.err
+        return ended
+
+    return run
+
+
+def spec_of(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    spec = yaml.safe_load(ended.out)["spec"]
+    assert isinstance(spec, dict)
+    return spec

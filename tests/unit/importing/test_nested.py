@@ -10,7 +10,7 @@ import pytest
 
 from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
 from triton_pipelines.tools.importer.model_selection import select_models
-from triton_pipelines.tools.importer.repository import read_repository
+from triton_pipelines.tools.importer.repository_reader import read_repository
 
 TEXT = 'input [{ name: "TEXT" data_type: TYPE_STRING dims: [1] }]'
 PROBS = 'output [{ name: "PROBS" data_type: TYPE_FP32 dims: [3] }]'
@@ -142,6 +142,11 @@ def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> 
         'input [{ name: "A"',
         'input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }]'
         ' input [{ name: "A"',
+    )
+    clean = folder / "clean" / "config.pbtxt"
+    clean.write_text(
+        clean.read_text()
+        + ' input [{ name: "HINT" data_type: TYPE_STRING dims: [1] optional: true }]'
     )
     path.write_text(
         text.replace(

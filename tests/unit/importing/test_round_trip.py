@@ -19,6 +19,7 @@ from tests.support.imports import configs_of, graph_of, imported, write_reposito
 from tests.unit.render.test_properties import resources
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build, check
+from triton_pipelines.compile.graph.server_settings import server_version
 from triton_pipelines.compile.render import review
 from triton_pipelines.tools.importer.import_notes import NoteSeverity
 
@@ -41,7 +42,11 @@ def same_again(document: dict[str, Any], folder: Path) -> None:
     graph = graph_of(document)
     before = configs_of(graph)
     write_repository(graph, folder)
-    made = imported(folder, graph.model_name)
+    # The server is not part of a model repository, and its release decides what is valid.
+    server = document["spec"].get("server") or {}
+    release = server_version(server.get("version"), server.get("image") or "")
+    image = f"tritonserver:{release[0]}.{release[1]:02}-py3" if release is not None else None
+    made = imported(folder, graph.model_name, image=image)
     after = configs_of(graph_of(made.document))
     assert {name: str(config) for name, config in after.items()} == {
         name: str(config) for name, config in before.items()

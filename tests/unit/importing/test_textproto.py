@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from triton_pipelines.tools.importer.import_notes import ModelRepositoryError, NoteSeverity
+from triton_pipelines.tools.importer.import_notes import (
+    ModelRepositoryError,
+    NoteSeverity,
+    UnfilledTemplateError,
+)
 from triton_pipelines.tools.importer.textproto import read_config
 
 PLAIN = 'name: "m"\nbackend: "python"\n'
@@ -23,15 +27,13 @@ def test_templates_in_texts_stay_and_are_named() -> None:
         {},
     )
     assert read.config.parameters["dir"].string_value == "${dir}/x"
-    assert [(note.where, note.severity) for note in read.notes] == [
-        ("m/config.pbtxt:3", NoteSeverity.INFO)
-    ]
+    assert read.templates == (("dir", "m/config.pbtxt:3"),)
 
 
 def test_templates_elsewhere_are_asked_for_together() -> None:
     with pytest.raises(
-        ModelRepositoryError,
-        match=r"m/config\.pbtxt: contains templates .*: rows \(line 1\), count \(line 2\).*"
+        UnfilledTemplateError,
+        match=r"contains templates .*: rows \(m/config\.pbtxt:1\), count \(m/config\.pbtxt:2\).*"
         " --set rows=VALUE --set count=VALUE",
     ):
         read_config(

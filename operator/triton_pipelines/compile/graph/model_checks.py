@@ -8,6 +8,7 @@ from triton_pipelines.api.base import Finding, Switch
 from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.python import Runner
+from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
@@ -138,8 +139,16 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
         )
 
 
+def _versioned_source(fields: StepFields, step: Step) -> SourceSpec | None:
+    """Return the source that may have numbered versions: of custom code, that of its model.py."""
+    python = fields.python
+    if python is not None and python.code is not None:
+        return python.code.source
+    return step.source
+
+
 def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
-    policy, source = fields.version_policy, step.source
+    policy, source = fields.version_policy, _versioned_source(fields, step)
     pinned = fields.version is not None and fields.version != 1
     if policy is not None and not policy.default and (source is None or names_file(source)):
         yield Finding(

@@ -136,8 +136,10 @@ def _empty_dirs(graph: Graph, files: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _fetch(item: Fetch, step: Step) -> PlanFetch:
-    source, model = item.source, item.kind is FetchKind.MODEL
-    policy = step.version_policy if model and not item.slot else None
+    source = item.source
+    # The versions of a step are those of its model, or those of its custom code.
+    versioned = item.kind is FetchKind.MODEL and item.slot in ("", "code")
+    policy = step.version_policy if versioned else None
     versions = None
     if policy is not None and not policy.default:
         versions = PlanVersions(
@@ -155,7 +157,7 @@ def _fetch(item: Fetch, step: Step) -> PlanFetch:
         source_file=item.source_file,
         whole=item.whole,
         versions=versions,
-        pinned=step.version if model and not item.slot else None,
+        pinned=step.version if versioned else None,
         revision=source.revision,
         path=source.path,
         sha256=source.sha256,

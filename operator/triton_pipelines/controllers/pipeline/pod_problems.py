@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
@@ -39,6 +40,13 @@ class Problem:
     def is_final(self) -> bool:
         """Whether only a change of the spec, or of what it names, can help."""
         return KIND_OF[self.reason] is ReasonKind.STALLED
+
+
+# Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
+_CLASSIFICATION: Final = (
+    "before release 25.07, a client that requests the classification of a text output ends the"
+    " server"
+)
 
 
 def problem_of(
@@ -228,7 +236,7 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
     )
     if ended and not status.get("ready"):
         tail = str(ended.get("message") or "").strip()[-600:]
-        why = f"{ended.get('reason', 'Error')}, exit code {ended.get('exitCode')}"
+        why = f"{ended.get('reason', 'Error')}, {_exit_code(ended.get('exitCode'))}"
         return Problem(
             Reason.SERVER_CRASHED,
             f"pod {pod.name}: Triton ended ({why}), {status.get('restartCount', 0)} restarts;"
@@ -236,6 +244,18 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
             pod.name,
         )
     return None
+
+
+def _exit_code(code: object) -> str:
+    """Return an exit code with the signal that it stands for, and its known cause."""
+    try:
+        number = signal.Signals(code - 128) if isinstance(code, int) and code > 128 else None
+    except ValueError:
+        number = None
+    if number is None:
+        return f"exit code {code}"
+    hint = f": {_CLASSIFICATION}" if number is signal.SIGFPE else ""
+    return f"exit code {code} ({number.name}){hint}"
 
 
 def _starting(pod: Pod) -> Problem:

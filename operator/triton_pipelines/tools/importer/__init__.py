@@ -11,8 +11,15 @@ from .assemble import import_models
 from .file_digest import sha256_of
 from .from_onnx import DraftInputs, MissingInformationError, draft
 from .hub_files import HubError, HubFiles
-from .import_notes import ImportNote, ImportReport, ModelRepositoryError, NoteSeverity
-from .repository import ModelRepository, read_repository
+from .import_notes import (
+    ImportNote,
+    ImportReport,
+    InexpressibleRepositoryError,
+    ModelRepositoryError,
+    NoteSeverity,
+)
+from .repository import ModelRepository
+from .repository_reader import read_repository
 from .source_placement import PLACEHOLDER, located
 from .yaml_document import AMBIGUOUS, ResourceDraft, slug
 
@@ -24,6 +31,7 @@ __all__ = [
     "HubFiles",
     "ImportNote",
     "ImportReport",
+    "InexpressibleRepositoryError",
     "MissingInformationError",
     "ModelRepository",
     "ModelRepositoryError",

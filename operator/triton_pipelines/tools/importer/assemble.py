@@ -26,7 +26,17 @@ from .model_files import FileProgress, FileSources
 from .model_selection import PipelineModels, select_models
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import ModelRepository, RepositoryModel
-from .step_roles import SLOTS, StepCall, calls_of, free_name, in_data_order, name_calls, references
+from .resource_validity import make_valid
+from .step_roles import (
+    SLOTS,
+    StepCall,
+    calls_of,
+    free_name,
+    in_data_order,
+    make_required,
+    name_calls,
+    references,
+)
 from .yaml_document import ResourceDraft, slug
 
 _ORDER = (TOKENIZER, MODEL, "steps", POSTPROCESS, "auxiliaryModels", "ensemble", "server")
@@ -40,6 +50,7 @@ def import_models(
     prefix: str,
     meter: FileProgress,
     without: Collection[str] = (),
+    image: str | None = None,
 ) -> tuple[ResourceDraft, ImportReport]:
     """Return the resource of one pipeline with comments, and the notes on it.
 
@@ -49,9 +60,11 @@ def import_models(
         prefix: source address that the repository's folder will have.
         meter: progress of reading files.
         without: models to leave out.
+        image: image of the server; ``None`` for the operator's default.
 
     Raises:
-        ModelRepositoryError: the repository contains no such pipeline, or it is invalid.
+        ModelRepositoryError: the repository contains no such pipeline, it is invalid, or no
+            resource can express it.
     """
     report = ImportReport(list(repository.notes))
     selection = select_models(repository, name, without)
@@ -70,11 +83,14 @@ def import_models(
             f"not part of this pipeline, left out: {', '.join(selection.unused)}",
         )
     _add_server(draft, selection)
+    if image is not None:
+        draft.spec["server"] = {"image": image, **draft.spec.get("server", {})}
     if selection.entry.config.response_cache.enable:
         draft.spec["ensemble"]["responseCache"] = "Enabled"
     draft.spec = {key: draft.spec[key] for key in _ORDER if key in draft.spec}
     complete_draft(draft, selection, report)
-    for note in report.notes:
+    make_valid(draft, selection, report)
+    for note in report.sorted():
         if note.path:
             draft.comment(note.path, str(note))
         elif note.severity is not NoteSeverity.INFO:
@@ -202,6 +218,7 @@ def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSo
         spec[POSTPROCESS] = step_fields.postprocess(call.model, references(call, calls), files)
     for call in calls:
         _report_extra_runtime_steps(call, files.report)
+    make_required(calls, selection.entry, files.report)
     spec["ensemble"] = _ensemble_fields(draft.name, config, calls)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+_SHOWN = 12
 
 
 class NoteSeverity(StrEnum):
@@ -13,6 +15,10 @@ class NoteSeverity(StrEnum):
     LOST = "not carried over"
     CHANGED = "changed"
     INFO = "note"
+
+
+# Most important first: what a user has to act on comes before what is good to know.
+_ORDER = (NoteSeverity.LOST, NoteSeverity.CHANGED, NoteSeverity.INFO)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,34 @@ class ImportNote:
 
 class ModelRepositoryError(Exception):
     """The repository cannot be imported; the message has file, field, problem and solution."""
+
+
+class UnfilledTemplateError(ModelRepositoryError):
+    """A config has placeholders where values are required."""
+
+    def __init__(self, places: Sequence[tuple[str, str]]) -> None:
+        """Build one message for all placeholders.
+
+        Args:
+            places: name of each placeholder, and the file and line where it is.
+        """
+        self.places = tuple(places)
+        """Name of each placeholder, and the file and line where it is."""
+        names = list(dict.fromkeys(name for name, _ in places))
+        shown = ", ".join(
+            f"{name} ({next(place for other, place in places if other == name)})"
+            for name in names[:_SHOWN]
+        )
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        options = " ".join(f"--set {name}=VALUE" for name in names)
+        super().__init__(
+            f"contains templates instead of values: {shown}{more}. The configs are templates that"
+            f" were not filled in, so Triton cannot load them; fill them in, or use {options}"
+        )
+
+
+class InexpressibleRepositoryError(ModelRepositoryError):
+    """Triton loads the repository, but no valid resource can express it."""
 
 
 @dataclass
@@ -62,6 +96,10 @@ class ImportReport:
     def _add(self, note: ImportNote) -> None:
         if note not in self.notes:
             self.notes.append(note)
+
+    def sorted(self) -> list[ImportNote]:
+        """Return the notes, the most important first."""
+        return sorted(self.notes, key=lambda note: _ORDER.index(note.severity))
 
     @property
     def has_changes_or_losses(self) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from triton_pipelines.api.python import MAX_FILES
@@ -16,13 +20,22 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.loader.onnx_file import read_onnx
 
 from .file_digest import sha256_of
-from .import_notes import ImportReport, ModelRepositoryError
+from .import_notes import ImportReport, InexpressibleRepositoryError, ModelRepositoryError
+from .python_imports import imported_packages
 from .repository import RepositoryModel
+from .repository_layout import version_of
 from .source_placement import located
 
 # Longest inline code in a resource (api: Code.inline), in characters.
 INLINE_LIMIT = 65536
 CODE = "model.py"
+# Most code in one resource, in bytes of JSON (compile.graph.checks: SPEC_BYTES_MAX for the whole).
+_INLINE_TOTAL = 200_000
+# Most Python files of one model in which imports are searched.
+_PARSED = 200
+# A file next to model.py that python.files can name (api: SideFile.path), not in a folder.
+_PLAIN_NAME = r"[A-Za-z0-9_][-A-Za-z0-9_.]{0,254}"
+_ARCHIVES = (".tar.gz", ".tgz")
 _SHOWN = 6
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY/"
 FileProgress = Callable[[str, int], Callable[[int], None]]
@@ -38,23 +51,23 @@ class FileSources:
     """Gets notes on what cannot be carried over."""
     meter: FileProgress
     """Returns a progress callback for reading a file of the given number of bytes."""
+    inlined: list[int] = field(default_factory=list)
+    """Gets the size of each code that is written into the resource, in bytes of JSON."""
 
     def one(self, model: RepositoryModel, place: str) -> dict[str, Any]:
         """Return the source of a file in a model's folder, with its digest if the file exists."""
-        source = located(self.prefix, f"{model.name}/{place}")
-        path = model.folder / place
+        return self._source(model.folder / place, f"{model.name}/{place}", model.origin)
+
+    def _source(self, path: Path, place: str, origin: str) -> dict[str, Any]:
+        """Return the source of a file by its path below the repository."""
+        source = located(self.prefix, place)
         if not path.is_file():
             self.report.info(
-                model.origin,
-                f"{model.name}/{place} is missing in the folder; it has to be at {source['uri']}",
+                origin, f"{place} is missing in the folder; it has to be at {source['uri']}"
             )
             return source
-        return {
-            **source,
-            "sha256": sha256_of(
-                path, self.meter(f"reading {model.name}/{place}", path.stat().st_size)
-            ),
-        }
+        digest = sha256_of(path, self.meter(f"reading {place}", path.stat().st_size))
+        return {**source, "sha256": digest}
 
     def folder(self, model: RepositoryModel) -> dict[str, Any]:
         """Return the source for a model's whole folder."""
@@ -98,61 +111,152 @@ class FileSources:
             path: field of the resource that it becomes.
             versions: whether the version numbers matter.
         """
-        config = model.config
+        main = self._code_file(model)
+        others = [name for name in model.versions.get(model.latest or 0, ()) if name != main]
         fields: dict[str, Any] = {}
-        environment = (
-            config.parameters[ENVIRONMENT_PARAMETER].string_value
-            if ENVIRONMENT_PARAMETER in config.parameters
-            else ""
-        )
-        inside = (
-            environment.removeprefix(_MODEL_FOLDER) if environment.startswith(_MODEL_FOLDER) else ""
-        )
-        others = [name for name in model.versions.get(model.latest or 0, ()) if name != CODE]
-        text = model.text(CODE)
         if (
             versions
             or set(model.versions) - {1}
-            or len(others) > MAX_FILES
-            or any("/" in name for name in others)
+            or len(others) >= MAX_FILES
+            or not all(re.fullmatch(_PLAIN_NAME, name) for name in others)
         ):
-            fields["code"] = {"source": self.folder(model)}
-        elif text is not None and text and len(text) < INLINE_LIMIT and _writable(text):
-            fields["code"] = {"inline": text}
+            named = {} if main == CODE else {"fileName": main}
+            fields["code"] = {"source": self.folder(model) | named}
         else:
-            if text == "":
-                self.report.changed(
-                    f"{model.name}/{VERSION_FOLDER}/{CODE}", "is empty", f"{path}.code"
-                )
-            fields["code"] = {"source": self.one(model, f"{VERSION_FOLDER}/{CODE}")}
-        if others and fields["code"].get("source") != self.folder(model):
-            fields["files"] = [
-                {"source": self.one(model, f"{VERSION_FOLDER}/{name}"), "path": name}
-                for name in others
-            ]
-        if inside and (inside.endswith((".tar.gz", ".tgz")) or (model.folder / inside).is_file()):
-            fields["environment"] = {"source": self.one(model, inside)}
-        elif environment:
-            self.report.info(
-                f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
-                f"refers to {environment}, which has to be in the server's image",
-            )
+            fields["code"] = self._code(model, main, f"{path}.code")
+            if others:
+                fields["files"] = [
+                    {"source": self.one(model, f"{VERSION_FOLDER}/{name}"), "path": name}
+                    for name in others
+                ]
+        if ENVIRONMENT_PARAMETER in model.config.parameters:
+            self._add_environment(model, fields, path)
+        else:
+            self._report_packages(model, main, path)
         return fields
 
-    def strategy(self, model: RepositoryModel) -> dict[str, Any] | None:
-        """Return ``batchStrategy``; ``None`` if the model has no batching library."""
-        if STRATEGY_PARAMETER in model.config.parameters:
-            value = model.config.parameters[STRATEGY_PARAMETER].string_value
+    def _code_file(self, model: RepositoryModel) -> str:
+        """Return the name of the file with the code; it becomes ``model.py``."""
+        main = str(model.config.default_model_filename) or CODE
+        if main != CODE and any(CODE in names for names in model.versions.values()):
+            raise InexpressibleRepositoryError(
+                f"{model.origin}: default_model_filename: the code is in {main}, and next to it is"
+                f" {CODE}, whose name the operator gives to the code; rename {CODE}"
+            )
+        if main != CODE:
+            model.config.default_model_filename = ""
+            self.report.info(
+                f"{model.origin}: default_model_filename",
+                f"{main} becomes {CODE}, where Triton finds it without this field",
+            )
+        return main
+
+    def _code(self, model: RepositoryModel, main: str, path: str) -> dict[str, Any]:
+        """Return ``python.code`` of a single file: inline if it is short enough."""
+        text = model.text(main)
+        if text and len(text) < INLINE_LIMIT and _writable(text):
+            size = len(json.dumps(text))
+            if sum(self.inlined) + size <= _INLINE_TOTAL:
+                self.inlined.append(size)
+                return {"inline": text}
+        if text == "":
+            self.report.changed(f"{model.name}/{VERSION_FOLDER}/{main}", "is empty", path)
+        return {"source": self.one(model, f"{VERSION_FOLDER}/{main}")}
+
+    def _add_environment(self, model: RepositoryModel, fields: dict[str, Any], path: str) -> None:
+        """Add the Python environment that ``EXECUTION_ENV_PATH`` names: an archive or a folder."""
+        parameter = model.config.parameters[ENVIRONMENT_PARAMETER]
+        value, where = (
+            parameter.string_value,
+            f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
+        )
+        if not value.startswith(_MODEL_FOLDER):
+            self.report.info(where, f"refers to {value}, which has to be in the server's image")
+            return
+        inside = value.removeprefix(_MODEL_FOLDER).rstrip("/")
+        place = posixpath.normpath(f"{model.name}/{inside}")
+        folder = model.folder.parent / place
+        first = posixpath.relpath(place, model.name).split("/")[0]
+        if version_of(first) in model.versions and "source" in fields["code"]:
+            return  # The version folders are deployed as they are.
+        if place.startswith("..") or not (folder.exists() or inside.endswith(_ARCHIVES)):
+            self.report.lost(
+                where,
+                f"refers to {value}, which is not in the repository; add the environment there,"
+                f" or set {path}.environment",
+                path,
+            )
+        elif not folder.is_dir():
+            fields["environment"] = {"source": self._source(folder, place, model.origin)}
+        else:
+            self._add_environment_folder(model, fields, place, path)
+
+    def _add_environment_folder(
+        self, model: RepositoryModel, fields: dict[str, Any], place: str, path: str
+    ) -> None:
+        """Add an unpacked environment as a folder next to the code."""
+        parameter = model.config.parameters[ENVIRONMENT_PARAMETER]
+        name = posixpath.basename(place)
+        name = name if re.fullmatch(_PLAIN_NAME, name) else "environment"
+        version = model.latest or 1
+        before = parameter.string_value
+        parameter.string_value = f"{_MODEL_FOLDER}{version}/{name}"
+        fields.setdefault("files", []).append(
+            {"source": located(self.prefix, f"{place}/"), "path": name}
+        )
+        self.report.info(
+            f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
+            f"{before} becomes {parameter.string_value}, where the operator puts the folder; links"
+            " in it must be resolved when it is uploaded, or pack it as .tar.gz with conda-pack",
+            f"{path}.files",
+        )
+
+    def _report_packages(self, model: RepositoryModel, main: str, path: str) -> None:
+        """Report which packages the code imports, unless it has a Python environment."""
+        latest = model.latest or 1
+        names = [name for name in model.versions.get(latest, ()) if name.endswith(".py")]
+        texts = {name: model.text(name) or "" for name in names[:_PARSED]}
+        if packages := imported_packages(texts | ({main: model.text(main) or ""})):
+            self.report.info(
+                f"{model.name}/{latest}/{main}",
+                f"imports {', '.join(packages)}, which the server's image must contain; or add"
+                f" them as {path}.environment",
+                path,
+            )
+
+    def strategy(self, model: RepositoryModel, *, has_folder: bool) -> dict[str, Any] | None:
+        """Return ``batchStrategy``; ``None`` if the model has no batching library.
+
+        Args:
+            model: the model.
+            has_folder: whether the step's source is the model's folder.
+        """
+        config = model.config
+        used = config.WhichOneof("scheduling_choice") == "dynamic_batching" and (
+            config.max_batch_size > 0
+        )
+        where = f"{model.origin}: parameters[{STRATEGY_PARAMETER}]"
+        if STRATEGY_PARAMETER in config.parameters:
+            value = config.parameters[STRATEGY_PARAMETER].string_value
             _, separator, inside = value.partition(f"/{model.name}/")
-            if separator and "/" not in inside and (model.folder / inside).is_file():
+            if used and separator and (model.folder / inside).is_file():
                 return {"source": self.one(model, inside)}
-            if separator:
+            if used and separator and has_folder:
                 return {"path": inside}
+            del config.parameters[STRATEGY_PARAMETER]
+            if not used:
+                self.report.info(where, "has no effect without dynamic_batching, and was removed")
+                return None
+            self.report.lost(
+                where,
+                f"refers to {value}, which is not in the model's folder; copy the library to"
+                f" {model.name}/{STRATEGY_FILE}, where Triton finds it without the parameter",
+            )
         place = next(
             (
                 name
                 for name in (STRATEGY_FILE, f"{VERSION_FOLDER}/{STRATEGY_FILE}")
-                if (model.folder / name).is_file()
+                if used and (model.folder / name).is_file()
             ),
             None,
         )

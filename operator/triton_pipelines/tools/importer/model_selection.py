@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triton_pipelines.api.v1alpha1 import MAX_STEPS
 
-from .import_notes import ImportNote, ModelRepositoryError
+from .import_notes import (
+    ImportNote,
+    InexpressibleRepositoryError,
+    ModelRepositoryError,
+    NoteSeverity,
+    UnfilledTemplateError,
+)
 from .nested_ensembles import flatten
-from .repository import ModelRepository, RepositoryModel
+from .repository import BrokenModel, ModelRepository, RepositoryModel
+from .repository_checks import check_models
 
 
 @dataclass(frozen=True)
@@ -39,45 +46,44 @@ def select_models(
     Args:
         repository: the parsed repository.
         name: the ensemble or model; ``None``: the only ensemble, or the only model.
-        without: models to leave out, unless a step needs them.
+        without: models to leave out.
 
     Raises:
         ModelRepositoryError: the choice is ambiguous, or a model is missing.
     """
     models = repository.models
-    if unknown := [name for name in without if name not in models]:
-        raise ModelRepositoryError(
-            f"--without: the repository has no model {', '.join(unknown)};"
-            f" it contains {_listed(models)}"
-        )
+    _check_left_out(repository, without)
+    models = {name: model for name, model in models.items() if name not in without}
     ensembles = [model for model in models.values() if model.ensemble]
-    entry = _entry(models, ensembles, name)
+    original = entry = _entry(repository, models, ensembles, name)
     within: tuple[str, ...] = ()
     notes: tuple[ImportNote, ...] = ()
     if entry.ensemble:
         flat = flatten(entry, models)
         entry, within, notes = flat.model, flat.within, flat.notes
-        steps = _steps_of(entry, models)
+        steps = _steps_of(entry, repository, models)
     else:
         steps = []
+    inner = [original, *(models[one] for one in within)]
+    check_models([*inner, *steps], models)
     callers = [entry, *steps]
     others = [
-        model
-        for name, model in models.items()
-        if not model.ensemble and model not in callers and name not in without
+        model for name, model in models.items() if not model.ensemble and model not in callers
     ]
     called = _called_models(callers, others)
     # A model that only another ensemble calls belongs to that ensemble. Any other model was served
     # in addition, and it still is.
-    foreign = {
-        step.model_name
-        for model in ensembles
-        if model.name not in (entry.name, *within)
-        for step in model.config.ensemble_scheduling.step
-    }
+    foreign = _called_by_others(repository, ensembles, {entry.name, *within})
+    broken = [model for model in repository.broken.values() if not model.ensemble]
+    _raise_broken(
+        repository, [model for model in broken if model.name not in foreign], optional=True
+    )
     auxiliary = [model for model in others if model in called or model.name not in foreign]
     if len(auxiliary) > MAX_STEPS:
+        notes += (_too_many(entry, [one.name for one in auxiliary if one not in called]),)
         auxiliary = called
+    check_models(auxiliary, models, optional=True)
+    notes += tuple(_broken_note(model) for model in repository.broken.values())
     used = {*within, *(model.name for model in (*callers, *auxiliary))}
     unused = [name for name in models if name not in used]
     return PipelineModels(
@@ -90,30 +96,108 @@ def select_models(
     )
 
 
+def _check_left_out(repository: ModelRepository, without: Collection[str]) -> None:
+    if unknown := [
+        name for name in without if name not in (*repository.names, *repository.left_out)
+    ]:
+        raise ModelRepositoryError(
+            f"--without: the repository has no model {', '.join(unknown)};"
+            f" it contains {_listed({*repository.names, *repository.left_out})}"
+        )
+
+
+def _called_by_others(
+    repository: ModelRepository, ensembles: Iterable[RepositoryModel], ours: Collection[str]
+) -> set[str]:
+    """Return the names of the models that ensembles outside of the pipeline call."""
+    called = {
+        step.model_name
+        for model in ensembles
+        if model.name not in ours
+        for step in model.config.ensemble_scheduling.step
+    }
+    return called | {name for model in repository.broken.values() for name in model.calls}
+
+
+def _too_many(entry: RepositoryModel, names: Sequence[str]) -> ImportNote:
+    return ImportNote(
+        entry.origin,
+        f"a pipeline has at most {MAX_STEPS} auxiliary models; these models are called by no step"
+        f" and were left out: {_listed(names)}",
+    )
+
+
+def _broken_note(model: BrokenModel) -> ImportNote:
+    return ImportNote(
+        model.name,
+        f"is not part of this pipeline and cannot be read: {model.error}",
+        NoteSeverity.INFO,
+    )
+
+
+def _raise_broken(
+    repository: ModelRepository, models: Sequence[BrokenModel], *, optional: bool = False
+) -> None:
+    """Raise the errors of broken models; those of unfilled templates as one for all models.
+
+    Args:
+        repository: the repository.
+        models: the broken models that the pipeline has.
+        optional: whether the pipeline works without them.
+    """
+    if not models:
+        return
+    if any(isinstance(model.error, UnfilledTemplateError) for model in models):
+        errors = [model.error for model in repository.broken.values()]
+        raise UnfilledTemplateError(
+            [
+                place
+                for error in errors
+                if isinstance(error, UnfilledTemplateError)
+                for place in error.places
+            ]
+        )
+    messages = [str(model.error) for model in models]
+    if optional:
+        leave_out = " ".join(f"--without {model.name}" for model in models)
+        messages[-1] += (
+            "; no step of the ensemble calls it: to import the pipeline without it, use"
+            f" {leave_out}"
+        )
+    raise ModelRepositoryError("\n".join(messages))
+
+
 def _steps_of(
-    entry: RepositoryModel, models: Mapping[str, RepositoryModel]
+    entry: RepositoryModel, repository: ModelRepository, models: Mapping[str, RepositoryModel]
 ) -> list[RepositoryModel]:
     """Return the models that an ensemble calls, each once.
 
     Raises:
-        ModelRepositoryError: a model is missing, or called by several steps.
+        ModelRepositoryError: a model is missing, broken, or called by several steps.
     """
-    steps: list[RepositoryModel] = []
-    for step in entry.config.ensemble_scheduling.step:
-        if step.model_name not in models:
+    names = [step.model_name for step in entry.config.ensemble_scheduling.step]
+    _raise_broken(
+        repository, [repository.broken[name] for name in names if name in repository.broken]
+    )
+    for name in names:
+        if name in repository.left_out:
             raise ModelRepositoryError(
-                f"{entry.origin}: ensemble_scheduling: step {step.model_name!r} is not a model"
-                f" of this repository, which contains {_listed(models)}"
+                f"--without: {name} is called by a step of {entry.name} and cannot be left out;"
+                " choose another ensemble with --ensemble, or remove the step"
             )
-        steps.append(models[step.model_name])
-    doubled = {model.name for model in steps if [one.name for one in steps].count(model.name) > 1}
+        if name not in models:
+            raise ModelRepositoryError(
+                f"{entry.origin}: ensemble_scheduling: step {name!r} is not a model"
+                f" of this repository, which contains {_listed(repository.names)}"
+            )
+    doubled = {name for name in names if names.count(name) > 1}
     if doubled:
-        raise ModelRepositoryError(
+        raise InexpressibleRepositoryError(
             f"{entry.origin}: ensemble_scheduling: {', '.join(sorted(doubled))} is called by"
             " several steps, but each step of a pipeline needs its own model;"
             " copy the model's folder under another name and let one of the steps call that"
         )
-    return steps
+    return [models[name] for name in names]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -121,14 +205,19 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _entry(
-    models: Mapping[str, RepositoryModel], ensembles: list[RepositoryModel], name: str | None
+    repository: ModelRepository,
+    models: Mapping[str, RepositoryModel],
+    ensembles: list[RepositoryModel],
+    name: str | None,
 ) -> RepositoryModel:
+    """Return the model that clients call."""
     if name is not None:
-        if name not in models:
-            raise ModelRepositoryError(
-                f"--ensemble: the repository has no model {name!r}; it contains {_listed(models)}"
-            )
-        return models[name]
+        return _named_entry(repository, models, name)
+    if not models and not repository.broken:
+        raise ModelRepositoryError("--without: leaves out every model; keep at least one")
+    broken = [model for model in repository.broken.values() if model.ensemble]
+    if broken or not models:
+        _raise_broken_entry(repository, broken or list(repository.broken.values()), ensembles)
     called = {
         step.model_name for model in ensembles for step in model.config.ensemble_scheduling.step
     }
@@ -145,6 +234,8 @@ def _entry(
     values = list(models.values())
     if len(values) == 1:
         return values[0]
+    if repository.broken:
+        _raise_broken(repository, list(repository.broken.values()), optional=True)
     calling = [
         model
         for model in values
@@ -156,6 +247,36 @@ def _entry(
         "contains no ensemble; choose the model that clients call with --ensemble:"
         f" {_listed(model.name for model in values)}"
     )
+
+
+def _named_entry(
+    repository: ModelRepository, models: Mapping[str, RepositoryModel], name: str
+) -> RepositoryModel:
+    """Return the model that ``--ensemble`` names."""
+    if name in repository.broken:
+        _raise_broken(repository, [repository.broken[name]])
+    if name not in models:
+        raise ModelRepositoryError(
+            f"--ensemble: the repository has no model {name!r}; it contains {_listed(models)}"
+        )
+    return models[name]
+
+
+def _raise_broken_entry(
+    repository: ModelRepository, broken: Sequence[BrokenModel], ensembles: Sequence[RepositoryModel]
+) -> None:
+    """Raise the error of a broken ensemble, which may be the one that is meant."""
+    try:
+        _raise_broken(repository, broken)
+    except UnfilledTemplateError:
+        raise
+    except ModelRepositoryError as error:
+        if not ensembles:
+            raise
+        others = _listed(model.name for model in ensembles)
+        raise ModelRepositoryError(
+            f"{error}; to import another ensemble, use --ensemble: {others}"
+        ) from error
 
 
 def _called_models(

@@ -5,11 +5,14 @@ What has no field is left to configPatch.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
+from triton_pipelines.api.batching import MAX_DELAY_MICROSECONDS
+from triton_pipelines.api.instances import HOST_POLICY_PATTERN
 from triton_pipelines.api.sequence_batching import FLAG_TYPES
 
 # The values of a control signal that the renderer writes, by their field.
@@ -22,6 +25,13 @@ _POLICY = (
     ("max_queue_size", "maxQueueSize"),
     ("default_timeout_microseconds", "defaultTimeoutMicroseconds"),
 )
+# Most versions that versionPolicy.latest can serve (api: VersionPolicy).
+MAX_LATEST = 64
+# Largest values of the fields (api: batching, sequence_batching). Larger ones are left out, and
+# configPatch writes them.
+_MAX_NUMBER = 2**31 - 1
+_MAX_IDLE_MICROSECONDS = 86_400_000_000
+_MAX_CANDIDATES = 1_000_000
 
 
 def data_type(value: int) -> str:
@@ -34,7 +44,7 @@ def dynamic_batching(config: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if config.preferred_batch_size:
         fields["preferredBatchSizes"] = sorted(set(config.preferred_batch_size))
-    if config.max_queue_delay_microseconds:
+    if 0 < config.max_queue_delay_microseconds <= MAX_DELAY_MICROSECONDS:
         fields["maxQueueDelayMicroseconds"] = config.max_queue_delay_microseconds
     if config.preserve_ordering:
         fields["preserveOrdering"] = "Enabled"
@@ -54,7 +64,9 @@ def dynamic_batching(config: Any) -> dict[str, Any]:
 
 def _policy(policy: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        name: getattr(policy, key) for key, name in _POLICY if getattr(policy, key)
+        name: getattr(policy, key)
+        for key, name in _POLICY
+        if 0 < getattr(policy, key) <= _MAX_NUMBER
     }
     if policy.timeout_action:
         fields["timeoutAction"] = "DELAY"
@@ -70,7 +82,7 @@ def sequence_batching(config: Any) -> dict[str, Any]:
     """
     oldest = config.WhichOneof("strategy_choice") == "oldest"
     fields: dict[str, Any] = {"strategy": "Oldest" if oldest else "Direct"}
-    if config.max_sequence_idle_microseconds:
+    if 0 < config.max_sequence_idle_microseconds <= _MAX_IDLE_MICROSECONDS:
         fields["maxSequenceIdleMicroseconds"] = config.max_sequence_idle_microseconds
     signals = [_control(control) for control in config.control_input]
     controls = [signal for signal in signals if signal is not None]
@@ -81,14 +93,16 @@ def sequence_batching(config: Any) -> dict[str, Any]:
     strategy = config.oldest if oldest else config.direct
     if oldest:
         # 0 means as many as fit; the field needs a number, and the patch restores the 0.
-        fields["maxCandidateSequences"] = strategy.max_candidate_sequences or 1
+        fields["maxCandidateSequences"] = min(
+            strategy.max_candidate_sequences or 1, _MAX_CANDIDATES
+        )
         if strategy.preferred_batch_size:
             fields["preferredBatchSizes"] = sorted(set(strategy.preferred_batch_size))
         if strategy.preserve_ordering:
             fields["preserveOrdering"] = "Enabled"
     elif (percent := round(strategy.minimum_slot_utilization * 100)) > 0:
         fields["minimumSlotUtilizationPercent"] = percent
-    if strategy.max_queue_delay_microseconds:
+    if 0 < strategy.max_queue_delay_microseconds <= MAX_DELAY_MICROSECONDS:
         fields["maxQueueDelayMicroseconds"] = strategy.max_queue_delay_microseconds
     return fields
 
@@ -127,11 +141,11 @@ def version_policy(config: Any) -> dict[str, Any] | None:
     if kind is None:
         return None
     if kind == "latest":
-        return {"latest": config.version_policy.latest.num_versions or 1}
+        return {"latest": min(config.version_policy.latest.num_versions or 1, MAX_LATEST)}
     return (
         {"all": {}}
         if kind == "all"
-        else {"specific": list(config.version_policy.specific.versions)}
+        else {"specific": list(dict.fromkeys(config.version_policy.specific.versions))}
     )
 
 
@@ -156,7 +170,7 @@ def instances(config: Any) -> InstanceGroups:
         fields["gpus"] = list(first.gpus)
     if first.profile:
         fields["profiles"] = list(first.profile)
-    if first.host_policy:
+    if re.fullmatch(HOST_POLICY_PATTERN, first.host_policy) and len(first.host_policy) <= 64:
         fields["hostPolicy"] = first.host_policy
     if len(groups) == 1:
         return InstanceGroups(fields)
@@ -208,7 +222,9 @@ def tensor(config: Any, *, python: bool | None = None) -> dict[str, Any]:
         fields["reshape"] = list(config.reshape.shape)
     if python is not None:
         default = python and -1 in config.dims and not config.HasField("reshape")
-        if config.allow_ragged_batch != default:
+        # The fields exclude ragged with reshape; configPatch writes that pair.
+        pair = config.allow_ragged_batch and config.HasField("reshape")
+        if config.allow_ragged_batch != default and not pair:
             fields["ragged"] = "Enabled" if config.allow_ragged_batch else "Disabled"
         if config.optional:
             fields["optional"] = "Enabled"

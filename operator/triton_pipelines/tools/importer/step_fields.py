@@ -20,6 +20,7 @@ from triton_pipelines.compile.graph.defaults import (
 from triton_pipelines.runtime import source as runtime_source
 
 from . import schedulers
+from .config_defaults import drop_equivalent_policy
 from .import_notes import ModelRepositoryError
 from .model_files import CODE, FileSources
 from .rendered_steps import (
@@ -73,7 +74,8 @@ def step_fields(
     if config.max_batch_size or platform is not Platform.VLLM:
         fields["maxBatchSize"] = config.max_batch_size
     fields |= _batching(config, vllm=platform is Platform.VLLM)
-    if (strategy := files.strategy(model)) is not None:
+    has_folder = fields.get("source") == files.folder(model)
+    if (strategy := files.strategy(model, has_folder=has_folder)) is not None:
         fields["batchStrategy"] = strategy
     fields["instances"] = _instances(model, path, files)
     if python and path != "spec.model" and fields["instances"] == {"count": 1, "kind": "CPU"}:
@@ -131,6 +133,7 @@ def tokenizer(model: RepositoryModel, wires: Mapping[str, str], files: FileSourc
     files.report_other_files(model, "spec.tokenizer")
     fields: Fields = {} if model.name == "tokenizer" else {"modelName": model.name}
     if runtime_step_of(model) is RuntimeStep.TOKENIZER:
+        files.report.extend(drop_equivalent_policy(model))
         _same_code(model, "tokenizer", files, "spec.tokenizer")
         fields |= {
             "source": files.one(model, f"{VERSION_FOLDER}/tokenizer.json"),
@@ -172,6 +175,7 @@ def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSou
     files.report_other_files(model, "spec.postprocess")
     fields: Fields = {} if model.name == "postprocess" else {"modelName": model.name}
     if runtime_step_of(model) is RuntimeStep.POSTPROCESS:
+        files.report.extend(drop_equivalent_policy(model))
         _same_code(model, "postprocess", files, "spec.postprocess")
         fields |= postprocess_fields(model, wires)
     else:
@@ -234,8 +238,9 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     text = model.text(ENGINE_FILE)
     place = f"{model.name}/{model.latest or 1}/{ENGINE_FILE}"
     if text is None:
-        files.report.lost(place, "is missing; it has the arguments of the engine", f"{path}.vllm")
-        return {"vllm": {"engineArgs": {}}}
+        raise ModelRepositoryError(
+            f"{place}: is missing; it has the arguments of the engine, so copy it into the folder"
+        )
     try:
         arguments = json.loads(text)
     except ValueError as error:
@@ -245,6 +250,11 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
             f"{place}: must be a JSON object with the arguments of the engine"
         )
     weights = str(arguments.get("model", ""))
+    if not weights:
+        raise ModelRepositoryError(
+            f"{place}: model: is missing, and vLLM does not start without it; write the name or"
+            " the path of the weights"
+        )
     if (
         weights == f"{PATH_MODELS}/{model.name}/{VERSION_FOLDER}"
         or versions

@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triton_pipelines.api.steps import STEP_NAME_MAX, TAKEN_STEP_NAMES
-from triton_pipelines.compile.graph.defaults import MODEL, POSTPROCESS, TOKENIZER
+from triton_pipelines.compile.graph.defaults import (
+    MODEL,
+    POSTPROCESS,
+    STRATEGY_FILE,
+    STRATEGY_PARAMETER,
+    TOKENIZER,
+)
 from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 
+from .import_notes import ImportReport
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import RepositoryModel
 from .schedulers import data_type
@@ -52,6 +59,28 @@ def calls_of(ensemble: RepositoryModel, models: Sequence[RepositoryModel]) -> li
         }
         calls.append(StepCall(model, step.model_version, reads, dict(step.output_map)))
     return calls
+
+
+def make_required(
+    calls: Sequence[StepCall], ensemble: RepositoryModel, report: ImportReport
+) -> None:
+    """Make an optional input of the ensemble required if a step that reads it requires it."""
+    readers: dict[str, tuple[str, str]] = {}
+    for call in calls:
+        for item in call.model.config.input:
+            producer, tensor = call.reads.get(item.name, (None, ""))
+            if producer is None and tensor and not item.optional:
+                readers[tensor] = (call.model.name, item.name)
+    for index, item in enumerate(ensemble.config.input):
+        if item.optional and item.name in readers:
+            model, name = readers[item.name]
+            item.optional = False
+            report.changed(
+                f"{ensemble.origin}: input[{index}].optional",
+                f"was removed: {model} requires its input {name}, so a request without"
+                f" {item.name} would fail",
+                "spec.ensemble.inputs",
+            )
 
 
 def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
@@ -160,6 +189,8 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
         config.version_policy.WhichOneof("policy_choice")
         or call.version > 0
         or not 1 <= len(config.input) <= 2
+        or not _runs_on_cpu(config)
+        or _has_strategy(model)
     ):
         return False
     public = {tensor.name: list(tensor.dims) for tensor in ensemble.config.input}
@@ -180,6 +211,24 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
             for tensor in config.output
         )
     )
+
+
+def _runs_on_cpu(config: Any) -> bool:
+    """Return whether instances may be those of a tokenizer, which never runs on a GPU.
+
+    Without a kind they may, although Triton would put them on GPUs: nobody meant that.
+    """
+    return not any(
+        group.kind not in (_kind(group, "KIND_CPU"), _kind(group, "KIND_AUTO"))
+        or group.gpus
+        or group.profile
+        for group in config.instance_group
+    )
+
+
+def _has_strategy(model: RepositoryModel) -> bool:
+    """Return whether a model has a batching library, for which only steps have a field."""
+    return STRATEGY_PARAMETER in model.config.parameters or STRATEGY_FILE in model.other_files
 
 
 def _models(
@@ -272,6 +321,7 @@ def _plain(call: StepCall) -> bool:
         call.model.backend != "python"
         or runtime_step_of(call.model) is not None
         or call.version > 0
+        or _has_strategy(call.model)
     ):
         return False
     return (

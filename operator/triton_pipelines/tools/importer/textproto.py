@@ -14,8 +14,10 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from .import_notes import ImportNote, ModelRepositoryError, NoteSeverity
+from .import_notes import ImportNote, ModelRepositoryError, UnfilledTemplateError
 
+# Deeper than any field of a ModelConfig.
+_MAX_DEPTH = 50
 SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 _TEMPLATE = re.compile(r"\$\{([^{}]*)\}")
 # Tokens for finding blocks: strings and comments (whose braces are ignored), braces, and words.
@@ -35,6 +37,8 @@ class ParsedConfig:
     """What had to be ignored to read it."""
     misplaced: Any = None
     """Batching that was set on an ensemble."""
+    templates: tuple[tuple[str, str], ...] = ()
+    """Templates without a value that stay in strings: name, and file and line."""
 
 
 def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig:
@@ -47,9 +51,12 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig
 
     Raises:
         ModelRepositoryError: the text is not a ModelConfig; names the line.
+        UnfilledTemplateError: it has templates where values are required.
     """
+    _check_form(text, name)
     notes: list[ImportNote] = []
-    text = _filled(text, name, values, notes)
+    templates: list[tuple[str, str]] = []
+    text = _filled(text, name, values, templates)
     misplaced = None
     present = {field for field, _, _ in _blocks(text)} & set(SCHEDULERS)
     if "ensemble_scheduling" in present and len(present) > 1:
@@ -60,37 +67,58 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig
             f"{name}: sets both {' and '.join(sorted(present))}, which exclude each other,"
             " so Triton does not load it; remove one"
         )
-    return ParsedConfig(_parse(text, name, notes), tuple(notes), misplaced)
+    return ParsedConfig(_parse(text, name, notes), tuple(notes), misplaced, tuple(templates))
 
 
-def _filled(text: str, name: str, values: Mapping[str, str], notes: list[ImportNote]) -> str:
-    """Return the text with its templates replaced; those within strings may stay."""
+def _check_form(text: str, name: str) -> None:
+    """Refuse a text that is something else than protobuf's text format.
+
+    Raises:
+        ModelRepositoryError: the text is JSON, starts with a byte order mark, or is nested deeply.
+    """
+    if text.startswith("\ufeff"):
+        raise ModelRepositoryError(
+            f"{name}:1: starts with a byte order mark, which Triton cannot read; save the file as"
+            " UTF-8 without it"
+        )
+    if text.lstrip().startswith("{"):
+        raise ModelRepositoryError(
+            f"{name}:1: is JSON, but Triton reads protobuf's text format; write fields such as"
+            ' backend: "python" without braces around them'
+        )
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        depth += {"open": 1, "close": -1}.get(match.lastgroup or "", 0)
+        if depth > _MAX_DEPTH:
+            line = text.count("\n", 0, match.start()) + 1
+            raise ModelRepositoryError(
+                f"{name}:{line}: is not a ModelConfig: more than {_MAX_DEPTH} braces are open;"
+                " close them"
+            )
+
+
+def _filled(
+    text: str, name: str, values: Mapping[str, str], optional: list[tuple[str, str]]
+) -> str:
+    """Return the text with its templates replaced.
+
+    Templates without a value may stay within strings; they are added to ``optional``.
+
+    Raises:
+        UnfilledTemplateError: templates without a value are where the config needs a value.
+    """
     text = _TEMPLATE.sub(lambda match: values.get(match[1], match[0]), text)
     quoted = [
         match.span() for match in _TOKEN.finditer(text) if match.lastgroup in ("text", "comment")
     ]
-    missing: dict[str, int] = {}
+    missing: list[tuple[str, str]] = []
     for match in _TEMPLATE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         inside = next((text[a] for a, b in quoted if a <= match.start() < b), "")
-        if not inside:
-            missing.setdefault(match[1], line)
-        elif inside != "#":
-            notes.append(
-                ImportNote(
-                    f"{name}:{line}",
-                    f"{match[0]} is a template without a value; it stays as it is"
-                    f" (--set {match[1]}=VALUE replaces it)",
-                    NoteSeverity.INFO,
-                )
-            )
+        if inside != "#":
+            (optional if inside else missing).append((match[1], f"{name}:{line}"))
     if missing:
-        listed = ", ".join(f"{key} (line {line})" for key, line in missing.items())
-        options = " ".join(f"--set {key}=VALUE" for key in missing)
-        raise ModelRepositoryError(
-            f"{name}: contains templates instead of values: {listed};"
-            f" replace them, or use {options}"
-        )
+        raise UnfilledTemplateError(missing)
     return text
 
 

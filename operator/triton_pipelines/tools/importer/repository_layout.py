@@ -1,0 +1,114 @@
+"""Recognize folders that are not what they seem: no repository, or a config in the wrong place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from .import_notes import ImportNote, NoteSeverity
+
+CONFIG: Final = "config.pbtxt"
+CONFIGS: Final = "configs"
+_SHOWN: Final = 6
+# Triton ignores folders with a leading zero; the resource has 32 bits for a version.
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
+_TEMPLATE_SUFFIXES: Final = (
+    ".template",
+    ".tmpl",
+    ".tpl",
+    ".j2",
+    ".jinja",
+    ".jinja2",
+    ".in",
+    ".example",
+    ".sample",
+    ".dist",
+)
+
+
+def version_of(name: str) -> int | None:
+    """Return the version that a folder of this name has; ``None`` if it is not a version."""
+    return int(name) if _VERSION.fullmatch(name) else None
+
+
+def is_template(name: str) -> bool:
+    """Return whether a file next to the version folders is a template of a config."""
+    return name.lower().startswith("config.") and name.lower().endswith(_TEMPLATE_SUFFIXES)
+
+
+def model_folders(folder: Path) -> list[str]:
+    """Return the names of the folders that are models: with a config or a numbered version."""
+    try:
+        return sorted(
+            path.name for path in folder.iterdir() if path.is_dir() and _looks_like_model(path)
+        )
+    except OSError:
+        return []
+
+
+def _looks_like_model(path: Path) -> bool:
+    if (path / CONFIG).is_file() or (path / CONFIGS).is_dir():
+        return True
+    try:
+        return any(entry.is_dir() and version_of(entry.name) for entry in path.iterdir())
+    except OSError:
+        return False
+
+
+def no_model_message(folder: Path) -> str:
+    """Return what a folder without any model is, and what to give instead."""
+    if (folder / CONFIG).is_file() or any(
+        path.is_dir() and version_of(path.name) for path in folder.iterdir()
+    ):
+        return (
+            "contains no model; it is a single model: give the folder above it,"
+            f" {folder.resolve().parent}"
+        )
+    inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and model_folders(path))
+    if len(inner) == 1:
+        return (
+            "contains no model; the model repository is the folder below it:"
+            f" give {folder / inner[0]}"
+        )
+    if inner:
+        more = f" and {len(inner) - _SHOWN} more" if len(inner) > _SHOWN else ""
+        return (
+            f"contains {len(inner)} model repositories ({', '.join(inner[:_SHOWN])}{more}), but one"
+            f" import reads one repository: give one of these folders, such as {folder / inner[0]}"
+        )
+    return f"contains no model (a folder with {CONFIG} or a numbered version)"
+
+
+def config_in_wrong_place(path: Path) -> ImportNote | None:
+    """Return where the config of a model without ``config.pbtxt`` is, and what to do."""
+    for file in sorted(path.iterdir()):
+        if file.is_file() and is_template(file.name):
+            return ImportNote(
+                f"{path.name}/{file.name}",
+                "is a template of a config, which Triton does not read; fill it in and save it"
+                f" as {path.name}/{CONFIG}",
+                NoteSeverity.LOST,
+            )
+    for file in sorted(path.glob(f"*/{CONFIG}")):
+        if version_of(file.parent.name):
+            return ImportNote(
+                f"{path.name}/{file.parent.name}/{CONFIG}",
+                "is a config inside a version folder, where Triton does not read it;"
+                f" move it to {path.name}/{CONFIG}",
+                NoteSeverity.LOST,
+            )
+    for file in sorted(path.iterdir()):
+        if file.is_dir() and file.name == CONFIG:
+            return ImportNote(
+                f"{path.name}/{CONFIG}",
+                "is a folder; replace it by the file with the model's config",
+                NoteSeverity.LOST,
+            )
+        if file.is_file() and file.name.lower().startswith("config.p"):
+            return ImportNote(
+                f"{path.name}/{file.name}",
+                f"is not a name that Triton reads; rename it to {path.name}/{CONFIG}",
+                NoteSeverity.LOST,
+            )
+    return None
