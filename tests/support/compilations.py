@@ -47,7 +47,7 @@ class _Call:
         )
 
 
-_compile = compiled_pipeline._made
+_compile = compiled_pipeline._render
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -56,9 +56,9 @@ def _compiled(call: _Call) -> Any:
 
 
 def _cached(
-    pipeline: InferencePipeline, options: Any, refused: Any, digests: Any, choice: Any = None
+    pipeline: InferencePipeline, options: Any, rejections: Any, digests: Any, choice: Any = None
 ) -> Any:
-    found = _compiled(_Call(pipeline, options, dict(refused), dict(digests), choice))
+    found = _compiled(_Call(pipeline, options, dict(rejections), dict(digests), choice))
     return list(found) if isinstance(found, list) else found
 
 
@@ -66,5 +66,5 @@ def _cached(
 def compiled_once() -> Iterator[None]:
     """Compile equal specs once while this is entered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_pipeline, "_made", _cached)
+        patch.setattr(compiled_pipeline, "_render", _cached)
         yield
