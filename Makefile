@@ -10,7 +10,10 @@ STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) pyproject.toml | sha256sum | cu
 GPU := $(wildcard /dev/nvidia[0-9]*)
 GPU_STAMP := $(VENV)/.with-gpu-$(shell cat requirements/gpu.txt | sha256sum | cut -c1-16)
 KEEP ?=
-export PYTHONDONTWRITEBYTECODE := 1
+# Bytecode is kept, but apart from the sources: no source or model folder ever changes by being used.
+# Without it every process compiles all modules that it imports, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
 .PHONY: help env demo serve test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
 

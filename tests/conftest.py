@@ -8,6 +8,7 @@ Examples have no deadline: a busy machine makes them slow, never wrong. They are
 run, so that a failure is caused by the change; ``HYPOTHESIS_PROFILE=explore`` draws new ones.
 """
 
+import gc
 import os
 
 import pytest
@@ -17,6 +18,15 @@ _PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **_PATIENT)
 settings.register_profile("explore", derandomize=False, **_PATIENT)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude from garbage collection what lives until the end: test modules, all imports, items.
+
+    A full collection took 0.2 s, and code that frees memory by one ran it hundreds of times.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

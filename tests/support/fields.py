@@ -29,7 +29,7 @@ def _is_way(node: Mapping[str, Any]) -> bool:
 
 
 @functools.cache
-def _whole() -> Mapping[str, Any]:
+def whole_schema() -> Mapping[str, Any]:
     """Return the schema of the resource; callers must not change it."""
     return crd.root_schema()
 
@@ -48,7 +48,7 @@ def fields(
 
     The default is the CRD as generated from the models.
     """
-    nodes = structural_schema.walk(schema if schema is not None else _whole())
+    nodes = structural_schema.walk(schema if schema is not None else whole_schema())
     return {
         path: node
         for path, node in nodes
@@ -63,7 +63,7 @@ def fields_of(
 
     A ``null`` counts as not set. Keys that are not fields are ignored.
     """
-    whole = schema if schema is not None else _whole()
+    whole = schema if schema is not None else whole_schema()
     return set(_written(document.get(root), whole["properties"][root], root))
 
 

@@ -305,7 +305,9 @@ def _buildah(command: str, *arguments: str) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    env = {**os.environ, "PATH": packages.search_path()}
+    # Python in an image keeps no bytecode in folders of this machine.
+    env = {**os.environ, "PATH": packages.search_path(), "PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("PYTHONPYCACHEPREFIX", None)
     done = subprocess.run(
         command,
         env=env,

@@ -73,6 +73,7 @@ _ZERO_IS_ABSENT: Final = frozenset(
     }
 )
 
+_SCALARS: Final = (str, int, float, type(None))
 Path = tuple[str, ...]
 ListKeys = Mapping[str, tuple[str, ...]]
 
@@ -168,27 +169,42 @@ def _is_empty(value: Any) -> bool:
 def _compare(
     live: Any, desired: Any, path: Path, shown: str, keys: ListKeys, found: list[str]
 ) -> None:
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
+    # Most values are scalars. Checks against abstract classes cost several times more.
+    if isinstance(desired, _SCALARS):
+        if not _same_scalar(live, desired, path):
             found.append(shown)
-            return
-        for key, wanted in desired.items():
-            if path == ("metadata",) and key in _SERVER_OWNED:
-                continue
-            here = _join(shown, key)
-            if key in live:
-                _compare_present(live[key], wanted, (*path, key), here, keys, found)
-            elif not _absent_is_equal(key, wanted) or (
-                path and path[-1] in _FREE_MAPS and wanted is not None
-            ):
-                found.append(here)
-    elif isinstance(desired, Sequence) and not isinstance(desired, str):
+    elif isinstance(desired, Mapping):
+        if isinstance(live, Mapping):
+            _compare_maps(live, desired, path, shown, keys, found)
+        else:
+            found.append(shown)
+    elif isinstance(desired, Sequence):
         if isinstance(live, Sequence) and not isinstance(live, str):
             _compare_lists(live, desired, path, shown, keys, found)
         else:
             found.append(shown)
     elif not _same_scalar(live, desired, path):
         found.append(shown)
+
+
+def _compare_maps(
+    live: Mapping[str, Any],
+    desired: Mapping[str, Any],
+    path: Path,
+    shown: str,
+    keys: ListKeys,
+    found: list[str],
+) -> None:
+    for key, wanted in desired.items():
+        if path == ("metadata",) and key in _SERVER_OWNED:
+            continue
+        here = _join(shown, key)
+        if key in live:
+            _compare_present(live[key], wanted, (*path, key), here, keys, found)
+        elif not _absent_is_equal(key, wanted) or (
+            path and path[-1] in _FREE_MAPS and wanted is not None
+        ):
+            found.append(here)
 
 
 def _compare_present(

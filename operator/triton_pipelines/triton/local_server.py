@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import compileall
 import concurrent.futures
 import contextlib
 import os
+import py_compile
 import secrets
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,17 @@ _REQUEST_S: Final = 1.0
 
 class LocalTritonError(RuntimeError):
     """The local server did not start, or a model did not load; has the server's own reason."""
+
+
+def compile_python(folder: Path) -> None:
+    """Byte-compile the Python files in a folder; those with errors are left to the server.
+
+    The result lies next to each file: Triton's interpreter ignores ``PYTHONPYCACHEPREFIX``.
+    """
+    for file in folder.rglob("*.py"):
+        compiled = f"{file.stem}.{sys.implementation.cache_tag}.pyc"
+        with contextlib.suppress(OSError):
+            py_compile.compile(str(file), str(file.parent / "__pycache__" / compiled), quiet=2)
 
 
 class LocalTriton:
@@ -159,7 +171,7 @@ class LocalTriton:
         if self._distribution is None:
             self._distribution = obtain()
         if self._precompile:
-            compileall.compile_dir(str(self.repository), quiet=2, maxlevels=20)
+            compile_python(self.repository)
         remove_stale_shared_memory()
         try:
             self._launch(self._distribution)

@@ -29,8 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.timeout(480),
 ]
-PIPELINES = 200
-SETTLED_SECONDS = 60.0
+PIPELINES = 80
+SETTLED_SECONDS = 30.0
 """Bound of a restart on a loaded two-core machine; some seconds on an idle one."""
 
 

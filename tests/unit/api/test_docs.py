@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from triton_pipelines.api import crd, reference, structural_schema
+from tests.support.fields import whole_schema
+from triton_pipelines.api import reference, structural_schema
 from triton_pipelines.api.base import ApiModel
 from triton_pipelines.api.conditions import KIND_OF, ConditionType, Reason, ReasonKind
 
@@ -20,7 +21,7 @@ def test_the_file_is_what_the_models_say() -> None:
 
 def test_every_field_and_rule_is_told() -> None:
     text = reference.render()
-    for path, node in structural_schema.walk(crd.root_schema()):
+    for path, node in structural_schema.walk(whole_schema()):
         if path.startswith(("spec.", "status.")):
             key = re.sub(r"(\[\]|\{\})+$", "", path).rsplit(".", 1)[-1]
             assert f"| `{key}` |" in text, path

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from triton_pipelines.api import crd, parse, structural_schema
+from tests.support.fields import whole_schema
+from triton_pipelines.api import parse, structural_schema
 from triton_pipelines.api.field_paths import _CALLED, _places, unknown_field, written
 from triton_pipelines.api.pattern_descriptions import PATTERN_DESCRIPTIONS
 from triton_pipelines.api.suggestions import did_you_mean, nearest
@@ -15,7 +16,7 @@ from triton_pipelines.api.suggestions import did_you_mean, nearest
 PATTERNS = sorted(
     {
         node["pattern"]
-        for path, node in structural_schema.walk(crd.root_schema())
+        for path, node in structural_schema.walk(whole_schema())
         if "pattern" in node and path.startswith("spec")
     }
 )

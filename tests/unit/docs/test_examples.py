@@ -19,8 +19,9 @@ import pytest
 import typer
 import yaml
 
+from tests.support.fields import whole_schema
 from tests.unit.docs import markdown
-from triton_pipelines.api import crd, names, structural_schema
+from triton_pipelines.api import names, structural_schema
 from triton_pipelines.cli.documents import check_resource
 from triton_pipelines.cli.main import app
 from triton_pipelines.compile.graph import Options
@@ -172,11 +173,11 @@ def test_programs_are_python(fence: markdown.Fence) -> None:
     ast.parse(fence.text)
 
 
-PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in structural_schema.walk(crd.root_schema())}
+PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in structural_schema.walk(whole_schema())}
 # Below these stand objects of the Kubernetes API, or free keys.
 OPEN = {
     re.sub(r"(\[\]|\{\})", "", path)
-    for path, node in structural_schema.walk(crd.root_schema())
+    for path, node in structural_schema.walk(whole_schema())
     if structural_schema.PRESERVE in node or "additionalProperties" in node
 }
 

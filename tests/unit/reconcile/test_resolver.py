@@ -38,6 +38,12 @@ from triton_pipelines.controllers.pipeline.state import (
     RolloutState,
 )
 
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once() -> None:
+    """Compile every time: results of the cache are compared with fresh ones."""
+
+
 OPTIONS = builders.options()
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 PLAN = {"platform": "tensorrt_plan"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from triton_pipelines.triton import local_server
 from triton_pipelines.triton.distribution import Distribution
-from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
+from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError, compile_python
 
 FOUND = Distribution(Path("/r"), (), Path("/b"), ())
 
@@ -115,6 +116,20 @@ def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
     assert not server.running()
     with pytest.raises(LocalTritonError, match="has not been started"):
         _ = server.pid
+
+
+def test_bytecode_lies_where_the_isolated_interpreter_of_triton_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "elsewhere"))
+    version = tmp_path / "models" / "tokenizer" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("answer = 42\n")
+    (version / "broken.py").write_text("answer =\n")
+    compile_python(tmp_path / "models")
+    (compiled,) = (version / "__pycache__").iterdir()
+    assert compiled.name == f"model.{sys.implementation.cache_tag}.pyc"
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_signal_during_the_start_leaves_no_server(
