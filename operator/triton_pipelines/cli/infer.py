@@ -230,7 +230,8 @@ def _request(client: httpx.Client, method: str, url: str, **content: Any) -> htt
 def _connection_error(url: str, error: httpx.HTTPError) -> CommandError:
     if isinstance(error, httpx.TimeoutException):
         return CommandError(
-            f"{url}: no answer in time ({type(error).__name__}); raise --timeout", EXIT_FAILED
+            f"{url}: the request timed out ({type(error).__name__}); increase --timeout",
+            EXIT_FAILED,
         )
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):

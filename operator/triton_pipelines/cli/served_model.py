@@ -45,7 +45,7 @@ def served_model(
         if "@" in target.partition("/v2/models/")[0]:
             # They would be in the report, and requests would be sent without them.
             raise CommandError(
-                "the URL contains a user or password, which bench does not send; remove it",
+                "the URL contains a username or password, which bench does not send; remove it",
                 EXIT_USAGE,
             )
         url = model_url(target, "")
@@ -73,7 +73,7 @@ def model_metadata(served: ServedModel, timeout: float) -> ModelMetadata:
         model = fetch_metadata(client, served.url)
     if model.decoupled:
         raise CommandError(
-            f"{served.model}: streams its answers; bench only supports pipelines"
+            f"{served.model}: streams its responses; bench only supports pipelines"
             " with one response per request",
             EXIT_USAGE,
         )

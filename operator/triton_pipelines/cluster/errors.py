@@ -172,7 +172,7 @@ def from_response(
     return kind(
         status,
         str(content.get("reason") or reason_phrase or "Unknown"),
-        str(content.get("message") or f"the API server answered {status} {reason_phrase}"),
+        str(content.get("message") or f"the API server returned {status} {reason_phrase}"),
         retry_after=seconds,
         causes=causes,
         object_name=str(details.get("name") or ""),

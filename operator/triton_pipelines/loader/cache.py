@@ -136,7 +136,7 @@ class FileCache:
             self._remove(self._index(key))
             return None
         target.unlink(missing_ok=True)
-        self._log.warning("the model cache holds a broken copy of %s; it is removed", sha256)
+        self._log.warning("the model cache contains a broken copy of %s; it is removed", sha256)
         self._remove(self._index(key), self._blob(sha256))
         return None
 

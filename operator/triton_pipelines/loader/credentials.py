@@ -61,7 +61,7 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise SourceError(
-                f"the CA bundle of caRef cannot be used ({error}): it must hold certificates "
+                f"the CA bundle of caRef cannot be used ({error}): it must contain certificates "
                 "in PEM under the key ca.crt"
             ) from error
     return context
@@ -323,7 +323,7 @@ def _json(text: str, key: str) -> dict[str, Any]:
         # The parser's own message would quote some of the text.
         raise SourceError(f"secretRef: {key} is not valid JSON") from None
     if not isinstance(value, dict):
-        raise SourceError(f"secretRef: {key} must hold a JSON object")
+        raise SourceError(f"secretRef: {key} must contain a JSON object")
     return value
 
 

@@ -69,7 +69,7 @@ def folder(entries: Iterable[ListedFile]) -> SourceListing:
         if _LEFT_OUT.isdisjoint(PurePosixPath(entry.name).parts):
             kept.append(entry)
         if len(kept) > MAX_FILES:
-            raise SourceError(f"holds more than {MAX_FILES} files: name the model's own folder")
+            raise SourceError(f"contains more than {MAX_FILES} files: name the model's own folder")
     names = {entry.name for entry in kept}
     for name in sorted(names):
         check_name(name)
@@ -98,7 +98,7 @@ def check_name(name: str) -> None:
         or any(len(part.encode(errors="surrogateescape")) > _MAX_PART_BYTES for part in pure.parts)
     ):
         raise SourceError(
-            f"holds a file or folder named {name[:200]!r}, which is not a plain path below its "
+            f"contains a file or folder named {name[:200]!r}, which is not a plain path below its "
             "folder: rename it"
         )
 

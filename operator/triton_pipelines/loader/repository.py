@@ -41,13 +41,13 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
         marker: exists if the loader has filled the folder before.
 
     Raises:
-        LoaderError: the folder holds files that the loader did not write.
+        LoaderError: the folder contains files that the loader did not write.
     """
     root.mkdir(parents=True, exist_ok=True)
     if not marker.exists() and any(root.iterdir()):
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{root} holds files that the loader did not write: give it an empty folder",
+            f"{root} contains files that the loader did not write: give it an empty folder",
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

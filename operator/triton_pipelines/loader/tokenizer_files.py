@@ -127,7 +127,7 @@ def _object(path: Path | None) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} must hold a JSON object")
+        raise ValueError(f"{path.name} must contain a JSON object")
     return value
 
 

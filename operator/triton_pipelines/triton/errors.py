@@ -131,7 +131,7 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
     start = f"{action} at {address}:"
     match classify(code, detail):
         case FailureKind.DEADLINE:
-            return DeadlineError(f"{start} no answer before the deadline")
+            return DeadlineError(f"{start} no response before the deadline")
         case FailureKind.TOO_LARGE:
             return TooLargeError(f"{start} the response is larger than the client accepts")
         case FailureKind.RESTRICTED:

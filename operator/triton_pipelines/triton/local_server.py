@@ -346,7 +346,7 @@ class LocalTriton:
             raise LocalTritonError("the server was stopped while it started")
         if tries <= 0 or 0 not in self._wanted_ports or not is_port_taken(self.log()):
             raise LocalTritonError(
-                f"tritonserver ended with exit code {process.returncode} before it was ready: "
+                f"tritonserver exited with code {process.returncode} before it was ready: "
                 f"{self._reason()}"
             )
         self._launch(distribution)

@@ -238,7 +238,7 @@ def test_a_folder_of_a_source_map_may_not_lead_out(pod: Pod, tmp_path: Path) -> 
         pod.plan(model(uri))
         code, report = pod.load()
         assert code == 2
-        assert "may not hold '..'" in report.findings[0].message
+        assert "must not contain '..'" in report.findings[0].message
     pod.plan(model("hf://a", file="model.bin", source_file="model.onnx"))
     assert pod.load()[0] == 0, pod.output
 

@@ -63,7 +63,7 @@ def test_503_then_ok_is_retried_with_the_reason_logged(
     assert (code, len(server.requests)) == (0, 4)
     for number, status in ((1, 503), (2, 429), (3, 502)):
         assert f"attempt {number} failed" in trusting.output
-        assert f"answered {status}" in trusting.output
+        assert f"returned {status}" in trusting.output
 
 
 def test_retries_are_bounded_and_leave_another_start_to_try(

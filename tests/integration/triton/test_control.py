@@ -167,7 +167,7 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
             await client.load_model(
                 pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, max_batch_size=-1)
             )
-        with pytest.raises(DeadlineError, match="no answer before the deadline"):
+        with pytest.raises(DeadlineError, match="no response before the deadline"):
             await client.infer(pipelines.ENSEMBLE, EXAMPLE, deadline_s=1e-6)
         assert await client.model_ready(pipelines.ENSEMBLE)
     # The port of a finished server: nothing listens there.
@@ -351,7 +351,7 @@ def test_a_wanted_port_that_is_taken_is_an_error(repository: Path) -> None:
             deadline_s=30,
         )
         with (
-            pytest.raises(LocalTritonError, match="ended with exit code 1 before it was ready"),
+            pytest.raises(LocalTritonError, match="exited with code 1 before it was ready"),
             server,
         ):
             pass

@@ -100,7 +100,7 @@ def test_the_kubelets_choice_among_a_docker_configuration(tmp_path: Path) -> Non
             "has no user and password for r.example",
         ),
         ('{"auths": []}', "has no auths"),
-        ("[]", "must hold a JSON object"),
+        ("[]", "must contain a JSON object"),
     ],
 )
 def test_a_docker_configuration_that_cannot_be_used(tmp_path: Path, config: str, says: str) -> None:

@@ -315,7 +315,7 @@ def test_the_finding_that_only_the_user_can_mend_speaks() -> None:
 def test_loader_without_report() -> None:
     scene = Scene().pod(loader=ended(137, "", reason="OOMKilled"))
     assert scene.told()["Ready"] == "False InternalError"
-    assert "exit code 137: OOMKilled" in scene.message()
+    assert "exited with code 137: OOMKilled" in scene.message()
 
 
 def test_a_load_that_succeeded_after_a_failure_is_forgiven() -> None:

@@ -152,7 +152,7 @@ def looks(*said: str, seconds: float = 5.0, ago: float = 0.0) -> Probe:
         at = START - dt.timedelta(seconds=ago + seconds * (len(said) - 1 - index))
         look = {
             "good": Probe(at, True, inference_error=""),
-            "late": Probe(at, True, error="no answer before the deadline"),
+            "late": Probe(at, True, error="no response before the deadline"),
             "wrong": Probe(at, True, inference_error="output LABEL is missing"),
             "dead": Probe(at, True, inference_error=GONE, dead=(at,)),
         }[what]

@@ -22,12 +22,12 @@ def _look(minute: int, **what: str) -> Probe:
 def test_a_good_pod_is_given_some_misses_and_no_more() -> None:
     last = _look(0)
     for minute in range(1, MISSES_ALLOWED + 1):
-        last = _look(minute, error="no answer before the deadline").merged_with(last)
+        last = _look(minute, error="no response before the deadline").merged_with(last)
         assert last.is_healthy
         assert last.at == START + dt.timedelta(minutes=minute)
-    last = _look(9, error="no answer before the deadline").merged_with(last)
+    last = _look(9, error="no response before the deadline").merged_with(last)
     assert not last.is_healthy
-    assert last.error == "no answer before the deadline"
+    assert last.error == "no response before the deadline"
 
 
 def test_an_answer_makes_the_count_start_anew() -> None:

@@ -64,7 +64,7 @@ class Asked(StandIn):
         try:
             await asyncio.sleep(min(self.seconds, deadline_s))
             if self.seconds > deadline_s:
-                raise DeadlineError("no answer before the deadline")
+                raise DeadlineError("no response before the deadline")
         finally:
             self.under_way -= 1
         self.answered += 1

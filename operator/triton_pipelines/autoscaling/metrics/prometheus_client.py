@@ -264,7 +264,7 @@ class _Session(requests.Session):
                 return bytes(data[:_ERROR_BYTES_MAX])
             if len(data) > ANSWER_BYTES_MAX:
                 raise PrometheusError(
-                    f"its answer is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True
+                    f"its response is longer than {ANSWER_BYTES_MAX // 1024**2} MiB", final=True
                 )
             if self._monotonic() > self.deadline:
                 raise requests.Timeout
@@ -320,9 +320,9 @@ def _parsed(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise PrometheusError("its answer is not JSON; is url that of a Prometheus?") from None
+        raise PrometheusError("its response is not JSON; is url that of a Prometheus?") from None
     if not isinstance(document, dict):
-        raise PrometheusError("its answer is not a JSON object; is url that of a Prometheus?")
+        raise PrometheusError("its response is not a JSON object; is url that of a Prometheus?")
     return document
 
 

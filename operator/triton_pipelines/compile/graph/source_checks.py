@@ -108,8 +108,8 @@ def _check_web(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     if "@" in address:
         yield Finding(
             f"{path}.uri",
-            "contains a user or password, which everyone who can read the resource sees;"
-            " put them into a Secret and name it in secretRef",
+            "contains a username or password, which everyone who can read the resource can see;"
+            " store them in a Secret and name it in secretRef",
             code=FindingCode.CREDENTIALS_IN_URI,
         )
     elif not address:

@@ -269,7 +269,7 @@ def _metric_tags(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 keyed("metric_tags", key),
                 RuleId.METRIC_TAG,
-                f"{key!r} makes no label of a metric, and the server would end; write letters,"
+                f"{key!r} makes no label of a metric, and the server would exit; write letters,"
                 " digits and _, and no _ at the beginning",
             )
 

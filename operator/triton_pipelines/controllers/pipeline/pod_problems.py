@@ -226,7 +226,7 @@ def _loader(pod: Pod) -> Problem | None:
         )
     return Problem(
         Reason.INTERNAL_ERROR,
-        f"pod {pod.name}: the loader ended with exit code {ended.get('exitCode')}:"
+        f"pod {pod.name}: the loader exited with code {ended.get('exitCode')}:"
         f" {str(ended.get('message') or ended.get('reason') or '')[:500]}",
         pod.name,
     )
@@ -253,7 +253,7 @@ def _server(pod: Pod, probe: Probe | None) -> Problem | None:
         why = f"{ended.get('reason', 'Error')}, {_exit_code(ended.get('exitCode'))}"
         return Problem(
             Reason.SERVER_CRASHED,
-            f"pod {pod.name}: Triton ended ({why}), {status.get('restartCount', 0)} restarts;"
+            f"pod {pod.name}: Triton exited ({why}), {status.get('restartCount', 0)} restarts;"
             f" end of its log: {tail}",
             pod.name,
         )

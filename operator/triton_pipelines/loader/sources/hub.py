@@ -189,7 +189,7 @@ class HubSource:
                 f"the hub refused the token ({status}): check the secret of source.secretRef"
             )
         return SourceError(
-            f"the hub answered {status}",
+            f"the hub returned {status}",
             retryable=status >= _RETRYABLE_FROM or status in (0, 408, 429),
         )
 

@@ -93,7 +93,8 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
             count += 1
             if count > MAX_FILES:
                 raise SourceError(
-                    f"holds more than {MAX_FILES} files: name the model's own folder in source.path"
+                    f"contains more than {MAX_FILES} files: name the model's own folder in"
+                    " source.path"
                 )
             _check_member(member, name)
             _write(archive, member, name, into)

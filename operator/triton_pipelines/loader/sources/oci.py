@@ -329,7 +329,7 @@ def _refused(presented: bool) -> SourceError:
         if presented
         else "name its credentials in source.secretRef"
     )
-    return SourceError(f"the registry refused to give a token: {advice}")
+    return SourceError(f"the registry refused to issue a token: {advice}")
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:

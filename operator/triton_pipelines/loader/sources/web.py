@@ -166,7 +166,7 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
             else "name its credentials in source.secretRef"
         )
         raise SourceError(
-            f"{where} answered {status} {response.reason_phrase}: {advice}",
+            f"{where} returned {status} {response.reason_phrase}: {advice}",
             challenge=_challenge(response),
         )
     if status in (404, 410):
@@ -180,7 +180,7 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
             f"{where} cannot continue where the last attempt ended", retryable=True, restart=True
         )
     raise SourceError(
-        f"{where} answered {status} {response.reason_phrase}",
+        f"{where} returned {status} {response.reason_phrase}",
         retryable=status in _RETRYABLE,
         retry_after=_retry_after(response),
     )
@@ -212,7 +212,7 @@ def _range(response: httpx.Response, asked: int) -> tuple[int, int | None]:
         start = span.partition("-")[0]
         if unit.lower() != "bytes" or not start.isdigit() or int(start) != asked:
             raise SourceError(
-                f"answered with the range {response.headers.get('content-range')!r}, not from "
+                f"responded with the range {response.headers.get('content-range')!r}, not from "
                 f"byte {asked}",
                 retryable=True,
                 restart=True,

@@ -202,7 +202,7 @@ class MeasuredServer:
                 # Such as a delay that is longer than the queue's timeout.
                 raise SettingRefusedError(f"it rejects a single request: {error.reason}") from error
             except TritonError as error:
-                raise TuneError(f"the server does not answer with {setting}: {error}") from error
+                raise TuneError(f"the server does not respond with {setting}: {error}") from error
 
     async def _ask_alone(self, request: RequestTensors) -> None:
         """Send one request while no other is in flight.

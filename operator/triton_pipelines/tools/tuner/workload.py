@@ -117,7 +117,7 @@ async def workload(
             chosen = texts_of(lengths, overhead, len(texts), options.seed)
             description = f"generated texts, lognormal lengths {mix}"
     except TritonError as error:
-        raise TuneError(f"the tokenizer does not answer: {error}") from error
+        raise TuneError(f"the tokenizer does not respond: {error}") from error
     rows = options.rows
     picks = (
         [random.integers(0, len(chosen), rows) for _ in range(DISTINCT_REQUESTS)]
