@@ -98,7 +98,7 @@ def test_connections_are_read_from_their_file(tmp_path: Path) -> None:
     )
     assert load_config({}, {}).connections == {}
     file.write_text("connections: []")
-    with pytest.raises(ConnectionsError, match="wanted is at least one"):
+    with pytest.raises(ConnectionsError, match="must have at least one entry"):
         _ = load_config({"metrics_connections": file}, {}).connections
 
 

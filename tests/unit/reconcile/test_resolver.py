@@ -356,7 +356,7 @@ def _cases() -> dict[str, tuple[Snapshot, Snapshot]]:
     none = PipelineState()
     wanted = PipelineState(RevisionState(generation=1, desired="0123456789"))
     barred = data({fingerprint("plan", {}): CHOICES["barred"]})  # type: ignore[dict-item]
-    rules = replace(CHOICES["barred"], barred="")  # type: ignore[type-var]
+    rules = replace(CHOICES["barred"], rejection="")  # type: ignore[type-var]
     made = resolve(_seen(data({fingerprint("plan", {}): rules}), none), OPTIONS)  # type: ignore[dict-item]
     assert isinstance(made, CompiledPipeline)
     back = PipelineState(

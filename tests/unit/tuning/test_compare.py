@@ -103,7 +103,8 @@ async def test_a_setting_that_leaves_lone_requests_unanswered_is_refused_and_the
         client.seconds = seconds
         client.together = 0 if seconds < 1 else 1000
         with pytest.raises(
-            SettingRefusedError, match=r"it rejects single requests or times out: (full|no answer)"
+            SettingRefusedError,
+            match=r"it rejects single requests or times out: (full|no response)",
         ) as caught:
             await comparison.check(OTHER)
         assert not isinstance(caught.value, OutputMismatchError), (
