@@ -154,8 +154,7 @@ class Running:
     def build(self, services: Services) -> Reconcile:
         """The product's own wiring but for the prober, since no Triton runs here."""
         self.services = services
-        parts = composition.build_parts(services)
-        parts.reconciler.prober = self.prober
+        parts = composition.build_parts(services, self.prober)
         self.scaler = parts.autoscaler
         self.watch = parts.latency_monitor
         return composition.start(parts, services)

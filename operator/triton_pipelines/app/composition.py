@@ -29,6 +29,7 @@ from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
+from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
@@ -58,8 +59,13 @@ class OperatorParts:
     """Applies PodMonitors and PrometheusRules; runs in the background."""
 
 
-def build_parts(services: Services) -> OperatorParts:
-    """Build the operator's parts on its services; nothing runs yet."""
+def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts:
+    """Build the operator's parts on its services; nothing runs yet.
+
+    Args:
+        services: What the parts share.
+        prober: Probes one pod for the reconciler; tests without Triton replace it.
+    """
     config, store, enqueue = services.config, services.store, services.enqueue
     handover = Handover()
     direct_reader = DirectReader()
@@ -94,7 +100,7 @@ def build_parts(services: Services) -> OperatorParts:
         store=store,
         options=config.render_options,
         derive=derive_key,
-        prober=probe_pod,
+        prober=prober,
         clock=_utc_now,
         instance=config.instance,
         handover=handover,

@@ -290,7 +290,7 @@ async def test_who_take_turns_are_named_and_not_fought(
         found = await conflict(
             admin, namespace, "argocd and keda alternate in writing spec.replicas of this pipeline"
         )
-        assert "replicas out of what is applied" in found["message"]
+        assert "remove replicas from what is applied" in found["message"]
         await ready(admin, namespace, 3)
         before = writes(proxy)
         for manager in ("argocd", "helm"):
