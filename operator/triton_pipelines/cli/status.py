@@ -59,7 +59,7 @@ def status(
     Exit codes: 2 the pipeline does not exist, 3 the cluster cannot be reached.
     """
     if name is not None and everywhere:
-        raise CommandError("--all-namespaces lists pipelines; leave NAME out", EXIT_USAGE)
+        raise CommandError("--all-namespaces cannot be combined with NAME; omit NAME", EXIT_USAGE)
     # Warnings of the client repeat what our own message says.
     logging.getLogger("kubernetes").setLevel(logging.ERROR)
     path = str(kubeconfig) if kubeconfig else None

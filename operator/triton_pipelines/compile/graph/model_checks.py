@@ -127,7 +127,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     ):
         yield Finding(
             f"{step.path}.source",
-            f"is required: {fields.platform.value} runs a file",
+            f"is required: platform {fields.platform.value} loads a model file",
             code=FindingCode.REQUIRED,
         )
     named = fields.vllm is not None and "model" in fields.vllm.engine_args
