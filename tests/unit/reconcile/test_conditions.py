@@ -537,3 +537,17 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
     status = Scene().pod(ready=True, loader=ended(0, told.to_json())).plan().status
     assert status is not None
     assert status["sources"][0]["uri"].startswith(address[:1000])
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "exit code 1)"),
+        (136, "exit code 136 (SIGFPE): before release 25.07, a client that requests"),
+        (137, "exit code 137 (SIGKILL))"),
+        (255, "exit code 255)"),
+    ],
+)
+def test_the_signal_that_ended_triton_is_named(code: int, words: str) -> None:
+    scene = Scene().pod(server=ended(code, "", reason="Error"))
+    assert words in scene.message()
