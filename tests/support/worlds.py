@@ -114,6 +114,7 @@ class World:
     load_failure: tuple[LoadFinding, int] | None = (
         None  # what failing pods report, and the loader's exit code; by default a mismatch
     )
+    load_restarts: int = 1  # of the loader in failing pods
     digests: dict[str, str] = field(default_factory=dict)
     kubelet: dict[str, str] = field(
         default_factory=dict
@@ -251,6 +252,7 @@ class World:
             loader |= {
                 "state": {"waiting": {"reason": "CrashLoopBackOff"}},
                 "lastState": {"terminated": ended},
+                "restartCount": self.load_restarts,
             }
         elif scheduled:
             loader["state"] = {

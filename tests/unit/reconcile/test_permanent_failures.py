@@ -6,7 +6,11 @@ import pytest
 
 from tests.support import builders
 from tests.support.worlds import BAD, World
+from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
+from triton_pipelines.controllers.pipeline.pod_problems import Problem
+from triton_pipelines.controllers.pipeline.policies.rollout import _failure
+from triton_pipelines.controllers.pipeline.snapshot import Pod, Snapshot
 from triton_pipelines.loader.main import EXIT_RETRY, EXIT_USER
 
 MISSING = LoadFinding(
@@ -73,3 +77,39 @@ def test_a_first_revision_waits_for_its_source() -> None:
     world.verdicts.clear()
     world.settle()
     assert world.told()["Ready"] == "True Succeeded"
+
+
+def test_a_first_failure_is_tried_again() -> None:
+    """Rights of a new identity may take effect late."""
+    world = World(builders.document(rollout={"strategy": "NoSurge"}), room=1).settle()
+    old = world.deployed
+    world.load_failure, world.load_restarts = (MISSING, EXIT_USER), 0
+    world.change(tokenizer={"maxLength": 64}).step()
+    world.verdicts[world.status["revision"]] = BAD
+    for _ in range(12):
+        world.pass_time(5).control().run_pods().step()
+    assert world.deployed != old
+    world.load_restarts = 1
+    for _ in range(3):
+        world.pass_time(5).control().run_pods().step()
+    assert world.deployed == old
+
+
+def test_new_pods_that_serve_stay() -> None:
+    problem = Problem(Reason.SOURCE_UNAVAILABLE, "404", "new-2", is_permanent=True)
+    serving, failing, leaving = (
+        Pod(name, name, "new", "10.0.0.1", "Running", ready, deleting, {"metadata": {}})
+        for name, ready, deleting in (
+            ("new-1", True, False),
+            ("new-2", False, False),
+            ("new-2", False, True),
+        )
+    )
+
+    def failed(*pods: Pod) -> bool:
+        snapshot = Snapshot(builders.document(), pods=pods)
+        return _failure("new", snapshot, [problem], old_removed=True) is not None
+
+    assert failed(failing)
+    assert not failed(serving, failing)
+    assert not failed(leaving)

@@ -37,10 +37,10 @@ class Problem:
     message: str
     pod: str
     is_permanent: bool = False
-    """Whether the loader found that starting again cannot help, as long as the source is the same.
+    """Whether the loader found twice that starting again cannot help.
 
-    This ends the wait for a rollout that has already removed old pods. Otherwise the pod may wait
-    for the source to appear.
+    It cannot help as long as the source is the same. This ends the wait for a rollout that has
+    already removed old pods. Otherwise the pod may wait for the source to appear.
     """
 
     @property
@@ -220,8 +220,10 @@ def _loader(pod: Pod) -> Problem | None:
             reason,
             f"pod {pod.name}: {text}",
             pod.name,
-            # Room on the volume may return, but the exit code is the same.
+            # A second attempt excludes rights that take effect late. Room on the volume may return,
+            # but the exit code is the same.
             is_permanent=ended.get("exitCode") == EXIT_PERMANENT
+            and status.get("restartCount", 0) >= 1
             and all(finding.reason is not LoadReason.NO_SPACE for finding in failures),
         )
     return Problem(

@@ -320,12 +320,16 @@ def _failure(
     """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
 
     The reason is a final problem of one of its pods, or the Deployment's exceeded deadline. Once
-    old pods have left, a permanent failure of the loader is enough, because fewer pods serve until
-    the rollback.
+    old pods have left and no new pod serves, a permanent failure of the loader is enough, because
+    nothing serves until the rollback.
     """
-    pods = {pod.name for pod in snapshot.pods if pod.revision == target}
+    pods = {pod.name: pod for pod in snapshot.pods if pod.revision == target}
+    is_down = old_removed and not any(pod.serving for pod in pods.values())
     for problem in problems:
-        if problem.pod in pods and (problem.is_final or (old_removed and problem.is_permanent)):
+        pod = pods.get(problem.pod)
+        if pod is not None and (
+            problem.is_final or (is_down and problem.is_permanent and not pod.deleting)
+        ):
             return _Failure(problem.reason, problem.message)
     exceeded = deadline_exceeded(target, snapshot, problems)
     return _Failure(*exceeded) if exceeded is not None else None
