@@ -41,6 +41,44 @@ _CODE: Final = (
     "import triton_python_backend_utils as pb_utils\n\n\nclass TritonPythonModel:\n    def "
     "execute(self, requests):\n        return []\n"
 )
+_PATCHES: Final[tuple[Document, ...]] = (
+    {"metric_tags": {"a": "b"}},
+    {"metric_tags": {"9_a": "b", "": "c"}},
+    {"metric_tags": {"cost-centre": "b"}},
+    {"metric_tags": {"_a": "b"}},
+    {"optimization": {"eager_batching": True}},
+    {"optimization": {"priority": "PRIORITY_MAX", "input_pinned_memory": {"enable": False}}},
+    {"max_batch_size": 4},
+    {"response_cache": {"enable": True}},
+    {"runtime": "model.py"},
+    {"runtime": "libnone.so"},
+    {"output": [{"name": "o0", "label_filename": "labels.txt"}]},
+    {"model_repository_agents": {"agents": [{"name": "checksum"}]}},
+    {"model_transaction_policy": {"decoupled": True}},
+    {"parameters": {"own": {"string_value": "x"}}},
+    {"instance_group": [{"rate_limiter": {"priority": 1}}]},
+    {
+        "model_warmup": [
+            {
+                "name": "w",
+                "batch_size": 1,
+                "inputs": {
+                    "i0": {"data_type": "TYPE_FP32", "dims": [1], "input_data_file": "none"}
+                },
+            }
+        ]
+    },
+    {
+        "batch_input": [
+            {
+                "kind": "BATCH_ELEMENT_COUNT",
+                "target_name": ["n"],
+                "data_type": "TYPE_INT32",
+                "source_input": ["i0"],
+            }
+        ]
+    },
+)
 _VALUES: Final[tuple[Any, ...]] = (
     None,
     0,
@@ -96,7 +134,12 @@ def _made(draw: Draw) -> Document:
     """
     size = draw(st.sampled_from((0, 1, 8)))
     inputs = [
-        {"name": f"IN{index}", "dataType": draw(st.sampled_from(_TYPES)), "dims": draw(_DIMS)}
+        {
+            "name": f"IN{index}",
+            "dataType": draw(st.sampled_from(_TYPES)),
+            "dims": draw(_DIMS),
+            **_optional(draw, 30),
+        }
         for index in range(draw(st.integers(1, 2)))
     ]
     pool = [(f"pipeline.{tensor['name']}", tensor) for tensor in inputs]
@@ -143,7 +186,12 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     else:
         step["source"] = {"uri": f"s3://models/{name}/{_SOURCES[platform]}"}
     step["inputs"] = [
-        {"name": f"i{index}", **{key: entry[key] for key in ("dataType", "dims")}, "from": source}
+        {
+            "name": f"i{index}",
+            **{key: entry[key] for key in ("dataType", "dims")},
+            "from": source,
+            **_optional(draw, 80 if "optional" in entry else 10),
+        }
         for index, (source, entry) in enumerate(read)
     ]
     step["outputs"] = [
@@ -166,17 +214,12 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     if chance(draw, 10):
         step["decoupled"] = "Enabled"
     if chance(draw, 15):
-        step["configPatch"] = draw(
-            st.sampled_from(
-                (
-                    {"metric_tags": {"a": "b"}},
-                    {"optimization": {"eager_batching": True}},
-                    {"max_batch_size": 4},
-                    {"response_cache": {"enable": True}},
-                )
-            )
-        )
+        step["configPatch"] = draw(st.sampled_from(_PATCHES))
     return step
+
+
+def _optional(draw: Draw, percent: int) -> Document:
+    return {"optional": "Enabled"} if chance(draw, percent) else {}
 
 
 def _batching(draw: Draw, size: int) -> Document:
