@@ -218,7 +218,7 @@ def test_a_hub_that_stumbles_is_asked_again(pod: Pod) -> None:
             code, _ = pod.load()
     assert code == 0, pod.output
     assert "attempt 2 failed" in pod.output
-    assert "the hub answered 503" in pod.output
+    assert "the hub returned 503" in pod.output
 
 
 @pytest.mark.proves("spec.source.caRef.name", "behaviour")

@@ -113,7 +113,7 @@ def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
         )
         code, report = pod.load()
     assert code == 2, pod.output
-    assert "answered 403" in report.findings[0].message
+    assert "returned 403" in report.findings[0].message
     assert len([request for request in server.requests if "/resolve/" in request.path]) < 8
     assert pod.tree() == []
     # Nor were those under way brought to their end.

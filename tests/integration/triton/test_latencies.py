@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import pipelines
 from tests.support.builders import built
+from tests.support.operators import eventually
 from tests.support.python_backend import texts
 from tests.support.triton import triton_server
 from triton_pipelines.autoscaling.metrics.latency_reader import LatencyReader, ModelLatency
@@ -38,7 +40,14 @@ async def test_the_p99_of_the_ensemble_is_told_with_a_promise_alone(tmp_path: Pa
                     begin = time.perf_counter()
                     await client.infer(pipelines.ENSEMBLE, {"TEXT": texts("a text")})
                     seen.append(1000 * (time.perf_counter() - begin))
-                after = await reader.read(address, pipelines.ENSEMBLE)
+
+                async def counted(reader: LatencyReader = reader, address: str = address) -> Any:
+                    """Triton counts a request only after it has sent the response."""
+                    found = await reader.read(address, pipelines.ENSEMBLE)
+                    is_complete = isinstance(found, str) or found.requests >= REQUESTS
+                    return found if is_complete else None
+
+                after = await eventually("all requests are counted", counted, 10)
                 (statistics,) = await client.statistics(pipelines.ENSEMBLE)
         if not promise:
             assert isinstance(after, str)
