@@ -131,13 +131,19 @@ def _source_error(error: httpx.TransportError) -> SourceError:
 def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
     """Send a GET and follow redirects.
 
-    Authorization stays with its origin, and https never becomes http.
+    Authorization stays with its origin, and https never becomes http. Only the origin of ``url``
+    may ask for credentials: where a redirect leads is not trusted with them (CVE-2020-15157).
     """
-    send = dict(headers)
+    send, first = dict(headers), _origin(url)
     for _ in range(_MAX_REDIRECTS):
         with client.stream("GET", url, headers=send, follow_redirects=False) as response:
             if response.status_code not in _REDIRECTS:
-                _check_status(response, url, "Authorization" in headers)
+                _check_status(
+                    response,
+                    url,
+                    presented="Authorization" in headers,
+                    is_own=_origin(url) == first,
+                )
                 yield response
                 return
             following = urljoin(url, response.headers.get("location", ""))
@@ -154,7 +160,15 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
+def _check_status(response: httpx.Response, url: str, *, presented: bool, is_own: bool) -> None:
+    """Raise the error for a response without content.
+
+    Args:
+        response: the response.
+        url: its URL.
+        presented: whether the first request carried credentials.
+        is_own: whether the response came from the origin that was requested.
+    """
     status = response.status_code
     if status in (200, 206):
         return
@@ -167,7 +181,7 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
         )
         raise SourceError(
             f"{where} returned {status} {response.reason_phrase}: {advice}",
-            challenge=_challenge(response),
+            challenge=_challenge(response) if is_own else None,
         )
     if status in (404, 410):
         raise SourceError(
