@@ -63,9 +63,9 @@ def test_a_challenge_behind_a_redirect_gets_no_credentials(
         LoopbackServer(answer) as registry,
         httpx.Client(trust_env=False) as client,
     ):
-        with pytest.raises(SourceError, match="401"):
-            with source(client, registry, tmp_path / "image").open("model.bin") as body:
-                b"".join(body.chunks)
+        opened = source(client, registry, tmp_path / "image").open("model.bin")
+        with pytest.raises(SourceError, match="401"), opened as body:
+            b"".join(body.chunks)
         assert evil.requests == []
         assert all("authorization" not in request.headers for request in cdn.requests)
 

@@ -1,7 +1,8 @@
 """Unpack the layers of an image: tar archives on top of each other, below one place only.
 
 Layers are untrusted. Only regular files and folders are written, below the folder to unpack into
-and nowhere else, and what comes out of a layer is bounded. The filters of :mod:`tarfile` are not
+and nowhere else, and what comes out of a layer is bounded. A hard link to a file that was unpacked
+becomes a copy of it, which counts toward the limits. The filters of :mod:`tarfile` are not
 enough for that: they rename absolute names, accept links, bound nothing, and Python has them only
 from 3.11.4 on.
 """
@@ -41,10 +42,14 @@ _BROKEN: Final = (
     EOFError,
     zlib.error,
     gzip.BadGzipFile,
-    # tarfile lets these pass for headers that are nested too deep or hold no numbers.
+    # tarfile lets these pass for headers that are nested too deep, end early or hold no numbers.
     RecursionError,
     ValueError,
     OverflowError,
+    IndexError,
+    KeyError,
+    # A member, or a removal, below what is a file.
+    NotADirectoryError,
 )
 
 
@@ -163,15 +168,19 @@ class _BoundedStream:
 
     def __init__(self, stream: IO[bytes], packed: int) -> None:
         self._stream, self._packed = stream, packed
-        self._position, self._header_end = 0, MAX_HEADER_BYTES
+        self._position, self._header_end, self._member_end = 0, MAX_HEADER_BYTES, 0
 
     def read(self, size: int) -> bytes:
         """Read the next bytes.
 
         Raises:
             SourceError: there are more than a layer, or a header, may have.
+            tarfile.ReadError: the archive ends inside a member. (:mod:`tarfile` skips content
+                without an end: it repeats empty reads up to the size that a header states.)
         """
         data = self._stream.read(size)
+        if not data and size > 0 and self._position < self._member_end:
+            raise tarfile.ReadError("unexpected end of data")
         self._position += len(data)
         if self._position > unpacked_limit(self._packed):
             raise unpacked_error("a layer", self._packed)
@@ -182,13 +191,26 @@ class _BoundedStream:
             )
         return data
 
-    def expect_header(self, position: int) -> None:
-        """Bound what is read until the next member: its headers start at ``position``."""
-        self._header_end = position + MAX_HEADER_BYTES + tarfile.RECORDSIZE
+    def expect_content(self, start: int, end: int) -> None:
+        """Bound what is read for the content of a member: by the layer's limit alone.
 
-    def expect_content(self) -> None:
-        """Bound what is read by the layer's limit alone."""
-        self._header_end = unpacked_limit(self._packed)
+        Args:
+            start: position of the content.
+            end: position after the content, where the headers of the next member start.
+
+        Raises:
+            SourceError: the content is larger than the layer may unpack to.
+            tarfile.ReadError: the content has a negative size.
+        """
+        if end < start:
+            raise tarfile.ReadError("negative size")
+        if end - start > unpacked_limit(self._packed):
+            raise unpacked_error("a layer", self._packed)
+        self._header_end, self._member_end = unpacked_limit(self._packed), end
+
+    def expect_header(self) -> None:
+        """Bound what is read until the next member by the maximum of its headers."""
+        self._header_end = self._member_end + MAX_HEADER_BYTES + tarfile.RECORDSIZE
 
 
 @contextmanager
@@ -224,7 +246,9 @@ def _members(
                 "global headers: publish the model's own files"
             )
         archive.members.clear()  # type: ignore[attr-defined]
-        stream.expect_content()
+        if member.size < 0:
+            raise tarfile.ReadError("negative size")
+        # The size of a sparse member, or of one of an unknown type, is not that of its content.
+        stream.expect_content(member.offset_data, archive.offset)  # type: ignore[attr-defined]
         yield archive, member
-        blocks = -(-member.size // tarfile.BLOCKSIZE) if member.isreg() else 0
-        stream.expect_header(member.offset_data + blocks * tarfile.BLOCKSIZE)
+        stream.expect_header()
