@@ -60,7 +60,10 @@ def everything(root: Path) -> list[str]:
         ("m/link", tarfile.SYMTYPE, "../../outside"),
         ("m/link", tarfile.SYMTYPE, "/etc/passwd"),
         ("m/link", tarfile.LNKTYPE, "../../outside/kept"),
-        ("m/link", tarfile.LNKTYPE, "m/file"),
+        ("m/link", tarfile.LNKTYPE, "m/missing"),
+        ("m/link", tarfile.LNKTYPE, "m/link"),
+        ("m", tarfile.LNKTYPE, "m/file"),
+        ("m/file/link", tarfile.LNKTYPE, "m/file"),
         ("m/device", tarfile.CHRTYPE, ""),
         ("m/device", tarfile.BLKTYPE, ""),
         ("m/pipe", tarfile.FIFOTYPE, ""),
@@ -86,6 +89,29 @@ def test_members_that_are_no_plain_files_or_folders_are_rejected(
     assert everything(tmp_path / "outside") == before
     assert (tmp_path / "outside/kept").read_text() == "kept"
     assert set(everything(into)) <= {"m", "m/file"}
+
+
+def test_a_hard_link_to_an_unpacked_file_is_a_copy(tmp_path: Path, into: Path) -> None:
+    packed = layer(
+        tmp_path / "layer",
+        ("./m/file", tarfile.REGTYPE, b"w"),
+        ("./m/1/link", tarfile.LNKTYPE, "./m/file"),
+    )
+    unpack(packed, "m", into)
+    assert everything(into) == ["m", "m/1", "m/1/link", "m/file"]
+    assert (into / "m/1/link").read_bytes() == b"w"
+    assert (into / "m/1/link").stat().st_nlink == 1
+
+
+def test_copies_of_hard_links_count_toward_the_limit(tmp_path: Path, into: Path) -> None:
+    packed = layer(
+        tmp_path / "layer",
+        ("m/file", tarfile.REGTYPE, os.urandom(1000) + bytes(30 << 20)),
+        *((f"m/link{number}", tarfile.LNKTYPE, "m/file") for number in range(5)),
+    )
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        unpack(packed, "m", into)
+    assert sum(path.stat().st_size for path in into.rglob("*") if path.is_file()) < 128 << 20
 
 
 def test_absolute_names_are_below_the_root_of_the_image(tmp_path: Path, into: Path) -> None:

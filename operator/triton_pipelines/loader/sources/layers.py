@@ -80,7 +80,7 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
             archive is broken or exceeds a limit.
         NoSpaceError: a file does not fit on the volume.
     """
-    count = 0
+    count = copied = 0
     with _opened(layer) as members:
         for archive, member in members:
             name = _name(member)
@@ -102,31 +102,75 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
                     " source.path"
                 )
             _check_member(member, name)
-            _write(archive, member, name, into)
+            if member.islnk():
+                copied += _copy_link(member, name, into, layer.stat().st_size, copied)
+            else:
+                _write(archive, member, name, into)
 
 
 def _check_member(member: tarfile.TarInfo, name: str) -> None:
-    """Refuse everything except a regular file or a folder below its own name."""
+    """Refuse everything except a regular file, a hard link or a folder below its own name."""
     check_name(name)
-    if member.issym() or member.islnk():
-        kind = "link" if member.issym() else "hard link"
+    if member.issym():
         raise SourceError(
-            f"{name} is a {kind} to {member.linkname[:200]}: put the file itself into the image"
+            f"{name} is a link to {member.linkname[:200]}: put the file itself into the image"
         )
     if member.issparse():
         raise SourceError(f"{name} is stored as a sparse file: pack it without --sparse")
-    if not (member.isreg() or member.isdir()):
+    if not (member.isreg() or member.isdir() or member.islnk()):
         raise SourceError(f"{name} is not a file: remove it from the image")
 
 
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: Path) -> None:
-    target = into / name
+def _copy_link(member: tarfile.TarInfo, name: str, into: Path, packed: int, copied: int) -> int:
+    """Copy the file to which the hard link ``name`` leads; return its bytes.
+
+    Args:
+        member: the hard link.
+        name: its name.
+        into: folder with what is unpacked.
+        packed: bytes of the layer.
+        copied: bytes of the copies that the layer's hard links have made.
+    """
+    origin = _plain_name(member.linkname)
+    check_name(origin)
+    source, target = into / origin, into / name
+    _make_way(name, into)
+    if (
+        source.is_relative_to(target)
+        or source.is_symlink()
+        or not source.is_file()
+        or not source.resolve().is_relative_to(into.resolve())
+    ):
+        raise SourceError(
+            f"{name} is a hard link to {origin[:200]}, which is not a file of the same folder: put "
+            "the file itself into the image"
+        )
+    size = source.stat().st_size
+    if copied + size > unpacked_limit(packed):
+        raise unpacked_error("a layer", packed)
+    if (free := free_bytes(into)) < size:
+        raise NoSpaceError(size, free, name)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copyfile(source, target, follow_symlinks=False)
+    return size
+
+
+def _make_way(name: str, into: Path) -> None:
+    """Remove files of lower layers where ``name`` needs folders."""
     # Unpacking makes no links; the name alone would not show one that is there anyway.
-    if not target.parent.resolve().is_relative_to(into.resolve()):
+    if not (into / name).parent.resolve().is_relative_to(into.resolve()):
         raise SourceError(f"{name} leads out of its folder through a link: unpack it elsewhere")
     for parent in PurePosixPath(name).parents:
         if (into / parent).is_file():
             (into / parent).unlink()
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: Path) -> None:
+    target = into / name
+    _make_way(name, into)
     if member.isdir():
         if target.is_symlink() or target.is_file():
             target.unlink()
@@ -159,7 +203,11 @@ def _remove(into: Path, name: str) -> None:
 
 def _name(member: tarfile.TarInfo) -> str:
     """Return a member's path, relative to the image's root."""
-    name = member.name.removeprefix("./").strip("/")
+    return _plain_name(member.name)
+
+
+def _plain_name(path: str) -> str:
+    name = path.removeprefix("./").strip("/")
     return "" if name == "." else name
 
 
@@ -249,6 +297,6 @@ def _members(
         if member.size < 0:
             raise tarfile.ReadError("negative size")
         # The size of a sparse member, or of one of an unknown type, is not that of its content.
-        stream.expect_content(member.offset_data, archive.offset)  # type: ignore[attr-defined]
+        stream.expect_content(member.offset_data, archive.offset)
         yield archive, member
         stream.expect_header()
