@@ -191,8 +191,9 @@ class FileCache:
             size = path.stat().st_size
             blob = self._blob(sha256)
             for folder in (temporary.parent, blob.parent, self._index(key).parent):
-                _folder(folder)
-            if blob.is_symlink() or not blob.is_file():
+                self._folder(folder)
+            # A pod that died, or a full volume, may leave an empty or cut file under the name.
+            if blob.is_symlink() or not blob.is_file() or blob.stat().st_size != size:
                 if not self._make_room(size):
                     return
                 if not self._keep(path, temporary, sha256):
@@ -222,7 +223,7 @@ class FileCache:
         Where the volume cannot hold a lock, every pod gets the right.
         """
         try:
-            _folder(self._lock(key).parent)
+            self._folder(self._lock(key).parent)
             return try_lease(self._lock(key), self._times)
         except OSError as error:
             self._note("it cannot be written", error)
@@ -284,6 +285,8 @@ class FileCache:
         found = []
         for blob in (self._root / "files").glob("*/*"):
             with contextlib.suppress(OSError):
+                if blob.parent.is_symlink():
+                    continue
                 found.append((blob.stat().st_mtime, blob))
         return found
 
@@ -294,6 +297,24 @@ class FileCache:
             + self._keep_free * figures.f_blocks * figures.f_frsize
             - figures.f_bavail * figures.f_frsize
         )
+
+    def _folder(self, path: Path) -> None:
+        """Create a folder of the cache.
+
+        Every pod may write to it: pods may run as different users of one group. None of them may
+        lead the others to another folder of theirs through a link.
+
+        Raises:
+            OSError: the folder cannot be created, or it or a parent is a symbolic link.
+        """
+        for folder in (self._root, path.parent, path):
+            if folder.is_symlink():
+                raise OSError(errno.ELOOP, f"{folder.name} is a symbolic link")
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            for made in (path, path.parent):
+                with contextlib.suppress(OSError):
+                    made.chmod(0o2775)
 
     def _now(self) -> float:
         """Return the time of the volume: its server's clock may differ from this host's."""
@@ -366,15 +387,6 @@ def _clone(source: int, target: int) -> bool:
             raise
         return False
     return True
-
-
-def _folder(path: Path) -> None:
-    """Create a folder that every pod may write to: pods may run as different users of one group."""
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
-        for made in (path, path.parent):
-            with contextlib.suppress(OSError):
-                made.chmod(0o2775)
 
 
 def _share(path: Path) -> None:

@@ -54,8 +54,12 @@ def refuse_cleartext(
             f"{owner}.secretRef; nothing was sent. Use https:// (with caRef for a private CA), or "
             "remove secretRef if the server needs no credentials"
         )
-    if location.scheme == "http" and "@" in urlsplit(location.uri).netloc:
+    if _has_userinfo(location.endpoint or endpoint or location.uri):
         raise SourceError(
             f"{host} is addressed over http:// with user information, which others could read; "
             "nothing was sent. Use https://, or remove user and password from the URL"
         )
+
+
+def _has_userinfo(url: str) -> bool:
+    return "@" in urlsplit(url).netloc

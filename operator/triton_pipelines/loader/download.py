@@ -179,7 +179,7 @@ class Downloader:
                 cached.size,
                 body.revision,
                 resumed=False,
-                cached=True,
+                is_unproven=not (body.digest or body.git_blob),
             )
             part.note(done, body.identity)
             return done

@@ -11,6 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from typing import Final
+from urllib.parse import urlsplit
+
+from triton_pipelines.loader.uris import LOOPBACK
 
 _OWN_PREFIX: Final = "TRITONPIPE_"
 IGNORED: Final = frozenset(
@@ -57,6 +60,10 @@ IGNORED: Final = frozenset(
 """Names of the variables; with them, all that start with ``TRITONPIPE_`` are ignored."""
 
 
+_HTTPS_ONLY: Final = frozenset({"AWS_ENDPOINT_URL_STS", "AZURE_AUTHORITY_HOST"})
+"""Where the identity of the pod is presented: kept for private clouds, over https or loopback."""
+
+
 def drop_ignored(environment: MutableMapping[str, str] = os.environ) -> list[str]:
     """Remove the variables that the loader ignores, also for the libraries; return their names.
 
@@ -68,8 +75,19 @@ def drop_ignored(environment: MutableMapping[str, str] = os.environ) -> list[str
     dropped = sorted(
         name
         for name in environment
-        if name.upper() in IGNORED or name.upper().startswith(_OWN_PREFIX)
+        if name.upper() in IGNORED
+        or name.upper().startswith(_OWN_PREFIX)
+        or (name.upper() in _HTTPS_ONLY and not _is_private(environment[name]))
     )
     for name in dropped:
         del environment[name]
     return dropped
+
+
+def _is_private(url: str) -> bool:
+    """Return whether nobody else can read what is sent to ``url``."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)

@@ -253,14 +253,15 @@ class Fetcher:
             if resolved is not None and resolved.revision is not None and error.missing:
                 raise changed(item, resolved, f"gone ({error})", what) from error
             raise
-        if _matches(item, resolved, staged) or not (staged.resumed or staged.cached):
+        if _matches(item, resolved, staged) or not (staged.resumed or staged.is_unproven):
             return staged
         # What an earlier attempt left, or another pod put into the model cache, may be wrong; try
-        # once more from byte 0 of the source.
+        # once more from byte 0 of the source. Files that the source's own digest proves are not
+        # fetched again: then the expected digest is the wrong one.
         self._log.warning(
             "%s: the digest does not match after a %s; fetching all of it again",
             what,
-            "copy from the model cache" if staged.cached else "resumed download",
+            "copy from the model cache" if staged.is_unproven else "resumed download",
         )
         shutil.rmtree(staging, ignore_errors=True)
         return self._stager.files(replace(request, refresh=True))

@@ -25,8 +25,9 @@ class DownloadedFile:
     """What it resolved to."""
     resumed: bool
     """Whether part of it came from an earlier attempt."""
-    cached: bool = False
-    """Whether it came from the model cache, to which other pods can write."""
+    is_unproven: bool = False
+    """Whether it came from the model cache, to which others can write, and the source announced no
+    digest to compare it with."""
 
 
 class PartialFile:

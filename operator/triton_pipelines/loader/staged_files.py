@@ -25,8 +25,8 @@ class StagedFiles:
     """What the source resolved to."""
     resumed: bool
     """Whether part of it came from an earlier attempt."""
-    cached: bool = False
-    """Whether part of it came from the model cache."""
+    is_unproven: bool = False
+    """Whether part of it came from the model cache and is not what the source's digest proves."""
     versions: tuple[int, ...] = ()
     """The versions of a model."""
     notes: tuple[LoadFinding, ...] = ()
@@ -43,7 +43,7 @@ def staged(
         digest_of(sums),
         revision,
         resumed=any(value.resumed for value in got.values()),
-        cached=any(value.cached for value in got.values()),
+        is_unproven=any(value.is_unproven for value in got.values()),
     )
 
 

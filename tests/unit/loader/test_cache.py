@@ -295,3 +295,39 @@ def test_the_index_holds_no_address(made: FileCache, tmp_path: Path) -> None:
     kept(made, tmp_path, b"weights")
     note = json.loads(next((tmp_path / "volume/v1/index").glob("*/*")).read_text())
     assert set(note) == {"sha256", "size"}
+
+
+@pytest.mark.parametrize("wrong", [b"", b"weights and more"])
+def test_a_file_of_a_wrong_size_is_replaced(made: FileCache, tmp_path: Path, wrong: bytes) -> None:
+    kept(made, tmp_path, b"weights")
+    next((tmp_path / "volume/v1/files").glob("*/*")).write_bytes(wrong)
+    key = kept(made, tmp_path, b"weights", "other")
+    assert made.take(key, tmp_path / "target") is not None
+
+
+@pytest.mark.parametrize("linked", ["", "files", "files/{sha256}", "index", "index/{key}", "tmp"])
+def test_a_folder_that_is_a_link_is_not_written_to(
+    made: FileCache, tmp_path: Path, linked: str
+) -> None:
+    digest = hashlib.sha256(b"weights").hexdigest()
+    folder = tmp_path / "volume/v1" / linked.format(sha256=digest[:2], key=cache_key("key")[:2])
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    kept(made, tmp_path, b"weights")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    finding = made.finding()
+    assert finding is not None
+    assert "symbolic link" in finding.message
+
+
+def test_files_behind_a_linked_folder_are_not_evicted(small: FileCache, tmp_path: Path) -> None:
+    kept(small, tmp_path, b"a" * 4096, "first")
+    (tmp_path / "elsewhere").mkdir()
+    theirs = tmp_path / "elsewhere/model.bin"
+    theirs.write_bytes(b"x" * 4096)
+    os.utime(theirs, (0, 0))
+    (tmp_path / "volume/v1/files/zz").symlink_to(tmp_path / "elsewhere")
+    for number in range(12):
+        kept(small, tmp_path, bytes([number]) * 4096, str(number))
+    assert theirs.exists()

@@ -26,6 +26,7 @@ def test_settings_are_dropped_and_identities_and_proxies_stay() -> None:
         "AZURE_CLIENT_ID": "id",
         "AZURE_AUTHORITY_HOST": "https://login",
         "SSL_CERT_FILE": "/ca.crt",
+        "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:8080",
         "HOME": "/tmp",
     }
     dropped = {
@@ -41,6 +42,16 @@ def test_settings_are_dropped_and_identities_and_proxies_stay() -> None:
     environment = {**kept, **dropped}
     assert drop_ignored(environment) == sorted(dropped)
     assert environment == kept
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_STS", "azure_authority_host"])
+@pytest.mark.parametrize(
+    "value", ["http://elsewhere", "elsewhere", "", "https", "http://[", "http://127.0.0.1.test"]
+)
+def test_an_identity_is_presented_with_tls_alone(name: str, value: str) -> None:
+    environment = {name: value}
+    assert drop_ignored(environment) == [name]
+    assert environment == {}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,10 @@ def everything(root: Path) -> list[str]:
         ("m/link", tarfile.SYMTYPE, "../../outside"),
         ("m/link", tarfile.SYMTYPE, "/etc/passwd"),
         ("m/link", tarfile.LNKTYPE, "../../outside/kept"),
-        ("m/link", tarfile.LNKTYPE, "m/file"),
+        ("m/link", tarfile.LNKTYPE, "m/missing"),
+        ("m/link", tarfile.LNKTYPE, "m/link"),
+        ("m", tarfile.LNKTYPE, "m/file"),
+        ("m/file/link", tarfile.LNKTYPE, "m/file"),
         ("m/device", tarfile.CHRTYPE, ""),
         ("m/device", tarfile.BLKTYPE, ""),
         ("m/pipe", tarfile.FIFOTYPE, ""),
@@ -85,6 +89,29 @@ def test_members_that_are_no_plain_files_or_folders_are_rejected(
     assert everything(tmp_path / "outside") == before
     assert (tmp_path / "outside/kept").read_text() == "kept"
     assert set(everything(into)) <= {"m", "m/file"}
+
+
+def test_a_hard_link_to_an_unpacked_file_is_a_copy(tmp_path: Path, into: Path) -> None:
+    packed = layer(
+        tmp_path / "layer",
+        ("./m/file", tarfile.REGTYPE, b"w"),
+        ("./m/1/link", tarfile.LNKTYPE, "./m/file"),
+    )
+    unpack(packed, "m", into)
+    assert everything(into) == ["m", "m/1", "m/1/link", "m/file"]
+    assert (into / "m/1/link").read_bytes() == b"w"
+    assert (into / "m/1/link").stat().st_nlink == 1
+
+
+def test_copies_of_hard_links_count_toward_the_limit(tmp_path: Path, into: Path) -> None:
+    packed = layer(
+        tmp_path / "layer",
+        ("m/file", tarfile.REGTYPE, os.urandom(1000) + bytes(30 << 20)),
+        *((f"m/link{number}", tarfile.LNKTYPE, "m/file") for number in range(5)),
+    )
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        unpack(packed, "m", into)
+    assert sum(path.stat().st_size for path in into.rglob("*") if path.is_file()) < 128 << 20
 
 
 def test_absolute_names_are_below_the_root_of_the_image(tmp_path: Path, into: Path) -> None:
@@ -212,3 +239,87 @@ def test_broken_headers_are_errors_of_the_source(tmp_path: Path, into: Path) -> 
     (tmp_path / "layer").write_bytes(out.getvalue())
     with pytest.raises(SourceError):
         unpack(tmp_path / "layer", "m", into)
+
+
+def header(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0, **fields: bytes) -> bytes:
+    """Return one header block; ``fields`` are bytes for offsets of the block, as ``at345``."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    for offset, data in fields.items():
+        start = int(offset.removeprefix("at"))
+        block[start : start + len(data)] = data
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [1 << 60, 1 << 20, -1, -(1 << 40)])
+@pytest.mark.parametrize("name", ["m/file", "other/file"])
+def test_a_member_that_ends_before_its_size_is_an_error(
+    tmp_path: Path, into: Path, name: str, size: int
+) -> None:
+    (tmp_path / "layer").write_bytes(header(name, size=size) + bytes(1024))
+    with pytest.raises(SourceError, match=r"usable tar archive|unpacks to more than"):
+        unpack(tmp_path / "layer", "m", into)
+    with pytest.raises(SourceError, match=r"usable tar archive|unpacks to more than"):
+        scope_of([tmp_path / "layer"], "m/model.bin")
+
+
+def sparse_header(name: str, size: int, *, extended: bytes = b"\0") -> bytes:
+    """Return the header of a GNU sparse member that holds nothing and claims ``size`` bytes."""
+    return header(
+        name,
+        tarfile.GNUTYPE_SPARSE,
+        at482=extended,
+        at483=tarfile.itn(size, 12, tarfile.GNU_FORMAT),
+    )
+
+
+def test_a_sparse_member_does_not_lift_the_limit_of_the_next_header(
+    tmp_path: Path, into: Path
+) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("other/file")
+        info.pax_headers = {"comment": "x" * (60 << 20)}
+        archive.addfile(info)
+    (tmp_path / "layer").write_bytes(sparse_header("other/sparse", 1 << 30) + out.getvalue())
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match="header"):
+            unpack(tmp_path / "layer", "m", into)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_members_of_unknown_types_outside_of_the_scope_do_not_matter(
+    tmp_path: Path, into: Path
+) -> None:
+    packed = layer(
+        tmp_path / "layer",
+        ("other/unknown", b"Z", bytes(3 << 20)),
+        ("m/file", tarfile.REGTYPE, b"w"),
+    )
+    unpack(packed, "m", into)
+    assert everything(into) == ["m", "m/file"]
+
+
+def test_a_sparse_header_that_ends_early_is_an_error_of_the_source(
+    tmp_path: Path, into: Path
+) -> None:
+    (tmp_path / "layer").write_bytes(sparse_header("other/sparse", 512, extended=b"\1"))
+    with pytest.raises(SourceError, match="usable tar archive"):
+        unpack(tmp_path / "layer", "m", into)
+
+
+def test_a_removal_below_a_file_is_an_error_of_the_source(tmp_path: Path, into: Path) -> None:
+    packed = layer(
+        tmp_path / "layer",
+        ("m/file", tarfile.REGTYPE, b"w"),
+        ("m/file/.wh.x", tarfile.REGTYPE, b""),
+    )
+    with pytest.raises(SourceError, match="usable tar archive"):
+        unpack(packed, "m", into)

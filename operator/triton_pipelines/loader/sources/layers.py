@@ -1,7 +1,8 @@
 """Unpack the layers of an image: tar archives on top of each other, below one place only.
 
 Layers are untrusted. Only regular files and folders are written, below the folder to unpack into
-and nowhere else, and what comes out of a layer is bounded. The filters of :mod:`tarfile` are not
+and nowhere else, and what comes out of a layer is bounded. A hard link to a file that was unpacked
+becomes a copy of it, which counts toward the limits. The filters of :mod:`tarfile` are not
 enough for that: they rename absolute names, accept links, bound nothing, and Python has them only
 from 3.11.4 on.
 """
@@ -41,10 +42,14 @@ _BROKEN: Final = (
     EOFError,
     zlib.error,
     gzip.BadGzipFile,
-    # tarfile lets these pass for headers that are nested too deep or hold no numbers.
+    # tarfile lets these pass for headers that are nested too deep, end early or hold no numbers.
     RecursionError,
     ValueError,
     OverflowError,
+    IndexError,
+    KeyError,
+    # A member, or a removal, below what is a file.
+    NotADirectoryError,
 )
 
 
@@ -75,7 +80,7 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
             archive is broken or exceeds a limit.
         NoSpaceError: a file does not fit on the volume.
     """
-    count = 0
+    count = copied = 0
     with _opened(layer) as members:
         for archive, member in members:
             name = _name(member)
@@ -97,31 +102,75 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
                     " source.path"
                 )
             _check_member(member, name)
-            _write(archive, member, name, into)
+            if member.islnk():
+                copied += _copy_link(member, name, into, layer.stat().st_size, copied)
+            else:
+                _write(archive, member, name, into)
 
 
 def _check_member(member: tarfile.TarInfo, name: str) -> None:
-    """Refuse everything except a regular file or a folder below its own name."""
+    """Refuse everything except a regular file, a hard link or a folder below its own name."""
     check_name(name)
-    if member.issym() or member.islnk():
-        kind = "link" if member.issym() else "hard link"
+    if member.issym():
         raise SourceError(
-            f"{name} is a {kind} to {member.linkname[:200]}: put the file itself into the image"
+            f"{name} is a link to {member.linkname[:200]}: put the file itself into the image"
         )
     if member.issparse():
         raise SourceError(f"{name} is stored as a sparse file: pack it without --sparse")
-    if not (member.isreg() or member.isdir()):
+    if not (member.isreg() or member.isdir() or member.islnk()):
         raise SourceError(f"{name} is not a file: remove it from the image")
 
 
-def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: Path) -> None:
-    target = into / name
+def _copy_link(member: tarfile.TarInfo, name: str, into: Path, packed: int, copied: int) -> int:
+    """Copy the file to which the hard link ``name`` leads; return its bytes.
+
+    Args:
+        member: the hard link.
+        name: its name.
+        into: folder with what is unpacked.
+        packed: bytes of the layer.
+        copied: bytes of the copies that the layer's hard links have made.
+    """
+    origin = _plain_name(member.linkname)
+    check_name(origin)
+    source, target = into / origin, into / name
+    _make_way(name, into)
+    if (
+        source.is_relative_to(target)
+        or source.is_symlink()
+        or not source.is_file()
+        or not source.resolve().is_relative_to(into.resolve())
+    ):
+        raise SourceError(
+            f"{name} is a hard link to {origin[:200]}, which is not a file of the same folder: put "
+            "the file itself into the image"
+        )
+    size = source.stat().st_size
+    if copied + size > unpacked_limit(packed):
+        raise unpacked_error("a layer", packed)
+    if (free := free_bytes(into)) < size:
+        raise NoSpaceError(size, free, name)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copyfile(source, target, follow_symlinks=False)
+    return size
+
+
+def _make_way(name: str, into: Path) -> None:
+    """Remove files of lower layers where ``name`` needs folders."""
     # Unpacking makes no links; the name alone would not show one that is there anyway.
-    if not target.parent.resolve().is_relative_to(into.resolve()):
+    if not (into / name).parent.resolve().is_relative_to(into.resolve()):
         raise SourceError(f"{name} leads out of its folder through a link: unpack it elsewhere")
     for parent in PurePosixPath(name).parents:
         if (into / parent).is_file():
             (into / parent).unlink()
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, into: Path) -> None:
+    target = into / name
+    _make_way(name, into)
     if member.isdir():
         if target.is_symlink() or target.is_file():
             target.unlink()
@@ -154,7 +203,11 @@ def _remove(into: Path, name: str) -> None:
 
 def _name(member: tarfile.TarInfo) -> str:
     """Return a member's path, relative to the image's root."""
-    name = member.name.removeprefix("./").strip("/")
+    return _plain_name(member.name)
+
+
+def _plain_name(path: str) -> str:
+    name = path.removeprefix("./").strip("/")
     return "" if name == "." else name
 
 
@@ -163,15 +216,19 @@ class _BoundedStream:
 
     def __init__(self, stream: IO[bytes], packed: int) -> None:
         self._stream, self._packed = stream, packed
-        self._position, self._header_end = 0, MAX_HEADER_BYTES
+        self._position, self._header_end, self._member_end = 0, MAX_HEADER_BYTES, 0
 
     def read(self, size: int) -> bytes:
         """Read the next bytes.
 
         Raises:
             SourceError: there are more than a layer, or a header, may have.
+            tarfile.ReadError: the archive ends inside a member. (:mod:`tarfile` skips content
+                without an end: it repeats empty reads up to the size that a header states.)
         """
         data = self._stream.read(size)
+        if not data and size > 0 and self._position < self._member_end:
+            raise tarfile.ReadError("unexpected end of data")
         self._position += len(data)
         if self._position > unpacked_limit(self._packed):
             raise unpacked_error("a layer", self._packed)
@@ -182,13 +239,26 @@ class _BoundedStream:
             )
         return data
 
-    def expect_header(self, position: int) -> None:
-        """Bound what is read until the next member: its headers start at ``position``."""
-        self._header_end = position + MAX_HEADER_BYTES + tarfile.RECORDSIZE
+    def expect_content(self, start: int, end: int) -> None:
+        """Bound what is read for the content of a member: by the layer's limit alone.
 
-    def expect_content(self) -> None:
-        """Bound what is read by the layer's limit alone."""
-        self._header_end = unpacked_limit(self._packed)
+        Args:
+            start: position of the content.
+            end: position after the content, where the headers of the next member start.
+
+        Raises:
+            SourceError: the content is larger than the layer may unpack to.
+            tarfile.ReadError: the content has a negative size.
+        """
+        if end < start:
+            raise tarfile.ReadError("negative size")
+        if end - start > unpacked_limit(self._packed):
+            raise unpacked_error("a layer", self._packed)
+        self._header_end, self._member_end = unpacked_limit(self._packed), end
+
+    def expect_header(self) -> None:
+        """Bound what is read until the next member by the maximum of its headers."""
+        self._header_end = self._member_end + MAX_HEADER_BYTES + tarfile.RECORDSIZE
 
 
 @contextmanager
@@ -224,7 +294,9 @@ def _members(
                 "global headers: publish the model's own files"
             )
         archive.members.clear()  # type: ignore[attr-defined]
-        stream.expect_content()
+        if member.size < 0:
+            raise tarfile.ReadError("negative size")
+        # The size of a sparse member, or of one of an unknown type, is not that of its content.
+        stream.expect_content(member.offset_data, archive.offset)
         yield archive, member
-        blocks = -(-member.size // tarfile.BLOCKSIZE) if member.isreg() else 0
-        stream.expect_header(member.offset_data + blocks * tarfile.BLOCKSIZE)
+        stream.expect_header()

@@ -30,6 +30,12 @@ _MAX_REDIRECTS: Final = 10
 IDENTITY: Final = {"Accept-Encoding": "identity"}
 """Header that requests content as it is; some servers compress it all the same."""
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
+_UNPACKED_CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
+_OTHER_CODINGS: Final = frozenset({"br", "zstd", "compress", "x-compress"})
+"""Codings that compress and that are not unpacked here.
+
+All other values change no content: servers send ``aws-chunked``, ``utf-8``, ``binary``, ``none``.
+"""
 _BLOCK: Final = 1 << 20
 TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)
 """Seconds without a byte until an attempt fails; a whole download has no limit."""
@@ -88,7 +94,7 @@ class WebSource:
                 headers["If-Range"] = validator
         with web_errors(), stream(self._client, url, headers) as response:
             start, size = _range(response, offset if offset and validator else 0)
-            encoded = _encoding(response) != "identity"
+            encoded = bool(_codings(response))
             yield FileBody(
                 decoded_chunks(response),
                 offset=start,
@@ -131,13 +137,19 @@ def _source_error(error: httpx.TransportError) -> SourceError:
 def stream(client: httpx.Client, url: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
     """Send a GET and follow redirects.
 
-    Authorization stays with its origin, and https never becomes http.
+    Authorization stays with its origin, and https never becomes http. Only the origin of ``url``
+    may ask for credentials: where a redirect leads is not trusted with them (CVE-2020-15157).
     """
-    send = dict(headers)
+    send, first = dict(headers), _origin(url)
     for _ in range(_MAX_REDIRECTS):
         with client.stream("GET", url, headers=send, follow_redirects=False) as response:
             if response.status_code not in _REDIRECTS:
-                _check_status(response, url, "Authorization" in headers)
+                _check_status(
+                    response,
+                    url,
+                    presented="Authorization" in headers,
+                    is_own=_origin(url) == first,
+                )
                 yield response
                 return
             following = urljoin(url, response.headers.get("location", ""))
@@ -154,7 +166,15 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"https": 443, "http": 80}.get(parts.scheme)
 
 
-def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
+def _check_status(response: httpx.Response, url: str, *, presented: bool, is_own: bool) -> None:
+    """Raise the error for a response without content.
+
+    Args:
+        response: the response.
+        url: its URL.
+        presented: whether the first request carried credentials.
+        is_own: whether the response came from the origin that was requested.
+    """
     status = response.status_code
     if status in (200, 206):
         return
@@ -167,7 +187,7 @@ def _check_status(response: httpx.Response, url: str, presented: bool) -> None:
         )
         raise SourceError(
             f"{where} returned {status} {response.reason_phrase}: {advice}",
-            challenge=_challenge(response),
+            challenge=_challenge(response) if is_own else None,
         )
     if status in (404, 410):
         raise SourceError(
@@ -238,8 +258,11 @@ def _strong(response: httpx.Response) -> str | None:
     return str(etag) if etag and not etag.startswith("W/") else None
 
 
-def _encoding(response: httpx.Response) -> str:
-    return str(response.headers.get("content-encoding", "")).strip().lower() or "identity"
+def _codings(response: httpx.Response) -> tuple[str, ...]:
+    """Return the codings by which the body is compressed."""
+    values = str(response.headers.get("content-encoding", "")).lower().split(",")
+    names = (value.strip() for value in values)
+    return tuple(name for name in names if name in _UNPACKED_CODINGS | _OTHER_CODINGS)
 
 
 def decoded_chunks(response: httpx.Response) -> Iterator[bytes]:
@@ -248,27 +271,29 @@ def decoded_chunks(response: httpx.Response) -> Iterator[bytes]:
     httpx would unpack each chunk at once, by any number of encodings and without a limit.
 
     Raises:
-        SourceError: the body cannot be read, is not gzip or deflate, or unpacks to too much.
+        SourceError: the body cannot be read, is compressed otherwise than by gzip or deflate, or
+            unpacks to too much.
     """
-    encoding = _encoding(response)
+    codings = _codings(response)
     with web_errors():
-        if encoding == "identity":
+        if not codings:
             yield from response.iter_raw()
-        elif encoding in ("gzip", "x-gzip", "deflate"):
-            yield from _inflated(response.iter_raw())
+        elif len(codings) == 1 and codings[0] in _UNPACKED_CODINGS:
+            yield from _inflated(response.iter_raw(), codings[0])
         else:
             raise SourceError(
-                f"sends Content-Encoding {encoding[:80]}, which was not requested: let the server "
-                "send the file as it is"
+                f"sends Content-Encoding {', '.join(codings)[:80]}, which was not requested: let "
+                "the server send the file as it is"
             )
 
 
-def _inflated(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    decoder, packed, unpacked = zlib.decompressobj(_GZIP_OR_ZLIB), 0, 0
+def _inflated(chunks: Iterator[bytes], coding: str) -> Iterator[bytes]:
+    decoder, packed, unpacked = None, 0, 0
     for chunk in chunks:
         packed += len(chunk)
         rest = chunk
         while rest:
+            decoder = decoder or zlib.decompressobj(_window_bits(rest[0], coding))
             try:
                 data = decoder.decompress(rest, _BLOCK)
             except zlib.error as error:
@@ -281,8 +306,18 @@ def _inflated(chunks: Iterator[bytes]) -> Iterator[bytes]:
             if decoder.eof and decoder.unused_data:
                 # gzip files may consist of several members.
                 rest, decoder = decoder.unused_data, zlib.decompressobj(_GZIP_OR_ZLIB)
-    if not decoder.eof:
+    if decoder is None or not decoder.eof:
         raise SourceError("the compressed body ended early", retryable=True)
+
+
+def _window_bits(first: int, coding: str) -> int:
+    """Return the format of a body by its first byte: some servers send deflate without a header.
+
+    Deflate data starts with neither the method of a zlib header nor gzip's magic number (RFC 1951,
+    3.2.3): block type 3 is not used, and a stored block is padded with zeros.
+    """
+    has_header = first == 0x1F or first & 0x0F == zlib.DEFLATED
+    return -zlib.MAX_WBITS if coding == "deflate" and not has_header else _GZIP_OR_ZLIB
 
 
 def split_userinfo(url: str) -> tuple[str, tuple[str, str] | None]:
