@@ -33,17 +33,17 @@ def is_port_taken(log: str) -> bool:
 def failure_reason(log: str) -> str:
     """Return the server's own error lines, for messages; else the end of its log.
 
-    Some reasons are only in the log. An exception that ended the server goes first. Error lines
+    Some reasons are only in the log. An exception that ended the server comes last. Error lines
     are those of Triton's log format (2.51.0), those
     of protobuf on a config that it cannot parse, and those of getopt on an unknown flag.
     """
-    uncaught = _UNCAUGHT.search(log)
-    if uncaught is not None:
-        return f"uncaught {uncaught['type']}: {uncaught['what'].strip()}"
     matches = (_ERROR_LINE.match(line) for line in log.splitlines())
     errors = [match[1].strip('"') for match in matches if match and not _HARMLESS.search(match[0])]
     # The first error is the cause of the others.
     first = list(dict.fromkeys(errors))[:_LINES]
+    uncaught = _UNCAUGHT.search(log)
+    if uncaught is not None:
+        first.append(f"uncaught {uncaught['type']}: {uncaught['what'].strip()}")
     return (
         " | ".join(first) or " | ".join(log.strip().splitlines()[-_LINES:]) or "it logged nothing"
     )

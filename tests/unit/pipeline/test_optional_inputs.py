@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.builders import built
 from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.compile.render.model_config import configs
 
 FP32: dict[str, Any] = {"dataType": "FP32", "dims": [1]}
@@ -123,3 +124,43 @@ def test_inputs_of_a_vllm_engine_are_connected_if_the_pipeline_lists_them() -> N
     read = {entry.tensor.name: entry.source for entry in engine.inputs if entry.source is not None}
     assert set(read) == {"text_input", "sampling_parameters"}
     assert one.graph.optional_inputs == {"sampling_parameters"}
+
+
+def test_the_example_request_feeds_a_step_that_has_only_optional_inputs() -> None:
+    python = {"platform": "python", "python": {"code": {"inline": "x"}}, "source": None}
+    text = {"name": "text", "dataType": "STRING", "dims": [1]}
+    hint = {**text, "name": "hint", "optional": "Enabled"}
+    one = built(
+        tokenizer=None,
+        postprocess=None,
+        model={**python, "inputs": [text], "outputs": [{**text, "name": "oa"}]},
+        steps=[
+            {
+                **{key: value for key, value in python.items() if value is not None},
+                "name": "extra",
+                "inputs": [{**hint, "from": "pipeline.hint"}],
+                "outputs": [{**text, "name": "ob"}],
+            }
+        ],
+        ensemble={
+            "outputs": [{"name": "a", "from": "model.oa"}, {"name": "b", "from": "extra.ob"}]
+        },
+    )
+    assert not one.findings
+    example = example_of(one.pipeline, one.graph)
+    assert example is not None
+    assert set(example.inputs) == {"text", "hint"}
+
+
+def test_a_name_of_a_vllm_input_that_is_not_optional_stays_unconnected() -> None:
+    text = {**TEXT, "name": "text_input"}
+    settings = {**TEXT, "name": "sampling_parameters"}
+    one = built(
+        tokenizer=None,
+        postprocess=None,
+        model={"platform": "vllm", "source": {"uri": "hf://org/model"}, "outputs": None},
+        ensemble={"inputs": [text, settings]},
+        server={"gpu": {"count": 1}},
+    )
+    (engine,) = one.graph.steps
+    assert {entry.tensor.name for entry in engine.inputs if entry.source} == {"text_input"}

@@ -350,8 +350,17 @@ class Graph:
 
     @property
     def required_inputs(self) -> tuple[Tensor, ...]:
-        """Return the public inputs that a request must contain."""
-        return tuple(tensor for tensor in self.inputs if tensor.name not in self.optional_inputs)
+        """Return the public inputs that a request must contain.
+
+        An optional one is among them if a step would otherwise get no input at all, which fails.
+        """
+        needed: set[str] = set()
+        for step in self.steps:
+            read = [entry.source for entry in step.inputs if entry.source is not None]
+            if all(one.step == PIPELINE and one.tensor in self.optional_inputs for one in read):
+                needed |= {one.tensor for one in read}
+        omitted = self.optional_inputs - needed
+        return tuple(tensor for tensor in self.inputs if tensor.name not in omitted)
 
     @property
     def models(self) -> tuple[Step, ...]:

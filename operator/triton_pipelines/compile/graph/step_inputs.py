@@ -57,8 +57,9 @@ def step_inputs(
 def _vllm_inputs(path: str, context: StepContext) -> tuple[Input, ...]:
     """Return the inputs of the vLLM backend.
 
-    The text is connected, and each other input that ``spec.ensemble.inputs`` lists.
+    The text is connected, and each other input that ``spec.ensemble.inputs`` lists as optional.
     """
+    listed = {one.name for one in context.spec.ensemble.inputs if one.optional is Switch.ENABLED}
     result = []
     for tensor in VLLM_INPUTS:
         optional = tensor.name != VLLM_REQUIRED
@@ -68,7 +69,8 @@ def _vllm_inputs(path: str, context: StepContext) -> tuple[Input, ...]:
             dims=tensor.dims,
             optional=Switch.ENABLED if optional else None,
         )
-        source = context.source_of(declared)
+        is_connected = not optional or tensor.name in listed
+        source = context.source_of(declared) if is_connected else None
         result.append(Input(tensor, source, f"{path}.inputs", optional=optional))
     return tuple(result)
 

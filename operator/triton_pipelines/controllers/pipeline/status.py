@@ -193,14 +193,17 @@ def _tensor(tensor: Tensor, graph: Graph) -> dict[str, Any]:
         "name": tensor.name,
         "dataType": wire_type(tensor.data_type),
         "shape": list(public_shape(tensor, graph)),
-        **({"optional": Switch.ENABLED.value} if tensor.name in graph.optional_inputs else {}),
     }
 
 
 def _ensemble(graph: Graph) -> dict[str, Any]:
     return {
         "modelName": graph.model_name,
-        "inputs": [_tensor(tensor, graph) for tensor in graph.inputs],
+        "inputs": [
+            _tensor(tensor, graph)
+            | ({"optional": Switch.ENABLED.value} if tensor.name in graph.optional_inputs else {})
+            for tensor in graph.inputs
+        ],
         "outputs": [_tensor(output.tensor, graph) for output in graph.outputs],
     }
 

@@ -6,6 +6,7 @@ file and the field of the repository instead of a field of a resource that is no
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -48,7 +49,9 @@ def check_models(
     # Folders without any version are incomplete copies; what they would have is unknown.
     facts = ServerFacts(
         files={
-            name: {f"{version}/": 0 for version in model.versions}
+            name: dict.fromkeys((f"{version}/" for version in model.versions), 0)
+            # Sizes do not matter here.
+            | dict.fromkeys(model.other_files, sys.maxsize)
             for name, model in reached.items()
             if model.versions
         }

@@ -92,7 +92,8 @@ async def workload(
     """
     required = graph.required_inputs
     texts = tuple(tensor.name for tensor in required if tensor.data_type is DataType.STRING)
-    if len(texts) != len(required) or graph.tokenizer is None:
+    sends_optional = any(one.name in graph.optional_inputs for one in pipeline.spec.health.inputs)
+    if len(texts) != len(required) or graph.tokenizer is None or sends_optional:
         return _example_workload(pipeline, graph, options)
     random = np.random.default_rng((options.seed, 4))
     try:
