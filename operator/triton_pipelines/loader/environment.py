@@ -85,7 +85,7 @@ def drop_ignored(environment: MutableMapping[str, str] = os.environ) -> list[str
 
 
 def _is_private(url: str) -> bool:
-    """Return whether nobody else can read what is sent to ``url``."""
+    """Return whether a request to ``url`` is encrypted or stays on this host."""
     try:
         parts = urlsplit(url)
     except ValueError:

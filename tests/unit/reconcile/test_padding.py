@@ -15,7 +15,7 @@ from tests.support.worlds import STIFF, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.tuning_status import PaddingStatus
-from triton_pipelines.compile.graph.graph import PaddingChoice
+from triton_pipelines.compile.graph.effective_padding import PaddingChoice
 from triton_pipelines.controllers.pipeline.ragged_fallback import padding_status
 
 

@@ -12,8 +12,9 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, PipelineSpec
 
 from .declared_steps import DeclaredStep, auxiliary_steps, declared_steps
 from .defaults import TOKENIZER
+from .effective_padding import MeasuredPadding, PaddingChoice
 from .ensemble import text_dims, text_inputs, with_ensemble, with_entry_point
-from .graph import Graph, MeasuredPadding, PaddingChoice, Step, Tensor
+from .graph import Graph, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
 from .padding_choice import TokenReader, choose_padding

@@ -19,8 +19,8 @@ from triton_pipelines.api.optimization import TokenLengths, VersionPolicy
 from triton_pipelines.api.sequence_batching import SequenceBatching
 from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.tensors import DataType
-from triton_pipelines.api.tokenizer import Padding
 
+from .effective_padding import PaddingChoice
 from .tokenizer_settings import TokenizerSettings
 
 PIPELINE = "pipeline"
@@ -275,41 +275,6 @@ class PublicTensor:
     """The tensor of the step that produces it."""
     path: str = "spec.ensemble.outputs"
     """Field of the resource that declares it."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPadding:
-    """A padding that measured better than the one chosen by rule, for exactly this pipeline."""
-
-    mode: Padding
-    """The padding mode."""
-    buckets: tuple[int, ...]
-    """The buckets of mode Bucketed."""
-    said: str
-    """The measured figures, as text."""
-
-
-@dataclass(frozen=True, slots=True)
-class PaddingChoice:
-    """The effective padding and the reason for it."""
-
-    chosen: Padding
-    """The padding mode."""
-    reason: str
-    """Why it was chosen."""
-    buckets: tuple[int, ...] = ()
-    """The buckets of mode Bucketed."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Files that the loader could not adapt to ragged batches, by key, with its message."""
-    fixed_length: Mapping[str, str] = field(default_factory=dict)
-    """Steps that still need rows of one length, by their field, each with the reason."""
-    automatic: bool = False
-    """Whether ``Auto`` chose it."""
-    measured: bool = False
-    """Whether it was chosen by measurement and not by rule."""
-
-    def __str__(self) -> str:
-        return f"{self.chosen.value} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

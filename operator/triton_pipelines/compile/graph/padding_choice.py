@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triton_pipelines.api.tokenizer import Padding, Tokenizer
 
-from .graph import MeasuredPadding, PaddingChoice
+from .effective_padding import MeasuredPadding, PaddingChoice
 from .tensorrt_profiles import Box, bucket_lengths
 from .tokenizer_step import row_length
 

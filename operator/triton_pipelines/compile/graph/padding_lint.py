@@ -11,7 +11,8 @@ from triton_pipelines.api.tokenizer import Padding, Tokenizer
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import DEFAULT_MAX_LENGTH
-from .graph import Graph, Implementation, Input, PaddingChoice, Step
+from .effective_padding import PaddingChoice
+from .graph import Graph, Implementation, Input, Step
 from .lint_findings import listed, warning
 
 

@@ -12,7 +12,8 @@ from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import DEFAULT_MAX_LENGTH, TOKENIZER, USUAL_NAMES
-from .graph import Graph, PaddingChoice, Reference, Step
+from .effective_padding import PaddingChoice
+from .graph import Graph, Reference, Step
 from .tensorrt_profiles import boxes, uncovered, unfit
 
 

@@ -17,18 +17,9 @@ from .defaults import (
     TOKENIZER,
     USUAL_NAMES,
 )
+from .effective_padding import PaddingChoice
 from .fetches import inline_code, python_fetches, python_parameters, tokenizer_fetches
-from .graph import (
-    PIPELINE,
-    Implementation,
-    Input,
-    PaddingChoice,
-    Reference,
-    Role,
-    Step,
-    StepInstances,
-    Tensor,
-)
+from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
 from .tokenizer_settings import TokenizerSettings
 
 

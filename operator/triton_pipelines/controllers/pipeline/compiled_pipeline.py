@@ -10,8 +10,8 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check
+from triton_pipelines.compile.graph.effective_padding import MeasuredPadding
 from triton_pipelines.compile.graph.fingerprint import cost_fingerprint
-from triton_pipelines.compile.graph.graph import MeasuredPadding
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import patch_pipeline
 from triton_pipelines.compile.render import Revision, render

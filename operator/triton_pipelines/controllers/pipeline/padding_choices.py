@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.tokenizer import Padding
-from triton_pipelines.compile.graph.graph import Graph, MeasuredPadding
+from triton_pipelines.compile.graph.effective_padding import MeasuredPadding
+from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.resource_patch import (
     PaddingSetting,
 )

@@ -10,7 +10,7 @@ import yaml
 
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.graph import PaddingChoice
+from triton_pipelines.compile.graph.effective_padding import PaddingChoice
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.graph.resource_patch import (
     PaddingSetting,

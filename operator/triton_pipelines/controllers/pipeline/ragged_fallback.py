@@ -14,7 +14,8 @@ from typing import Any
 from triton_pipelines.api import names
 from triton_pipelines.api.loadreport import INFORMATIVE, LoadFinding, LoadReason
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.graph import Graph, PaddingChoice
+from triton_pipelines.compile.graph.effective_padding import PaddingChoice
+from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.ragged_eligibility import Refusals, refusal_key
 
 from .snapshot import Snapshot, json_object

@@ -11,7 +11,7 @@ from triton_pipelines.api.base import Switch
 from triton_pipelines.api.conditions import Condition
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options
-from triton_pipelines.compile.graph.graph import PaddingChoice
+from triton_pipelines.compile.graph.effective_padding import PaddingChoice
 
 from .actions import Deletion
 from .deployment_progress import serves_whole

@@ -216,7 +216,7 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
 def _runs_on_cpu(config: Any) -> bool:
     """Return whether instances may be those of a tokenizer, which never runs on a GPU.
 
-    Without a kind they may, although Triton would put them on GPUs: nobody meant that.
+    Without a kind they may, although Triton would put them on GPUs, which is unintended.
     """
     return not any(
         group.kind not in (_kind(group, "KIND_CPU"), _kind(group, "KIND_AUTO"))
