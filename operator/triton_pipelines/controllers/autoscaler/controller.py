@@ -33,10 +33,10 @@ from triton_pipelines.autoscaling.pods_and_cpu import (
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.autoscaling.types import PipelineLimits, ScalingDecision, ScalingState
 from triton_pipelines.cluster.client import Object
-from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
-from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu
+from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu, stored_objects
 from triton_pipelines.controllers.autoscaler.actuator import (
     Pace,
     PodTarget,
@@ -59,7 +59,6 @@ from triton_pipelines.controllers.pipeline.snapshot import (
     Pod,
     is_alive,
     is_pipeline_pod,
-    json_object,
 )
 
 _log = structlog.get_logger(__name__)
@@ -187,7 +186,9 @@ class Autoscaler:
         state.pods = tuple(
             pod
             for pod in state.all_pods
-            if pod.serving and pod.server_running and self._configs(state, pod) is not None
+            if pod.serving
+            and pod.server_running
+            and stored_objects.configs_of_pod(self.store, state, pod) is not None
         )
         state.forget_deleted_pods()
 
@@ -241,12 +242,6 @@ class Autoscaler:
             if state is not None:
                 self._clear(key, state)
 
-    def _configs(self, state: PipelineScalingState, pod: Pod) -> Mapping[str, str] | None:
-        name = names.revision_name(state.pipeline.name, pod.revision)
-        return pipeline_state.configs_of(
-            self.store.get(CONFIG_MAPS, state.pipeline.namespace, name)
-        )
-
     def _control(self, state: PipelineScalingState, pod: Pod) -> TritonPod:
         example = example_of(state.pipeline, state.graph)
         key = self.derive(state.pipeline.metadata.uid, pod.revision)
@@ -258,10 +253,10 @@ class Autoscaler:
         self, key: Key, state: PipelineScalingState, sample: PipelineSample | MetricsFailure
     ) -> None:
         """Decide, start what was decided, and publish intent and view."""
-        now, live = self.clock().timestamp(), self._live(state)
+        now, live = self.clock().timestamp(), stored_objects.live_data(self.store, state)
         deployment = self.store.get(DEPLOYMENTS, *key)
         before = state.memory or pipeline_state.with_recorded_counts(
-            loads(live.get(names.KEY_SCALING)), self._recorded_counts(state)
+            loads(live.get(names.KEY_SCALING)), stored_objects.recorded_counts(self.store, state)
         )
         before = pods_and_cpu.with_owned_fields(state, before, live, deployment)
         limits = pods_and_cpu.current_limits(state, before, direct=not any(self.collectors))
@@ -348,7 +343,7 @@ class Autoscaler:
         before: ScalingState,
     ) -> None:
         """Start a change to the desired counts, also for pods that started with other counts."""
-        recorded = self._recorded_counts(state)
+        recorded = stored_objects.recorded_counts(self.store, state)
         changed = {step: count for step, count in desired.items() if recorded.get(step) != count}
         diverged = any(
             count != desired[step]
@@ -370,7 +365,7 @@ class Autoscaler:
 
     def _count_changer(self) -> CountChanger:
         return CountChanger(
-            self._recorded_counts,
+            lambda state: stored_objects.recorded_counts(self.store, state),
             self._targets,
             self.clock,
             self.enqueue,
@@ -383,7 +378,10 @@ class Autoscaler:
     def _targets(self, state: PipelineScalingState, step: str) -> list[PodTarget]:
         """Return the pods whose count of the step and whose config are known."""
         return known_targets(
-            state, step, partial(self._configs, state), partial(self._control, state)
+            state,
+            step,
+            partial(stored_objects.configs_of_pod, self.store, state),
+            partial(self._control, state),
         )
 
     # --- publish --------------------------------------------------------------------------------
@@ -400,11 +398,3 @@ class Autoscaler:
         if change_key != state.view_key or now - state.view_at >= STATUS_SECONDS:
             state.output.view, state.view_key, state.view_at = view, change_key, now
             self.enqueue(key)
-
-    def _live(self, state: PipelineScalingState) -> Mapping[str, str]:
-        name = names.live_name(state.pipeline.name)
-        found = self.store.get(CONFIG_MAPS, state.pipeline.namespace, name)
-        return (found or {}).get("data") or {}
-
-    def _recorded_counts(self, state: PipelineScalingState) -> dict[str, int]:
-        return pipeline_state.valid_counts(json_object(self._live(state).get(names.KEY_COUNTS)))
