@@ -4,45 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.filesources import OneFile
 from triton_pipelines.loader.cache import FileCache
 from triton_pipelines.loader.download import Downloader, DownloadJob
-from triton_pipelines.loader.listing import SourceListing
 from triton_pipelines.loader.retry import Retrier, RetryPolicy
 from triton_pipelines.loader.source import FileBody
 from triton_pipelines.loader.staged_files import staged
 
 DATA = b"weights"
-
-
-class Announcing:
-    """A source that announces its digest, or none."""
-
-    def __init__(self, digest: str | None, git_blob: str | None) -> None:
-        self._digest, self._git_blob = digest, git_blob
-
-    def resolve(self) -> str | None:
-        return None
-
-    def list(self, place: str) -> SourceListing:
-        return SourceListing(None)
-
-    @contextmanager
-    def open(
-        self, name: str, *, offset: int = 0, validator: str | None = None
-    ) -> Iterator[FileBody]:
-        yield FileBody(
-            iter([DATA]),
-            size=len(DATA),
-            identity="v1",
-            digest=self._digest,
-            git_blob=self._git_blob,
-        )
 
 
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -59,7 +32,11 @@ def test_a_copy_that_the_source_proves_is_not_refreshed(
     log = logging.Logger("download")
     cache = FileCache(tmp_path / "volume", log, keep_free=0.0)
     downloader = Downloader(Retrier(log, RetryPolicy(attempts=1)), log, cache=cache)
-    source = Announcing(digest, git_blob)
+    source = OneFile(
+        lambda: FileBody(
+            iter([DATA]), size=len(DATA), identity="v1", digest=digest, git_blob=git_blob
+        )
+    )
     first, second = (
         downloader.fetch(DownloadJob(source, "name", tmp_path / target, "what", scope="s"))
         for target in ("first", "second")

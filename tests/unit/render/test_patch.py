@@ -86,3 +86,10 @@ def test_a_field_that_the_product_does_not_support_is_refused() -> None:
     _, findings = _patched({"modelRepositoryAgents": {"agents": [{"name": "checksum"}]}})
     (finding,) = findings
     assert finding.startswith("configPatch.model_repository_agents: is not supported")
+
+
+def test_what_requests_may_omit_is_set_by_the_resource_alone() -> None:
+    _, findings = _patched({"input": [{"name": "x", "optional": True}]})
+    (finding,) = findings
+    assert finding.startswith("configPatch.input: ")
+    assert "use inputs for these" in finding

@@ -33,7 +33,7 @@ REFUSED = {
 }
 # Parts of the messages below these fields that others may set.
 _TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
-_TENSOR_OWNED = ("name", "data_type", "dims")
+_TENSOR_OWNED = ("name", "data_type", "dims", "optional")
 _GROUP_OWNED = {
     "count": "instances.count",
     "kind": "instances.kind",
@@ -192,14 +192,14 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
     """Yield changed parts of tensors and instance groups for which the resource has a field."""
     for name, field in _TENSOR_PARTS.items():
         left, right = [
-            [[getattr(one, part) for part in _TENSOR_OWNED] for one in getattr(config, name)]
+            [[getattr(one, part, None) for part in _TENSOR_OWNED] for one in getattr(config, name)]
             for config in (before, after)
         ]
         if left != right:
             yield _reserved(
                 f"{path}.{name}",
-                f"changes names, types, shapes or their order; use {field} for these, and"
-                " write only other fields here",
+                f"changes the names, types, shapes, order or optional flags; use {field} for these,"
+                " and write only other fields here",
             )
     left, right = [
         [[getattr(one, part) for part in _GROUP_OWNED] for one in config.instance_group]

@@ -13,7 +13,7 @@ from triton_pipelines.compile.render.config_patch import OWNED, REFUSED
 
 # Parts of list items that fields of the resource set (render.patch refuses them in a patch).
 _TENSORS = ("input", "output")
-_TENSOR_OWNED = ("name", "data_type", "dims")
+_TENSOR_OWNED = ("name", "data_type", "dims", "optional")
 _GROUP_OWNED = ("count", "kind", "gpus", "profile", "name")
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
