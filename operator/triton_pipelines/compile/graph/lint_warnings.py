@@ -105,7 +105,7 @@ def _optional_inputs(graph: Graph) -> Iterator[Finding]:
             yield warning(
                 f"{step.path}.inputs",
                 f"every input of {step.name} is optional, and a request that omits all of"
-                f" {names} fails; let it read one tensor that is always there",
+                f" {names} fails; let it read a tensor that every request contains",
                 code=FindingCode.ALL_INPUTS_OPTIONAL,
             )
 

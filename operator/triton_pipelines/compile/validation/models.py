@@ -269,8 +269,8 @@ def _metric_tags(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 keyed("metric_tags", key),
                 RuleId.METRIC_TAG,
-                f"{key!r} makes no label of a metric, and the server would exit; write letters,"
-                " digits and _, and no _ at the beginning",
+                f"{key!r} is not a valid metric label and would crash the server; use letters,"
+                " digits and _, and do not begin with _",
             )
 
 

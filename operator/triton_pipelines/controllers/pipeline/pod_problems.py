@@ -51,8 +51,8 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    "before release 25.07, a client that requests the classification of a text output ends the"
-    " server"
+    "before release 25.07, a client that requests the classification of a text output"
+    " crashes the server"
 )
 
 
