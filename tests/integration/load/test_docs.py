@@ -27,7 +27,7 @@ COMMANDS = [
     for words in commands(fence)
     if words[:2] == ["tritonpipe", "bench"]
 ]
-SHORT = ("--duration=0.3", "--warmup=0.1", "--runs=1")
+SHORT = ("--duration=1", "--warmup=0.1", "--runs=1")
 ADDRESS = "http://127.0.0.1:8000/v2/models/sentiment"
 
 
