@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,8 +51,7 @@ async def admin(api_server: ControlPlane) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def namespace(admin: Client, request: pytest.FixtureRequest) -> str:
-    name = "".join(char if char.isalnum() else "-" for char in request.node.name.lower())
-    return await make_namespace(admin, f"le-{name[:50]}".strip("-"))
+    return await make_namespace(admin, f"le-{zlib.crc32(request.node.name.encode()):08x}")
 
 
 @pytest.fixture
