@@ -148,17 +148,19 @@ class LeaderElector:
     """Jitter; replaced in tests."""
     identity: str = field(init=False)
     """Holder identity. Unique per process: a container restarted in its pod is another one."""
+    _loop: asyncio.AbstractEventLoop = field(init=False)
     _valid_until: float = field(default=float("-inf"), init=False)
     """Monotonic time until which this process may work."""
     _observed: tuple[str, float] = field(default=("", 0.0), init=False)
     """Version of the Lease seen last, and when it was first seen."""
 
     def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self.identity = f"{self.instance}_{uuid.uuid4()}"
 
     def is_valid(self) -> bool:
-        """Return whether this process leads and may write now."""
-        return asyncio.get_running_loop().time() < self._valid_until
+        """Return whether this process leads and may write now. May be called from any thread."""
+        return self._loop.time() < self._valid_until
 
     async def acquire(self) -> None:
         """Wait until this process leads; failed attempts are repeated for ever."""
@@ -219,19 +221,18 @@ class LeaderElector:
         Returns:
             The holder if another process holds a valid record; else None, also after a failure.
         """
-        loop = asyncio.get_running_loop()
-        sent = loop.time()
+        sent = self._loop.time()
         try:
             lease = await self.client.get(LEASES, self.namespace, self.name)
             record = LeaseRecord.of(lease, self.timing.duration)
             if self._observed[0] != record.resource_version:
-                self._observed = (record.resource_version, loop.time())
+                self._observed = (record.resource_version, self._loop.time())
             action = next_action(
-                record, identity=self.identity, observed_at=self._observed[1], now=loop.time()
+                record, identity=self.identity, observed_at=self._observed[1], now=self._loop.time()
             )
             if action is LeaseAction.WAIT:
                 return record.holder
-            sent = loop.time()
+            sent = self._loop.time()
             await self.client.replace(self._updated(lease, record, action))
         except NotFound:
             await self._create()
@@ -257,7 +258,7 @@ class LeaderElector:
                 "leaseTransitions": 0,
             },
         }
-        sent = asyncio.get_running_loop().time()
+        sent = self._loop.time()
         try:
             await self.client.create(lease)
         except Exception as error:

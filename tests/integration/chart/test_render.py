@@ -124,7 +124,11 @@ def test_default_values_are_the_operators_own_defaults() -> None:
     config = operator_config(render("default"))
     image = operator_container(render("default"))["image"]
     expected = OperatorConfig(
-        instance="triton-pipelines-0", operator_namespace=chart.NAMESPACE, loader_image=image
+        instance="triton-pipelines-0",
+        operator_namespace=chart.NAMESPACE,
+        loader_image=image,
+        leader_elect=True,
+        leader_elect_lease="triton-pipelines",
     )
     assert config == expected
 
