@@ -133,11 +133,22 @@ async def test_a_renewing_leader_keeps_the_lease(
         for task in (renewing, waiting):
             task.cancel()
         await asyncio.wait({renewing, waiting})
+
+
+async def test_nobody_waits_for_a_released_lease(
+    admin: Client, api_server: ControlPlane, namespace: str
+) -> None:
+    forever = LeaseTiming(duration=3600, renew_deadline=3000.0, retry_period=0.2)
+    async with (
+        candidate(api_server.kubeconfig, namespace, "a", forever) as a,
+        candidate(api_server.kubeconfig, namespace, "b", forever) as b,
+    ):
+        await a.acquire()
         await a.release()
-        # Released: nobody waits for the duration.
-        began = time.monotonic()
-        await b.acquire()
-        assert time.monotonic() - began < TIMING.renew_deadline
+        assert not a.is_valid()
+        assert "holderIdentity" not in await spec_of(admin, namespace)
+        await asyncio.wait_for(b.acquire(), 60)
+        assert (await spec_of(admin, namespace))["holderIdentity"] == b.identity
 
 
 async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
@@ -149,7 +160,7 @@ async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
         proxy.inject(Fault(path="leases", times=None, release=threading.Event()))
         with pytest.raises(LeadershipLostError, match="not renewed within 2 s"):
             await elector.renew()
-        assert time.monotonic() - began <= TIMING.renew_deadline + 0.5
+        assert time.monotonic() - began < TIMING.duration, "before another may take over"
         assert not elector.is_valid()
 
 
@@ -393,15 +404,12 @@ async def test_another_replica_takes_over_and_the_former_writes_nothing_more(
     assert standby.writes() == []
 
     fault(leader)
-    began = time.monotonic()
     await eventually("takeover", standby.leads)
-    took = time.monotonic() - began
     written = leader.writes()
-    if fault is terminate:
-        assert took < 6 - 0.5, "a released Lease is taken before it expires"
     if fault is suspend:
         leader.process.send_signal(signal.SIGCONT)
     assert await asyncio.wait_for(leader.process.wait(), 60) == code, leader.log.read_text()[-2000:]
+    assert ('"released"' in leader.log.read_text()) is (fault is terminate)
 
     await add_pipeline(admin, namespace, "second")
     await eventually("objects", lambda: has_deployment(admin, namespace, "second"))
