@@ -26,7 +26,7 @@ def scaled_steps(graph: Graph) -> list[Step]:
     return [
         step
         for step in graph.models
-        if step.instances.scaled and step.sequences is None and step.instances.kind == "KIND_CPU"
+        if step.instances.scaled and step.sequences is None and step.instances.on_cpu
     ]
 
 
@@ -121,9 +121,9 @@ def _runs_on_cpu(pipeline: InferencePipeline, step: Step) -> bool:
         and fields is not None
         and fields.python is None
     )
-    if substituted and fields is not None and fields.instances.kind is None:
+    if substituted and fields is not None and None in fields.instances.kinds:
         return False
-    return step.instances.kind == "KIND_CPU"
+    return step.instances.on_cpu
 
 
 def _step_limits(step: Step) -> StepLimits:

@@ -207,6 +207,10 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
             "count": draw(st.integers(1, 3)),
             "kind": draw(st.sampled_from(("CPU", "MODEL"))),
         }
+    elif chance(draw, 25):
+        step["instances"] = {
+            "groups": [_group(draw, platform) for _ in range(draw(st.integers(1, 3)))]
+        }
     if chance(draw, 20):
         step["parameters"] = {"k": draw(st.sampled_from(("", "v", 'a "b"', "${x}")))}
     if chance(draw, 15):
@@ -216,6 +220,22 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     if chance(draw, 15):
         step["configPatch"] = draw(st.sampled_from(_PATCHES))
     return step
+
+
+def _group(draw: Draw, platform: str) -> Document:
+    """Draw one instance group; some list a GPU or a profile that the model cannot have."""
+    group: Document = {}
+    if chance(draw, 70):
+        group["count"] = draw(st.integers(1, 3))
+    if chance(draw, 80):
+        group["kind"] = draw(st.sampled_from(("CPU", "CPU", "MODEL", "GPU", "Auto")))
+    if group.get("kind", "GPU") == "GPU" and chance(draw, 50):
+        group["gpus"] = [draw(st.sampled_from((0, 0, 0, 1)))]
+    if chance(draw, 50 if platform == "tensorrt_plan" else 5):
+        group["profiles"] = draw(st.lists(st.sampled_from(("0", "1", "7")), max_size=2))
+    if chance(draw, 30):
+        group["hostPolicy"] = draw(st.sampled_from(("numa-0", "numa-1")))
+    return group
 
 
 def _optional(draw: Draw, percent: int) -> Document:

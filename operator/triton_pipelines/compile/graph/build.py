@@ -150,7 +150,7 @@ def _fixed(step: Step) -> Step:
 
     If the backend completes the config, every change of a count would reload the model.
     """
-    return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
+    return replace(step, instances=step.instances.fixed())
 
 
 def _tokenizer_batch(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> int | None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from triton_pipelines.api.batching import DynamicBatching
-from triton_pipelines.api.instances import CountBounds, InstanceResources
+from triton_pipelines.api.instances import InstanceResources
 from triton_pipelines.api.loadplan import FetchKind, source_key
 from triton_pipelines.api.observability import Tracing
 from triton_pipelines.api.optimization import TokenLengths, VersionPolicy
@@ -21,6 +21,7 @@ from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.tensors import DataType
 
 from .effective_padding import PaddingChoice
+from .instance_groups import StepInstances
 from .tokenizer_settings import TokenizerSettings
 
 PIPELINE = "pipeline"
@@ -104,32 +105,6 @@ class Input:
     """Whether requests of different shape may share a batch."""
     optional: bool = False
     """Whether a request may omit the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInstances:
-    """Instances of a step: how many, and where they run."""
-
-    kind: str
-    """Triton's kind, such as ``KIND_CPU``."""
-    counts: CountBounds
-    """The initial count and its bounds."""
-    gpus: tuple[int, ...] = ()
-    """GPUs of the pod to run on, by index; empty: all."""
-    profiles: tuple[str, ...] = ()
-    """TensorRT optimization profiles, by index."""
-    host_policy: str = ""
-    """Triton's host policy; empty: none."""
-
-    @property
-    def count(self) -> int:
-        """Return the count that the template of ``config.pbtxt`` writes."""
-        return self.counts.initial
-
-    @property
-    def scaled(self) -> bool:
-        """Return whether the count may change while the pod runs."""
-        return self.counts.scaled
 
 
 @dataclass(frozen=True, slots=True)

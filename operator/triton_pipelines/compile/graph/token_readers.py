@@ -145,5 +145,5 @@ def _token_reader(
         blocker=adaptation_blocker(fields, spec, kinds),
         refused=refused.get(key, ""),
         key=key,
-        profiles=boxes(fields.lengths, fields.instances.profiles),
+        profiles=boxes(fields.lengths, fields.instances.loaded_profiles),
     )

@@ -39,7 +39,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
                 f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32",
                 code=FindingCode.DATA_TYPE_MISMATCH,
             )
-    if step.instances.kind == "KIND_GPU":
+    if "KIND_GPU" in step.instances.kinds:
         yield Finding(
             "spec.tokenizer.instances.kind",
             "the tokenizer runs on CPU, and kind GPU would start one process per GPU;"
@@ -141,10 +141,15 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 def _unknown_profiles(step: Step) -> Iterator[Finding]:
     count = len(step.lengths.profiles) if step.lengths is not None else 0
-    for place, name in enumerate(step.instances.profiles):
+    listed = [
+        (f"{step.path}.{group.field}.profiles[{place}]", name)
+        for group in step.instances.groups
+        for place, name in enumerate(group.profiles)
+    ]
+    for path, name in listed:
         if count and int(name) >= count:
             yield Finding(
-                f"{step.path}.instances.profiles[{place}]",
+                path,
                 f"{name} is not an index of the {count} profiles in {step.path}.lengths.profiles",
                 code=FindingCode.UNKNOWN_PROFILE,
             )

@@ -108,10 +108,9 @@ def _report_differences(
     rendered: Any, model: RepositoryModel, path: str, report: ImportReport
 ) -> None:
     for place, desired, actual in differences(rendered, model.config):
-        if not (
-            place == "instance_group[1]"
-            or (place.startswith("instance_group[") and len(model.config.instance_group) > 1)
-        ):
+        # Groups of a tokenizer that are left out are reported already.
+        left_out = len(rendered.instance_group) < len(model.config.instance_group)
+        if not (left_out and place.startswith("instance_group[")):
             report.lost(f"{model.origin}: {place}", f"{desired} became {actual}", path)
 
 
@@ -187,23 +186,20 @@ def _adopt_operator_values(
         config.input.extend(base.input)
         config.output.extend(base.output)
         config.model_transaction_policy.CopyFrom(base.model_transaction_policy)
+    _merge_groups(base, model)
     if step.path == f"spec.{TOKENIZER}" and config.instance_group[0].kind == type(
         config.instance_group[0]
     ).Kind.Value("KIND_AUTO"):
         config.instance_group[0].kind = base.instance_group[0].kind
-    _merge_groups(base, model)
 
 
 def _merge_groups(base: Any, model: RepositoryModel) -> None:
-    """Merge the instance groups of a model into one, if that group covers the same GPUs."""
-    groups, first = model.config.instance_group, base.instance_group[0]
-    if (
-        len(groups) > 1
-        and sorted(gpu for group in groups for gpu in group.gpus) == list(first.gpus)
-        and _can_merge_groups(model)
-    ):
+    """Merge the instance groups of a tokenizer into one, as its resource has it."""
+    groups = model.config.instance_group
+    merged = schedulers.merged_group(model.config)
+    if len(groups) > len(base.instance_group) and merged is not None:
         del groups[1:]
-        groups[0].CopyFrom(first)
+        groups[0].count = merged["count"]
 
 
 def _adopt_accelerators(
@@ -224,11 +220,6 @@ def _adopt_accelerators(
                 f"{step.path}.optimization",
             )
         theirs.CopyFrom(ours)
-
-
-def _can_merge_groups(model: RepositoryModel) -> bool:
-    """Return whether all instance groups can be merged into one."""
-    return schedulers.instances(model.config).dropped is None
 
 
 def _canonical_ensemble(config: Any) -> Any:

@@ -19,7 +19,7 @@ from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 from .import_notes import ImportReport
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import RepositoryModel
-from .schedulers import data_type
+from .schedulers import data_type, merged_group
 from .yaml_document import slug
 
 _TOKENS = ("INT32", "INT64")
@@ -216,9 +216,10 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
 def _runs_on_cpu(config: Any) -> bool:
     """Return whether instances may be those of a tokenizer, which never runs on a GPU.
 
-    Without a kind they may, although Triton would put them on GPUs, which is unintended.
+    Without a kind they may, although Triton would put them on GPUs, which is unintended. A
+    tokenizer has one group, because it is scaled.
     """
-    return not any(
+    return merged_group(config) is not None and not any(
         group.kind not in (_kind(group, "KIND_CPU"), _kind(group, "KIND_AUTO"))
         or group.gpus
         or group.profile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,6 +181,12 @@ def _range(count: int, high: int | None, low: int | None = None) -> dict[str, in
     return result
 
 
+def _instance_counts(pipeline: InferencePipeline) -> Sequence[int]:
+    """Return the counts worth a trial; none if the resource lists its instance groups."""
+    declared = pipeline.spec.model
+    return () if declared is not None and declared.instances.groups else MODEL_INSTANCES
+
+
 def setting_grid(
     pipeline: InferencePipeline, graph: Graph, rows: int, cores: float
 ) -> Iterator[BatchingSetting]:
@@ -200,7 +206,7 @@ def setting_grid(
         | {current.max_batch_size}
     )
     delays = sorted({*DELAYS, current.queue_delay})
-    models = sorted({*MODEL_INSTANCES, current.model_instances})
+    models = sorted({*_instance_counts(pipeline), current.model_instances})
     tokenizers = [0]
     if current.tokenizer_instances:
         own = pipeline.spec.tokenizer.instances if pipeline.spec.tokenizer is not None else None
