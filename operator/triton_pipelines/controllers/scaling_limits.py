@@ -82,7 +82,9 @@ def limits_of(
     fed = [
         step
         for step in graph.steps
-        if step not in scaled and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)
+        if step not in scaled
+        and step.repeats is None
+        and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)
     ]
     return PipelineLimits(
         steps=tuple(_step_limits(step) for step in scaled),

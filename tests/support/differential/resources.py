@@ -153,7 +153,15 @@ def _made(draw: Draw) -> Document:
         step = _step(draw, f"s{index}", read, size)
         steps.append(step)
         pool += [(f"s{index}.{tensor['name']}", tensor) for tensor in step["outputs"]]
-    used = {tensor["from"] for step in steps for tensor in step["inputs"]}
+    repeated = [_repeated(draw, steps, pool)] if chance(draw, 25) else []
+    pool += [
+        (f"again.{tensor['name']}", tensor)
+        for one in repeated
+        for step in steps
+        if step["name"] == one["step"]
+        for tensor in step["outputs"]
+    ]
+    used = {tensor["from"] for step in (*steps, *repeated) for tensor in step["inputs"]}
     outputs = [
         {"name": f"OUT{index}", "from": name}
         for index, (name, _) in enumerate(pool)
@@ -170,7 +178,11 @@ def _made(draw: Draw) -> Document:
         "apiVersion": "tritonpipelines.io/v1alpha1",
         "kind": "InferencePipeline",
         "metadata": {"name": "made", "namespace": "nlp"},
-        "spec": {"steps": steps, "ensemble": ensemble},
+        "spec": {
+            "steps": steps,
+            **({"repeatedSteps": repeated} if repeated else {}),
+            "ensemble": ensemble,
+        },
     }
 
 
@@ -220,6 +232,23 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     if chance(draw, 15):
         step["configPatch"] = draw(st.sampled_from(_PATCHES))
     return step
+
+
+def _repeated(draw: Draw, steps: list[Document], pool: list[tuple[str, Document]]) -> Document:
+    """Draw a step that runs the model of another one on tensors that mostly fit."""
+    step = draw(st.sampled_from(steps))
+    inputs = []
+    for tensor in step["inputs"]:
+        fitting = [
+            name
+            for name, other in pool
+            if (other["dataType"], other["dims"]) == (tensor["dataType"], tensor["dims"])
+        ]
+        others = fitting if fitting and chance(draw, 95) else [name for name, _ in pool]
+        if "optional" not in tensor or chance(draw, 50):
+            inputs.append({"name": tensor["name"], "from": draw(st.sampled_from(others))})
+    first = {"name": step["inputs"][0]["name"], "from": step["inputs"][0]["from"]}
+    return {"name": "again", "step": step["name"], "inputs": inputs or [first]}
 
 
 def _group(draw: Draw, platform: str) -> Document:

@@ -88,6 +88,34 @@ def test_groups_of_the_built_in_tokenizer_that_differ_are_reported(
     )
 
 
+def test_a_model_that_several_steps_call_is_repeated(import_of: Import) -> None:
+    """The call whose step keeps the model comes first, wherever the ensemble has it."""
+    title = "".join(
+        f'step {{ model_name: "{model}" model_version: -1'
+        f' input_map {{ key: "{read}" value: "{source}" }}'
+        f' output_map {{ key: "{made}" value: "{tensor}" }} }}\n'
+        for model, read, source, made, tensor in (
+            ("bert", "input_ids", "title", "logits", "title_logits"),
+            ("tok", "TEXT", "TITLE", "input_ids", "title"),
+        )
+    )
+    changed = ENSEMBLE.replace("ensemble_scheduling {\n", f"ensemble_scheduling {{\n{title}")
+    changed += 'input { name: "TITLE" data_type: TYPE_STRING dims: 1 }\n'
+    changed += 'output { name: "title_logits" data_type: TYPE_FP32 dims: 2 }\n'
+    spec = spec_of(import_of({"sentiment/config.pbtxt": changed}, "--strict"))
+    assert [spec["tokenizer"]["modelName"], spec["model"]["modelName"]] == ["tok", "bert"]
+    repeated = {one["step"]: one for one in spec["repeatedSteps"]}
+    assert set(repeated) == {"tokenizer", "model"}
+    declared = {
+        spec["tokenizer"]["inputs"]["text"],
+        repeated["tokenizer"]["inputs"][0]["from"].removeprefix("pipeline."),
+    }
+    assert len(repeated["model"]["inputs"]) == 1
+    read = repeated["model"]["inputs"][0]["from"]
+    assert read in ("tokenizer.input_ids", f"{repeated['tokenizer']['name']}.input_ids")
+    assert declared <= {"TEXT", "TITLE"}
+
+
 @pytest.mark.parametrize("name", ["tok/config.pbtxt", "bert/config.pbtxt"])
 @pytest.mark.parametrize(
     ("policy", "field"),

@@ -39,7 +39,7 @@ LIMITS = re.compile(
     r"|dims\): must have at most 16 items"
     r"|instances(\.groups\[\d+\])?\.gpus\[\d+\]\): must be at most 63"
     r"|platform\): backend 'tensorflow'|backend\): 'Custom-Backend'"
-    r"|instances\.profiles|instances\.groups.*profile|is called by several steps|gpus\): must be"
+    r"|instances\.profiles|instances\.groups.*profile|steps call different versions|gpus\): must be"
 )
 
 

@@ -216,6 +216,8 @@ class Step:
     """
     tokenizer: TokenizerSettings | None = None
     """Settings of the operator's tokenizer; ``None`` for any other step."""
+    repeats: str | None = None
+    """Name of the step whose model it runs; ``None`` if the model is its own."""
 
     @property
     def python(self) -> bool:
@@ -305,7 +307,8 @@ class Graph:
     @property
     def models(self) -> tuple[Step, ...]:
         """Return every model of the repository except the ensemble."""
-        return (*self.steps, *self.auxiliary)
+        own = (step for step in self.steps if step.repeats is None)
+        return (*own, *self.auxiliary)
 
     @property
     def load(self) -> tuple[str, ...]:
@@ -324,6 +327,27 @@ class Graph:
     def tokenizer(self) -> Step | None:
         """Return the tokenizer step; ``None`` without one."""
         return next((step for step in self.steps if step.role is Role.TOKENIZER), None)
+
+    @property
+    def tokenizers(self) -> frozenset[str]:
+        """Return the names of the steps that run the tokenizer: itself and its repetitions."""
+        first = self.tokenizer
+        if first is None:
+            return frozenset()
+        return frozenset(
+            step.name for step in self.steps if (step.repeats or step.name) == first.name
+        )
+
+    @property
+    def token_readers(self) -> tuple[Step, ...]:
+        """Return the steps whose model reads tokens, each model once."""
+        tokenizers = self.tokenizers
+        names = {
+            step.repeats or step.name
+            for step in self.steps
+            if any(entry.source and entry.source.step in tokenizers for entry in step.inputs)
+        }
+        return tuple(step for step in self.steps if step.name in names)
 
     @property
     def decoupled(self) -> bool:

@@ -78,7 +78,7 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 f" ({max(budget, 0)} ms), and a single request waits the full delay; lower it",
                 code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
-    first = graph.steps[0] if graph.steps else None
+    first = next((step for step in graph.steps if step.repeats is None), None)
     if first is not None and first.batching is not None:
         policy = first.batching.queue_policy
         if policy is None or not policy.max_queue_size:

@@ -23,7 +23,6 @@ from .defaults import (
     ENGINE_FILE,
     FILE_NAMES,
     STRATEGY_PARAMETER,
-    TOKENIZER,
     VERSION_FOLDER,
     VLLM_OUTPUTS,
 )
@@ -31,10 +30,10 @@ from .fetches import inline_code, model_fetches, python_parameters
 from .graph import Fetch, Implementation, Input, Role, Step, Tensor
 from .instance_groups import StepInstances, moved_to_cpu, one_group, several_groups
 from .options import Options
+from .repeated_steps import tokenizer_names
 from .step_context import StepContext
 from .step_inputs import step_inputs
 from .tokenizer_settings import prefixed
-from .tokenizer_step import Tokens
 from .warmup import warmup_samples
 
 # Values with which the runner may pad a shorter request in a batch with a longer one. The mask
@@ -199,7 +198,7 @@ def _parameters(
         parameters |= prefixed(
             {
                 "model_file": file_name or "model.onnx",
-                "pad_inputs": json.dumps(_pad_values(inputs, context.tokens)),
+                "pad_inputs": json.dumps(_pad_values(inputs, context)),
             }
         )
     parameters |= python_parameters(fields.python)
@@ -236,16 +235,17 @@ def _accelerator(
     return tuple(sorted(result.items()))
 
 
-def _pad_values(inputs: Sequence[Input], tokens: Tokens) -> dict[str, int]:
+def _pad_values(inputs: Sequence[Input], context: StepContext) -> dict[str, int]:
     """Return the inputs that the runner may pad across requests, with the value that pads them.
 
     Only inputs whose mask hides the padding may be padded.
     """
+    tokens, tokenizers = context.tokens, tokenizer_names(context.spec)
     kinds: dict[str, Any] = {
         entry.tensor.name: tokens[entry.source.tensor].kind
         for entry in inputs
         if entry.source is not None
-        and entry.source.step == TOKENIZER
+        and entry.source.step in tokenizers
         and entry.source.tensor in tokens
     }
     if TokenTensor.ATTENTION_MASK not in kinds.values():

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2
-
 from triton_pipelines.api.parse import parse
 from triton_pipelines.compile.graph import Graph, Options, build
 from triton_pipelines.compile.graph.defaults import (
@@ -26,6 +24,7 @@ from triton_pipelines.compile.render.model_config import ensemble_config, step_c
 from triton_pipelines.compile.render.model_config import parse as parse_config
 
 from . import schedulers
+from .canonical_ensemble import canonical_ensemble
 from .config_difference import differences, patch_between
 from .import_notes import ImportNote, ImportReport, NoteSeverity
 from .model_selection import PipelineModels
@@ -97,8 +96,8 @@ def _compare(
         _report_differences(rendered, models[step.model_name], step.path, report)
     if graph.entry is None:
         _report_differences(
-            _canonical_ensemble(parse_config(ensemble_config(graph))),
-            replace(selection.entry, config=_canonical_ensemble(selection.entry.config)),
+            canonical_ensemble(parse_config(ensemble_config(graph))),
+            replace(selection.entry, config=canonical_ensemble(selection.entry.config)),
             "spec.ensemble",
             report,
         )
@@ -220,33 +219,3 @@ def _adopt_accelerators(
                 f"{step.path}.optimization",
             )
         theirs.CopyFrom(ours)
-
-
-def _canonical_ensemble(config: Any) -> Any:
-    """Return an ensemble in a canonical form for comparison.
-
-    Inner tensors are named after their producer and steps are sorted by name: neither the names nor
-    the order has a meaning.
-    """
-    copy = model_config_pb2.ModelConfig()
-    copy.CopyFrom(config)
-    entry = {tensor.name for tensor in (*config.input, *config.output)}
-    names = {
-        tensor: f"{step.model_name}.{output}"
-        for step in config.ensemble_scheduling.step
-        for output, tensor in step.output_map.items()
-        if tensor not in entry
-    }
-    steps = sorted(config.ensemble_scheduling.step, key=lambda step: str(step.model_name))
-    del copy.ensemble_scheduling.step[:]
-    for step in steps:
-        new_step = copy.ensemble_scheduling.step.add(
-            model_name=step.model_name,
-            model_version=step.model_version,
-            model_namespace=step.model_namespace,
-        )
-        for key, tensor in step.input_map.items():
-            new_step.input_map[key] = names.get(tensor, tensor)
-        for key, tensor in step.output_map.items():
-            new_step.output_map[key] = names.get(tensor, tensor)
-    return copy

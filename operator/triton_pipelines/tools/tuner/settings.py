@@ -61,6 +61,11 @@ def tuned_step(graph: Graph) -> Step:
             else "spec.ensemble.entryPoint: a custom entry point calls the model itself"
         )
         raise NotTunableError(f"{reason}; tuning needs a model step inside an ensemble")
+    if any(one.repeats is not None for one in graph.steps):
+        raise NotTunableError(
+            "spec.repeatedSteps: tuning predicts pipelines in which each request runs each model"
+            " once; set the batching by hand"
+        )
     if step.max_batch_size <= 0:
         raise NotTunableError(
             "spec.model.maxBatchSize: is 0, so the model never batches; set it to the most rows"
