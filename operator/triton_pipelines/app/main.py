@@ -21,7 +21,7 @@ from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.kopf_internals import Insights, identity
 from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import Resource
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store, relist
 from triton_pipelines.cluster.watches import (
     WATCHED,
@@ -290,7 +290,10 @@ class Operator:
     async def _reconcile(self, key: Key) -> Result:
         assert self._reconcile_pipeline is not None, "reconciles begin after the build"
         with structlog.contextvars.bound_contextvars(namespace=key[0], pipeline=key[1]):
-            return await self._reconcile_pipeline(key)
+            result = await self._reconcile_pipeline(key)
+        if self.store.get(INFERENCE_PIPELINES, *key) is None:
+            self.queue.forget(key)
+        return result
 
     def _observe_reconcile(
         self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
@@ -305,12 +308,27 @@ class Operator:
             else:
                 log.error("reconcile failed", error=str(error), exc_info=error)
 
+    def _report_too_deep(self, resource: Resource, key: Key) -> None:
+        self.metrics.objects_too_deep.labels(resource.plural).inc()
+        _log.warning(
+            "object is nested too deeply; its deepest values are read as null",
+            kind=resource.kind,
+            namespace=key[0],
+            object=key[1],
+        )
+
     # --- Kopf, probes, metrics ------------------------------------------------------------------
 
     def _registry(self, own: asyncio.Task[None]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         register_login(registry, self.config.kubeconfig, self.config.context)
-        register_watches(registry, self.store, self.queue.add, self.metrics.observe_event)
+        register_watches(
+            registry,
+            self.store,
+            self.queue.add,
+            self.metrics.observe_event,
+            self._report_too_deep,
+        )
 
         # Some seconds after its end Kopf cancels what was started after it, reconciles included;
         # its clean-up comes before that.

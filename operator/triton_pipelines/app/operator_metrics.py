@@ -79,6 +79,11 @@ class OperatorMetrics:
             "resource",
         )
         self.watch_events = self._counter("watch_events", "Watch events.", "resource")
+        self.objects_too_deep = self._counter(
+            "objects_too_deep",
+            "Watch events of objects that are nested too deeply to be valid.",
+            "resource",
+        )
         self.watch_age = self._gauge(
             "watch_age_seconds",
             "Time since the last watch event; grows in a quiet cluster, too.",

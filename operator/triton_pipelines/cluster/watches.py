@@ -13,8 +13,10 @@ from typing import Any, Final
 import kopf
 
 from triton_pipelines.api import names
+from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.kopf_internals import Insights, watched_kinds
+from triton_pipelines.cluster.kopf_session import bounded_session
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, WATCHED_CHILDREN, Resource
 from triton_pipelines.cluster.store import Key, Store, key_of, owner_key
@@ -85,6 +87,7 @@ def register_watches(
     store: Store,
     enqueue: Callable[[Key], None],
     observe: Callable[[Resource], None],
+    report_too_deep: Callable[[Resource, Key], None],
 ) -> None:
     """Register the handlers of watch events.
 
@@ -93,6 +96,7 @@ def register_watches(
         store: updated with each event.
         enqueue: makes the owning pipelines due.
         observe: called with the kind of each event.
+        report_too_deep: called for each event of an object that is nested too deeply to be valid.
     """
     for resource in WATCHED:
         kopf.on.event(
@@ -101,7 +105,7 @@ def register_watches(
             resource.plural,
             registry=registry,
             id=f"watch-{resource.plural}",
-        )(_handler(resource, store, enqueue, observe))
+        )(_handler(resource, store, enqueue, observe, report_too_deep))
 
 
 def _handler(
@@ -109,6 +113,7 @@ def _handler(
     store: Store,
     enqueue: Callable[[Key], None],
     observe: Callable[[Resource], None],
+    report_too_deep: Callable[[Resource, Key], None],
 ) -> Callable[..., Any]:
     # Kopf awaits coroutine functions in place; plain functions would run in a thread.
     async def on_event(event: Any, **_: Any) -> None:
@@ -116,6 +121,8 @@ def _handler(
         obj = event["object"]
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
+        if is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
+            report_too_deep(resource, key_of(obj))
         for owner in update_store(store, resource, event["type"], obj):
             enqueue(owner)
 
@@ -224,8 +231,8 @@ def register_login(
     They expire, so that rotated tokens are read again.
     """
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection_info(kubeconfig, context)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return bounded_session(await connection_info(kubeconfig, context))
 
     kopf.on.login(registry=registry, id="login")(login)
 
