@@ -99,12 +99,19 @@ class OperatorMetrics:
             "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
         )
         self.synced = self._gauge("synced", "1 once every kind has been listed.")
+        self.leading = self._gauge(
+            "leading", "1 while this process reconciles, 0 while it stands by for another replica."
+        )
         self._last_event: dict[str, float] = {}
 
     def observe_api(self, *, verb: str, resource: str, code: str, seconds: float) -> None:
         """Count one attempt of the Kubernetes client."""
         self.api_requests.labels(verb, resource, code).inc()
         self.api_seconds.labels(verb, resource).observe(seconds)
+
+    def observe_too_deep(self, resource: Resource) -> None:
+        """Count a watch event of an object that is nested too deeply."""
+        self.objects_too_deep.labels(resource.plural).inc()
 
     def observe_event(self, resource: Resource) -> None:
         """Count a watch event and restart the age of that watch."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import kopf
+import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
@@ -31,8 +32,21 @@ _KOPF_PREFIX: Final = f"kopf.{names.GROUP}"
 # From the first lists to all watches: by then Kopf's own discovery is done, or is not repeated.
 WATCHING_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.5
+_log = structlog.get_logger(__name__)
 # Time between two checks of what Kopf watches.
 CHECK_SECONDS: Final = 15.0
+
+
+class WatchObserver(Protocol):
+    """Counts watch events, for metrics."""
+
+    def observe_event(self, resource: Resource) -> None:
+        """Count an event of a kind."""
+        ...
+
+    def observe_too_deep(self, resource: Resource) -> None:
+        """Count an event of an object that is nested too deeply to be valid."""
+        ...
 
 
 class UnwatchedError(RuntimeError):
@@ -86,8 +100,7 @@ def register_watches(
     registry: kopf.OperatorRegistry,
     store: Store,
     enqueue: Callable[[Key], None],
-    observe: Callable[[Resource], None],
-    report_too_deep: Callable[[Resource, Key], None],
+    observer: WatchObserver,
 ) -> None:
     """Register the handlers of watch events.
 
@@ -95,8 +108,7 @@ def register_watches(
         registry: where to register them.
         store: updated with each event.
         enqueue: makes the owning pipelines due.
-        observe: called with the kind of each event.
-        report_too_deep: called for each event of an object that is nested too deeply to be valid.
+        observer: counts the events.
     """
     for resource in WATCHED:
         kopf.on.event(
@@ -105,24 +117,30 @@ def register_watches(
             resource.plural,
             registry=registry,
             id=f"watch-{resource.plural}",
-        )(_handler(resource, store, enqueue, observe, report_too_deep))
+        )(_handler(resource, store, enqueue, observer))
 
 
 def _handler(
     resource: Resource,
     store: Store,
     enqueue: Callable[[Key], None],
-    observe: Callable[[Resource], None],
-    report_too_deep: Callable[[Resource, Key], None],
+    observer: WatchObserver,
 ) -> Callable[..., Any]:
     # Kopf awaits coroutine functions in place; plain functions would run in a thread.
     async def on_event(event: Any, **_: Any) -> None:
-        observe(resource)
+        observer.observe_event(resource)
         obj = event["object"]
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
         if is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
-            report_too_deep(resource, key_of(obj))
+            observer.observe_too_deep(resource)
+            namespace, name = key_of(obj)
+            await _log.awarning(
+                "object is nested too deeply; its deepest values are read as null",
+                kind=resource.kind,
+                namespace=namespace,
+                object=name,
+            )
         for owner in update_store(store, resource, event["type"], obj):
             enqueue(owner)
 
