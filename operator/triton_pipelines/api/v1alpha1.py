@@ -127,8 +127,8 @@ class PipelineSpec(ApiModel):
         FieldRule(
             cel=(
                 "!has(self.model) || has(self.model.source) || has(self.source) ||"
-                " has(self.model.python) && has(self.model.python.code) || has(self.model.vllm) &&"
-                " has(self.model.vllm.engineArgs) || has(self.model.backend)"
+                " has(self.model.python) && has(self.model.python.code) || has(self.model.vllm) ||"
+                " has(self.model.backend)"
             ),
             message="model.source or spec.source is required",
             holds=lambda s: (

@@ -79,6 +79,11 @@ class OperatorMetrics:
             "resource",
         )
         self.watch_events = self._counter("watch_events", "Watch events.", "resource")
+        self.objects_too_deep = self._counter(
+            "objects_too_deep",
+            "Watch events of objects that are nested too deeply to be valid.",
+            "resource",
+        )
         self.watch_age = self._gauge(
             "watch_age_seconds",
             "Time since the last watch event; grows in a quiet cluster, too.",
@@ -103,6 +108,10 @@ class OperatorMetrics:
         """Count one attempt of the Kubernetes client."""
         self.api_requests.labels(verb, resource, code).inc()
         self.api_seconds.labels(verb, resource).observe(seconds)
+
+    def observe_too_deep(self, resource: Resource) -> None:
+        """Count a watch event of an object that is nested too deeply."""
+        self.objects_too_deep.labels(resource.plural).inc()
 
     def observe_event(self, resource: Resource) -> None:
         """Count a watch event and restart the age of that watch."""

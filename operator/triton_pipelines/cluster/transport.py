@@ -14,6 +14,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from triton_pipelines.api import names
+from triton_pipelines.cluster import decoding
 from triton_pipelines.cluster.errors import (
     ClusterError,
     NotLeading,
@@ -275,6 +276,6 @@ class Transport:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return json.loads(raw) if raw else {}
+        return decoding.loads(raw) if raw else {}
     except ValueError:
         return None

@@ -379,3 +379,50 @@ def test_never_twice_at_once_and_no_dirty_key_is_lost(
     # De-duplication: no more runs than adds plus requeues and failures.
     repeats = sum(1 for key, wanted in ends.items() for end in wanted if end != "ok")
     assert len(recorder.spans) <= len(adds) + repeats
+
+
+@pytest.mark.looptime(start=0)
+async def test_namespaces_take_turns() -> None:
+    recorder = Recorder()
+    queue = recorder.queue(workers=1)
+    for number in range(40):
+        queue.add(("busy", str(number)))
+    for number in range(3):
+        queue.add(("other", str(number)))
+    await run_for(queue, 100)
+    order = [key for key, _, _ in recorder.spans]
+    assert [key for key in order[:6] if key[0] == "other"] == [
+        ("other", "0"),
+        ("other", "1"),
+        ("other", "2"),
+    ]
+    assert [key for key in order if key[0] == "busy"] == [("busy", str(n)) for n in range(40)]
+
+
+@pytest.mark.looptime(start=0)
+async def test_an_expensive_key_rests_and_delays_no_other() -> None:
+    recorder = Recorder()
+    recorder.results[A] = [Result(cpu_seconds=2.0, requeue_after=0.0), Result(cpu_seconds=0.01)]
+    queue = recorder.queue(workers=1)
+    queue.add(A)
+    loop = asyncio.get_running_loop()
+    for moment in (0.5, 3.0):  # One event while it runs, and one while it rests.
+        loop.call_at(moment, queue.add, A)
+    loop.call_at(3.0, queue.add, B)
+    loop.call_at(30.0, queue.add, A)
+    await run_for(queue, 60)
+    assert recorder.starts(A) == [0, 21, 30]
+    assert recorder.starts(B) == [3]
+
+
+@pytest.mark.looptime(start=0)
+async def test_a_forgotten_key_does_not_rest() -> None:
+    recorder = Recorder()
+    recorder.results[A] = [Result(cpu_seconds=5.0)]
+    queue = recorder.queue()
+    queue.add(A)
+    loop = asyncio.get_running_loop()
+    loop.call_at(2.0, queue.forget, A)
+    loop.call_at(2.0, queue.add, A)
+    await run_for(queue, 10)
+    assert recorder.starts(A) == [0, 2]

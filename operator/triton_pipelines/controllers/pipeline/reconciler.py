@@ -44,6 +44,7 @@ from triton_pipelines.controllers.handover import Handover
 
 from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
+from .background_compiler import BackgroundCompiler
 from .chain import Context
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
@@ -98,6 +99,7 @@ class Reconciler:
     handover: Handover
     max_concurrent_rollouts: int = 5
     resolver: Resolver = field(init=False)
+    _compiler: BackgroundCompiler = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
     _starting: set[Key] = field(default_factory=set)
@@ -113,6 +115,7 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
+        self._compiler = BackgroundCompiler(self.resolver)
         self._probes = PodProbes(self.prober, self.derive, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
@@ -133,7 +136,7 @@ class Reconciler:
                 await _log.ainfo("namespace is terminating; nothing is applied", error=str(error))
             return Result(outcome="terminating")
         self._terminating.discard(key)
-        return result
+        return replace(result, cpu_seconds=self._compiler.take_cpu_seconds(key))
 
     async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
@@ -142,9 +145,9 @@ class Reconciler:
             return Result()
         if is_unmanaged(raw):
             return Result()
-        sources = self.resolver.read(raw).sources
-        snapshot = await self._observe(key, raw, sources)
-        compiled = self.resolver.resolve(snapshot)
+        spec = await self._compiler.read(key, raw)
+        snapshot = await self._observe(key, raw, spec.sources)
+        compiled = await self._compiler.compile(key, spec, snapshot)
         snapshot, probe_after = await self._probe(key, snapshot, compiled)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
@@ -177,7 +180,7 @@ class Reconciler:
             await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        poll_after = SOURCE_POLL_SECONDS if sources else None
+        poll_after = SOURCE_POLL_SECONDS if spec.sources else None
         return Result(
             requeue_after=soonest(
                 decided.requeue_after, probe_after, poll_after, 0.0 if has_unreported else None
@@ -191,7 +194,7 @@ class Reconciler:
         self._accepted.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
-        self.resolver.forget(key)
+        self._compiler.forget(key)
 
     # --- observe
 
@@ -259,8 +262,7 @@ class Reconciler:
         try:
             return tuple((await self.client.list(NODES)).items)
         except Forbidden:
-            # A namespaced operator may not see nodes; the scheduler's own message is shown.
-            return None
+            return None  # As for a namespaced operator; the scheduler's own message is shown.
 
     def _may_roll(self, key: Key) -> bool:
         rolling = {
@@ -291,11 +293,9 @@ class Reconciler:
         await self._clear(key, decided)
         for event in events_after_failure(decided):
             await self._status.post(snapshot.pipeline, event)
-        waiting = isinstance(error, FormerChild)
-        return Result(
-            requeue_after=FORMER_CHILD_SECONDS if waiting else SOURCE_POLL_SECONDS,
-            outcome="waiting" if waiting else "stalled",
-        )
+        if isinstance(error, FormerChild):
+            return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
+        return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid = snapshot.pipeline["metadata"].get("uid", "")
