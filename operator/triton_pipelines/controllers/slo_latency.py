@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, server_start_id
 from triton_pipelines.controllers.current_specs import CurrentSpecs
@@ -26,7 +26,8 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
     latency_of,
 )
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
-from triton_pipelines.controllers.pipeline.snapshot import Pod, is_pipeline_pod
+from triton_pipelines.controllers.pipeline.snapshot import Pod
+from triton_pipelines.controllers.pod_ownership import owned_pods
 
 TICK_SECONDS: Final = 15.0
 # Samples kept per pod: those of the SLO guard's period, and one more.
@@ -126,7 +127,8 @@ class SloLatencyMonitor:
         return pipeline.public_name
 
     def _serving_pods(self, key: Key) -> list[Pod]:
-        pods = [Pod.of(item) for item in self.store.children(PODS, key) if is_pipeline_pod(item)]
+        found = owned_pods(self.store, self.handover.replica_sets.get(key, {}), key)
+        pods = [Pod.of(item) for item in found.server]
         return [pod for pod in pods if pod.serving and pod.server_running]
 
     def _keep_pods(self, key: Key, pods: list[Pod]) -> None:

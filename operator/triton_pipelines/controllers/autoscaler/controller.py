@@ -33,7 +33,7 @@ from triton_pipelines.autoscaling.pods_and_cpu import (
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.autoscaling.types import PipelineLimits, ScalingDecision, ScalingState
 from triton_pipelines.cluster.client import Object
-from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu, stored_objects
@@ -55,11 +55,8 @@ from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
-from triton_pipelines.controllers.pipeline.snapshot import (
-    Pod,
-    is_alive,
-    is_pipeline_pod,
-)
+from triton_pipelines.controllers.pipeline.snapshot import Pod, is_alive
+from triton_pipelines.controllers.pod_ownership import owned_pods
 
 _log = structlog.get_logger(__name__)
 
@@ -178,11 +175,8 @@ class Autoscaler:
         if not state.steps:
             self._clear(key, state)
             return
-        state.all_pods = tuple(
-            Pod.of(item)
-            for item in self.store.children(PODS, key)
-            if is_alive(item) and is_pipeline_pod(item)
-        )
+        found = owned_pods(self.store, self.handover.replica_sets.get(key, {}), key)
+        state.all_pods = tuple(Pod.of(item) for item in found.server if is_alive(item))
         state.pods = tuple(
             pod
             for pod in state.all_pods
