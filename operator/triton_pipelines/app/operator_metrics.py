@@ -93,6 +93,13 @@ class OperatorMetrics:
         self.loop_lag = self._histogram(
             "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
         )
+        self.monitor_errors = self._counter(
+            "monitor_errors",
+            "Unexpected errors while latency is measured or monitoring objects are applied.",
+            "namespace",
+            "pipeline",
+            "kind",
+        )
         self.synced = self._gauge("synced", "1 once every kind has been listed.")
         self._last_event: dict[str, float] = {}
 

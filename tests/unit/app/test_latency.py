@@ -9,9 +9,11 @@ from typing import Any, Self
 from tests.support import builders, ownership
 from tests.support.operators import ready_status
 from triton_pipelines.api import names
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import RevisionLatency
 from triton_pipelines.controllers.slo_latency import TICK_SECONDS, SloLatencyMonitor
@@ -47,8 +49,9 @@ class Stage:
     version: int = 0
 
     def __post_init__(self) -> None:
+        failures = FailureLog("failed", OperatorMetrics().monitor_errors)
         self.watch = SloLatencyMonitor(
-            Store(), self.reader, lambda: self.now, self.dues.append, Handover()
+            Store(), self.reader, lambda: self.now, self.dues.append, Handover(), failures
         )
 
     def put(self, resource: Any, item: dict[str, Any]) -> None:

@@ -195,6 +195,7 @@ class Reconciler:
         self._probes.forget(key)
         self._status.forget(key)
         self._accepted.pop(key, None)
+        self._tuning_rejection.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
         self.resolver.forget(key)
