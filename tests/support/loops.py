@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support import ownership
 from tests.support.flows import Flow, history
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
@@ -205,6 +206,8 @@ class Loop:
             raw["status"]["podIP"] = "10.0.0.1"
             fresh.put(PODS, raw)
         self.store = self.scaler.store = fresh
+        known = ownership.read(*self.world.replica_sets)
+        self.scaler.handover.replica_sets[self.key] = known
 
     def reconcile(self) -> Plan:
         """One pass of the real plan, with what scaling hands over."""

@@ -53,7 +53,11 @@ class Recording(Client):
         return seen(self.world.children.get((obj["kind"], obj["metadata"]["name"]), obj))
 
     async def get(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> Object:
-        found = self.world.children.get((resource.kind, name))
+        replica_sets = {
+            (item["kind"], item["metadata"]["name"]): item
+            for item in (*self.world.replica_sets, *self.world.canary_sets)
+        }
+        found = {**self.world.children, **replica_sets}.get((resource.kind, name))
         if found is None:
             raise NotFound(
                 404, "NotFound", f'{resource.plural} "{name}" not found', object_name=name

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from tests.support import builders
+from tests.support import builders, ownership
 from tests.support.rolloutmodel import Counted, progressing
 from tests.support.worldchecks import check_object, status_validator
 from triton_pipelines.api import names
@@ -129,6 +128,7 @@ class World:
     _serial: int = 0
     _progress: dt.datetime = START
     _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
+    _replica_sets: dict[str, Object] = field(default_factory=dict)  # by template
 
     def __post_init__(self) -> None:
         self.document = stored(self.document) if self.defaults else copy.deepcopy(self.document)
@@ -208,6 +208,18 @@ class World:
             last_good_in_memory=self._accepted,
         )
 
+    @property
+    def replica_sets(self) -> list[Object]:
+        """The ReplicaSets that have pods."""
+        return [self.replica_set(template) for template in {pod.template for pod in self.pods}]
+
+    def replica_set(self, template: str) -> Object:
+        """The Deployment's ReplicaSet of a template in JSON."""
+        if template not in self._replica_sets:
+            hashed = ownership.template_hash(json.loads(template))
+            self._replica_sets[template] = ownership.replica_set(self.deployment, hashed)
+        return self._replica_sets[template]
+
     def _raw(self, pod: ModelPod) -> Object:
         ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")
         placed: Object = {
@@ -265,9 +277,10 @@ class World:
             "labels": {
                 **names.labels(self.name),
                 names.LABEL_REVISION: pod.revision,
-                "pod-template-hash": hashlib.sha256(pod.template.encode()).hexdigest()[:9],
+                "pod-template-hash": ownership.template_hash(json.loads(pod.template)),
             },
             "creationTimestamp": rfc3339(pod.created),
+            "ownerReferences": ownership.controlled_by(self.replica_set(pod.template)),
         }
         if pod.away:
             metadata["deletionTimestamp"] = rfc3339(self.now)

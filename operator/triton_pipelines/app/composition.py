@@ -27,6 +27,7 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.work_queue import BUG, Backoff
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
@@ -84,7 +85,12 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         handover=handover,
     )
     latency_monitor = SloLatencyMonitor(
-        store=store, reader=LatencyReader(), clock=_utc_now, enqueue=enqueue, handover=handover
+        store=store,
+        reader=LatencyReader(),
+        clock=_utc_now,
+        enqueue=enqueue,
+        handover=handover,
+        failures=FailureLog("measuring latency failed", services.metrics.monitor_errors),
     )
     monitoring_objects = MonitoringObjects(
         client=services.client,
@@ -94,6 +100,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         automatic=frozenset(config.monitoring_auto),
         enqueue=enqueue,
         handover=handover,
+        failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
     )
     reconciler = Reconciler(
         client=services.client,

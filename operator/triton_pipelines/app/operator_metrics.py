@@ -98,6 +98,13 @@ class OperatorMetrics:
         self.loop_lag = self._histogram(
             "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
         )
+        self.monitor_errors = self._counter(
+            "monitor_errors",
+            "Unexpected errors while latency is measured or monitoring objects are applied.",
+            "namespace",
+            "pipeline",
+            "kind",
+        )
         self.synced = self._gauge("synced", "1 once every kind has been listed.")
         self.leading = self._gauge(
             "leading", "1 while this process reconciles, 0 while it stands by for another replica."

@@ -6,12 +6,14 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from tests.support import builders
+from tests.support import builders, ownership
 from tests.support.operators import ready_status
 from triton_pipelines.api import names
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import RevisionLatency
 from triton_pipelines.controllers.slo_latency import TICK_SECONDS, SloLatencyMonitor
@@ -47,8 +49,9 @@ class Stage:
     version: int = 0
 
     def __post_init__(self) -> None:
+        failures = FailureLog("failed", OperatorMetrics().monitor_errors)
         self.watch = SloLatencyMonitor(
-            Store(), self.reader, lambda: self.now, self.dues.append, Handover()
+            Store(), self.reader, lambda: self.now, self.dues.append, Handover(), failures
         )
 
     def put(self, resource: Any, item: dict[str, Any]) -> None:
@@ -60,12 +63,17 @@ class Stage:
         document = builders.document(**spec)
         document["metadata"]["generation"] = self.version
         self.put(INFERENCE_PIPELINES, document)
+        deployment = ownership.deployment(document)
+        self.replica_set = ownership.replica_set(deployment, "hash")
+        self.put(DEPLOYMENTS, deployment)
+        self.watch.handover.replica_sets[KEY] = ownership.read(self.replica_set)
 
     def pod(self, restarts: int = 0, revision: str = "0123456789") -> None:
         labels = {**names.labels("sentiment"), names.LABEL_REVISION: revision}
         pod: dict[str, Any] = {
             "metadata": {"name": "p", "namespace": "nlp", "uid": "u", "labels": labels}
         }
+        pod = ownership.controlled_pod(pod, self.replica_set)
         pod["status"] = ready_status(pod)
         pod["status"]["containerStatuses"][0]["restartCount"] = restarts
         self.put(PODS, pod)

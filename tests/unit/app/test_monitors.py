@@ -12,11 +12,13 @@ import pytest
 from tests.support import builders
 from triton_pipelines.api import names, parse
 from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.objects import live_config_map
+from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_data
@@ -63,7 +65,14 @@ def watching(
     store.put(CONFIG_MAPS, live)
     return (
         MonitoringObjects(
-            cast(Client, server), store, (None,), {}, frozenset(), dues.append, Handover()
+            cast(Client, server),
+            store,
+            (None,),
+            {},
+            frozenset(),
+            dues.append,
+            Handover(),
+            FailureLog("failed", OperatorMetrics().monitor_errors),
         ),
         server,
         dues,

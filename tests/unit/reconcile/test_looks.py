@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import builders
+from tests.support import builders, ownership
 from tests.support.reconcilers import KEY, AcceptingClient, ready_pod, reconciler_of, stored
 from tests.support.worlds import START
 from triton_pipelines.cluster.client import Object
@@ -31,7 +31,11 @@ class TakingClient(AcceptingClient):
 
     async def apply(self, obj: Object, **_: Any) -> Object:
         if obj["kind"] == "Deployment":
-            self.deployment = obj
+            metadata = {**obj["metadata"], "uid": "deployment", "resourceVersion": "1"}
+            self.deployment = {**obj, "metadata": metadata}
+            hashed = ownership.template_hash(obj["spec"]["template"])
+            self.replica_sets.append(ownership.replica_set(self.deployment, hashed))
+            return self.deployment
         return obj
 
     async def apply_status(self, obj: Object, **_: Any) -> Object:
@@ -41,7 +45,7 @@ class TakingClient(AcceptingClient):
     @property
     def pod(self) -> Object:
         """A ready pod of the Deployment."""
-        return ready_pod(self.deployment["spec"]["template"]["metadata"]["labels"])
+        return ready_pod(self.deployment)
 
 
 async def looks_at(period: int, moments: Sequence[float], mismatch: str = "") -> list[float]:

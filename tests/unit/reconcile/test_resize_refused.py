@@ -47,6 +47,7 @@ async def test_the_next_pass_follows_at_once_and_none_after_it() -> None:
     def clock() -> dt.datetime:
         return world.now + dt.timedelta(seconds=elapsed)
 
+    client.replica_sets = world.replica_sets
     reconciler = reconciler_of(client, store, prober=good, clock=clock, options=world.options)
     first = await reconciler.reconcile(KEY)
     assert (first.requeue_after, client.asked, len(reconciler.handover.resize_rejections[KEY])) == (
