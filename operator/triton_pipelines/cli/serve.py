@@ -68,8 +68,8 @@ def serve(
             ) as running,
         ):
             serving = True
-            _print_addresses(running)
             _warn_of_advisories(running)
+            _print_addresses(running)
             _warn_of_failed_inference(running)
             _wait_until_exit(running.server)
     except StoppedBySignal as stopped:

@@ -77,7 +77,7 @@ async def test_a_reconcile_counts_the_advisories_of_the_server(
         parts.handover.effective_specs[key] = EffectiveSpec(
             "uid", built_one.pipeline, built_one.graph, "x:24.10-py3"
         )
-        raise ClusterError("down")
+        raise ClusterError(503, "ServiceUnavailable", "down")
 
     async def deleted(_: Reconciler, key: tuple[str, str]) -> Result:
         del parts.handover.effective_specs[key]

@@ -75,7 +75,9 @@ class KnownProblems:
     """The content of ``advisories.yaml``."""
 
     advisories: tuple[Advisory, ...]
+    """Security bulletins, oldest first."""
     fatal_requests: tuple[FatalRequest, ...]
+    """Requests that end a server."""
     releases: dict[str, TritonRelease]
     """Release by the major and minor part of the version that a server reports."""
 
