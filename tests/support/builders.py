@@ -15,7 +15,7 @@ from triton_pipelines.api import Finding, InferencePipeline, parse
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
 from triton_pipelines.compile.render import Revision, render
 
-SERVER_IMAGE = "registry.example/tritonserver:24.10-py3"
+SERVER_IMAGE = "registry.example/tritonserver:26.07-py3"
 LOADER_IMAGE = "registry.example/triton-pipelines:1.2.3"
 SHA256 = "0123456789abcdef" * 4
 

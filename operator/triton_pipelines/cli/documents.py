@@ -19,6 +19,7 @@ from triton_pipelines.api.parse import parse
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
+from triton_pipelines.compile.graph.advisories import lint_server, server_image
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.render import review
 
@@ -230,7 +231,11 @@ def check_resource(label: str, document: dict[str, Any], options: Options) -> Ch
     findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
         return CheckedResource(label, pipeline, None, tuple(findings))
-    warnings = (*lint(pipeline, graph), *code_warnings(graph))
+    warnings = (
+        *lint(pipeline, graph),
+        *lint_server(pipeline, graph, server_image(pipeline, graph, options)),
+        *code_warnings(graph),
+    )
     return CheckedResource(label, pipeline, graph, (), warnings)
 
 

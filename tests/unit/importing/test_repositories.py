@@ -72,18 +72,6 @@ VLLM = [
     "+  decoupled: true",
     *["+}"] * 6,
 ]
-METRICS = [
-    "-model_metrics {",
-    "-  metric_control {",
-    "-    metric_identifier {",
-    '-      family: "nv_inference_first_response_histogram_ms"',
-    "-    }",
-    "-    histogram_options {",
-    *(f"-      buckets: {bucket}.0" for bucket in (1, 2, 4, 8)),
-    "-    }",
-    "-  }",
-    "-}",
-]
 DIFFERENT: dict[str, dict[str, list[str]]] = {
     # The ensemble's batcher, with which Triton refuses it, went to the step that had none.
     "article": {"bert_classifier": BATCHER},
@@ -104,7 +92,6 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
             '-        value: "/models/detector/1/cache"',
             '+        value: "/tritonpipe-engines/detector"',
             # Not in the release of the default server.
-            *METRICS,
         ]
     },
     "branches": {"clip_tokenizer": ["+  kind: KIND_CPU"]},

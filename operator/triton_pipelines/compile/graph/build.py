@@ -12,8 +12,16 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline, PipelineSpec
 
 from .declared_steps import DeclaredStep, auxiliary_steps, declared_steps
 from .effective_padding import MeasuredPadding, PaddingChoice
-from .ensemble import text_dims, text_inputs, with_ensemble, with_entry_point
-from .graph import Graph, Step, Tensor
+from .ensemble import (
+    ONE_TEXT,
+    declared_text_dims,
+    has_rows_of_texts,
+    text_dims,
+    text_inputs,
+    with_ensemble,
+    with_entry_point,
+)
+from .graph import Graph, Role, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
 from .padding_choice import TokenReader, choose_padding
@@ -56,13 +64,18 @@ def build(
         spec=spec,
         tokens=tokens,
         token_tensors=_token_tensors(spec, tokens, padding, tokenizer_batch),
+        tokenizer_batches=bool(tokenizer_batch),
         lengths=_lengths(spec, padding),
         source_of=lambda tensor: input_source(tensor, spec),
         options=options,
     )
     steps: list[Step] = []
     if spec.tokenizer is not None and tokenizer_batch is not None and padding is not None:
-        dims = text_dims(spec, tokenizer_batch)
+        dims = (
+            (-1, *(declared_text_dims(spec) or ONE_TEXT))
+            if _has_rows_of_texts(spec, declared)
+            else text_dims(spec, tokenizer_batch)
+        )
         steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, dims))
     steps += _model_steps(declared, context, readers, padding)
     last = _postprocess_steps(spec, steps, tokens, tokenizer_batch)
@@ -92,7 +105,7 @@ def _graph(
     return Graph(
         pipeline=pipeline.name,
         model_name=pipeline.public_name,
-        max_batch_size=_ensemble_batch(spec, steps),
+        max_batch_size=_ensemble_batch(spec, steps, declared_steps(spec)),
         inputs=(),
         outputs=(),
         steps=tuple(steps),
@@ -160,13 +173,24 @@ def _tokenizer_batch(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> in
         return None
     if spec.tokenizer.max_batch_size is not None:
         return spec.tokenizer.max_batch_size
+    if _has_rows_of_texts(spec, declared):
+        return 0
     return max_batch_size(declared[0].fields) if declared else 0
 
 
-def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
+def _has_rows_of_texts(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> bool:
+    """Return whether a row of a request has several texts."""
+    return has_rows_of_texts(spec, [max_batch_size(step.fields) for step in declared])
+
+
+def _ensemble_batch(
+    spec: PipelineSpec, steps: Sequence[Step], declared: Sequence[DeclaredStep]
+) -> int:
     """Return the rows of a request: as written, else the smallest batch of the steps."""
     if spec.ensemble.max_batch_size is not None:
         return spec.ensemble.max_batch_size
+    if _has_rows_of_texts(spec, declared):
+        steps = [step for step in steps if step.role is not Role.TOKENIZER]
     # If one step has no batch axis, the whole pipeline has none. The axis is then part of the dims
     # of every tensor.
     return min((step.max_batch_size for step in steps), default=0)

@@ -13,7 +13,8 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .defaults import DEFAULT_MAX_LENGTH, USUAL_NAMES
 from .effective_padding import PaddingChoice
-from .graph import Graph, Reference, Step
+from .ensemble import ONE_TEXT
+from .graph import PIPELINE, Graph, Input, Reference, Step
 from .tensorrt_profiles import boxes, uncovered, unfit
 
 
@@ -94,14 +95,49 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
     for entry in step.inputs:
         made = graph.resolve(entry.source) if entry.source is not None else None
         dims = entry.tensor.dims if made is None else made.dims
-        if step.max_batch_size > 0 and dims != (1,):
+        if step.max_batch_size > 0 and dims != ONE_TEXT:
             yield Finding(
                 entry.path,
-                f"has dims {list(dims)}, but the tokenizer reads one text per row, dims [1];"
-                " for texts of shape [n] or [1, n] set maxBatchSize: 0 on tokenizer and model,"
-                " whose dims then include the rows",
+                f"has dims {list(dims)}, but with maxBatchSize {step.max_batch_size} the"
+                f" tokenizer reads one text per row, dims [1]; {_text_remedy(graph, entry)}",
                 code=FindingCode.SHAPE_MISMATCH,
             )
+    if graph.max_batch_size > 0 and step.max_batch_size == 0:
+        yield from _rows_beside_texts(graph, step)
+
+
+def _text_remedy(graph: Graph, entry: Input) -> str:
+    """Return what to change so that the tokenizer can read these texts."""
+    if entry.source is not None and entry.source.step != PIPELINE:
+        return f"let {entry.source.step} write one text per row"
+    if graph.max_batch_size > 0:
+        return "omit spec.tokenizer.maxBatchSize to send several texts per row"
+    return "set spec.tokenizer.maxBatchSize: 0: dims then include the rows"
+
+
+def _rows_beside_texts(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
+    """Yield inputs with one row per row of the request, where each text makes a row.
+
+    Triton rejects a request of a step whose inputs have different numbers of rows.
+    """
+    texts = [
+        str(entry.source.tensor)
+        for entry in tokenizer.inputs
+        if entry.source is not None and entry.source.step == PIPELINE
+    ]
+    if not texts:
+        return
+    for step in graph.steps:
+        for entry in step.inputs if step.max_batch_size > 0 else ():
+            if entry.source is not None and entry.source.step == PIPELINE:
+                yield Finding(
+                    entry.path,
+                    f"{entry.tensor.name} reads {entry.source} with one row per row of the"
+                    f" request, but each text of {' and '.join(texts)} becomes a row of its own;"
+                    f" declare {texts[0]} with dims [1] in spec.ensemble.inputs, or read"
+                    f" {entry.source.tensor} in a step with maxBatchSize: 0",
+                    code=FindingCode.SHAPE_MISMATCH,
+                )
 
 
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:

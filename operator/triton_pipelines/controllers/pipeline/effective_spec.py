@@ -41,6 +41,8 @@ class EffectiveSpec:
     """UID of the pipeline."""
     pipeline: InferencePipeline
     graph: Graph
+    server_image: str
+    """Image of Triton in its pods."""
     is_current: bool = True
     """Whether this is the current spec; otherwise it is the last good one."""
 
@@ -162,7 +164,11 @@ class Resolver:
         if effective is not None:
             uid = str(snapshot.pipeline["metadata"].get("uid") or "")
             self._effective[_key(snapshot.pipeline)] = EffectiveSpec(
-                uid, effective[1].pipeline, effective[1].graph, is_current=effective[0] is snapshot
+                uid,
+                effective[1].pipeline,
+                effective[1].graph,
+                effective[1].server_image,
+                is_current=effective[0] is snapshot,
             )
         return effective
 
