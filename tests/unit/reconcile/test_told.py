@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.worlds import START, World, status_validator
+from tests.support.worldchecks import check_status
+from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.controllers.pipeline.plan import Context, plan
@@ -127,7 +128,7 @@ def test_each_source_of_a_step_is_told_of() -> None:
         world.now,
     )
     assert decided.status is not None
-    status_validator().validate(decided.status)
+    check_status(decided.status)
     assert [(item["step"], item["resolvedRevision"]) for item in decided.status["sources"]] == [
         ("model", "etag"),
         ("model.code", "other"),
