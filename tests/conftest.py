@@ -17,6 +17,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
+# For tests that import ONNX Runtime themselves: tests send no usage data to anybody.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeatable")
 _COMMON = {
     "deadline": None,
