@@ -176,9 +176,8 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
     message = next(
         item["message"] for item in world.status["conditions"] if item["type"] == "Stalled"
     )
-    assert message.startswith(
-        "spec.ensemble.maxInflightRequests: needs server 25.11, but server.version is 24.10"
-    )
+    assert message.startswith("spec.ensemble.maxInflightRequests: ")
+    assert "24.10" in message
 
 
 # --- warnings as events ---------------------------------------------------------------------------
