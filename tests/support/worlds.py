@@ -10,7 +10,6 @@ graceful termination), and time is a number. The planner is the real one.
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import json
 from collections.abc import Sequence
@@ -18,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from tests.support import builders, ownership
+from tests.support.copies import copied
 from tests.support.rolloutmodel import Counted, progressing
-from tests.support.worldchecks import check_object, status_validator
+from tests.support.worldchecks import check_object, check_status
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.crd import stored
@@ -131,7 +131,7 @@ class World:
     _replica_sets: dict[str, Object] = field(default_factory=dict)  # by template
 
     def __post_init__(self) -> None:
-        self.document = stored(self.document) if self.defaults else copy.deepcopy(self.document)
+        self.document = stored(self.document) if self.defaults else copied(self.document)
         self.document["metadata"].setdefault("generation", 1)
 
     # --- what is seen -----------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class World:
                     dead=(self.now,) if verdict == GONE else (),
                 )
                 probes[f"uid-{pod.name}"] = look.merged_with(self._looks.get(f"uid-{pod.name}"))
-        document = copy.deepcopy(self.document)
+        document = copied(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
         return Snapshot(
             document,
@@ -322,7 +322,7 @@ class World:
         """Edit the child that has the pipeline's name; return its previous content."""
         key = (kind, self.name)
         before = self.children[key]
-        edited: Any = copy.deepcopy(before)
+        edited: Any = copied(before)
         self.children[key] = edited
         for part in path[:-1]:
             edited = edited[part]
@@ -411,11 +411,8 @@ class World:
         if left > 0:
             self.resize(decided)
         if left > 0 and decided.status is not None:
-            for error in status_validator().iter_errors(decided.status):
-                raise AssertionError(
-                    f"the status does not fit the CRD: {error.json_path}: {error.message}"
-                )
-            self.document["status"] = copy.deepcopy(decided.status)
+            check_status(decided.status)
+            self.document["status"] = copied(decided.status)
         for item in decided.tuning_objects[: max(left - 1, 0)]:
             self.take(item)
         self.log.append(decided)
@@ -437,7 +434,7 @@ class World:
         """The API server takes an object."""
         check_object(item)
         key = (item["kind"], item["metadata"]["name"])
-        stored = copy.deepcopy(item)
+        stored = copied(item)
         if item["kind"] == "Secret":
             self.secrets[item["metadata"]["name"]] = stored
             return

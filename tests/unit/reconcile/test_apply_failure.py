@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.worldchecks import status_validator
+from tests.support.worldchecks import check_status
 from tests.support.worlds import World
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.controllers.pipeline.apply_failure import status_after_failure
@@ -50,7 +50,7 @@ def refused(world: World) -> tuple[Plan, Object]:
     status = status_after_failure(
         world.observed(), decided, Forbidden(403, "Forbidden", WORDS), world.now
     )
-    status_validator().validate(status)
+    check_status(status)
     return decided, status
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.unit.tuning.test_choose import measured
-from tests.unit.tuning.test_padding import BUCKETS, CPU, FIXED, GPU, LENGTHS, LONGEST, RAGGED
-from tests.unit.tuning.test_predict import PIPE
+from tests.unit.tuning.test_padding_cost import BUCKETS, CPU, FIXED, GPU, LENGTHS, LONGEST, RAGGED
+from tests.unit.tuning.test_prediction import PIPE
+from tests.unit.tuning.test_selection import measured
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.tuning_status import TuningStatus
 from triton_pipelines.api.v1alpha1 import InferencePipeline

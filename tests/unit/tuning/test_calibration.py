@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.unit.tuning.test_predict import LENGTHS, PIPE, TOKENIZER
+from tests.unit.tuning.test_prediction import LENGTHS, PIPE, TOKENIZER
 from triton_pipelines.tools.tuner import BatchingSetting
 from triton_pipelines.tools.tuner.calibration import (
     StepExecutions,

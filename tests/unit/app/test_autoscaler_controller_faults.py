@@ -14,7 +14,7 @@ from tests.support import builders
 from tests.support.flows import Flow, history
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from tests.unit.app.test_autoscaler import BUSY, RANGE, condition, grown, settled
+from tests.unit.app.test_autoscaler_controller import BUSY, RANGE, condition, grown, settled
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.samples import (
     MetricsFailure,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support import builders
-from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, LATENCY_BUDGET
-from tests.unit.tuning.test_predict import LENGTHS, PIPE
+from tests.unit.tuning.test_prediction import LENGTHS, PIPE
+from tests.unit.tuning.test_selection import BETTER, CURRENT, GRID, LATENCY_BUDGET
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec, due_times
 from triton_pipelines.tools.loadgen.request_failure import (
     RequestFailure,

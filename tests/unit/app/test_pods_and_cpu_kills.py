@@ -15,7 +15,7 @@ import pytest
 from tests.support import builders
 from tests.support.loops import Loop, loop_of
 from tests.support.worlds import World
-from tests.unit.app.test_fleets import FULL, SPEC, flow
+from tests.unit.app.test_pods_and_cpu import FULL, SPEC, flow
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.metrics.samples import MetricsFailure, MetricsProblem
 from triton_pipelines.controllers.pipeline.live_config_map import KEY_MILLIS, KEY_REPLICAS, recorded

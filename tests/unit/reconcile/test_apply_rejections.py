@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
-from tests.support.worlds import status_validator
+from tests.support.worldchecks import check_status
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
@@ -37,7 +37,7 @@ async def test_a_child_that_admission_refuses_is_told_of_and_tried_again() -> No
     with pytest.raises(Forbidden):  # the queue backs off by it
         await reconciler_of(client, store).reconcile(KEY)
     (status,) = client.statuses
-    status_validator().validate(status)
+    check_status(status)
     told = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
     assert told["Ready"] == ("False", "APIError")
     assert told["Reconciling"] == ("True", "APIError")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.worlds import START, World, status_validator
+from tests.support.worldchecks import check_status
+from tests.support.worlds import START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
 from triton_pipelines.controllers.pipeline.plan import Context, plan
@@ -127,7 +128,7 @@ def test_each_source_of_a_step_is_told_of() -> None:
         world.now,
     )
     assert decided.status is not None
-    status_validator().validate(decided.status)
+    check_status(decided.status)
     assert [(item["step"], item["resolvedRevision"]) for item in decided.status["sources"]] == [
         ("model", "etag"),
         ("model.code", "other"),
@@ -175,9 +176,8 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
     message = next(
         item["message"] for item in world.status["conditions"] if item["type"] == "Stalled"
     )
-    assert message.startswith(
-        "spec.ensemble.maxInflightRequests: needs server 25.11, but server.version is 24.10"
-    )
+    assert message.startswith("spec.ensemble.maxInflightRequests: ")
+    assert "24.10" in message
 
 
 # --- warnings as events ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.flows import NOW, TOKENIZER, limits, rested
 from tests.support.loopback import listening
-from tests.unit.metrics.test_exposition import PAGE
+from tests.unit.metrics.test_metrics_page import PAGE
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.metrics_client import PAGE_BYTES_MAX

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.metrics.test_direct import page, pages
+from tests.unit.metrics.test_direct_reader import page, pages
 from triton_pipelines.autoscaling.metrics.latency_reader import (
     LatencyReader,
     ModelLatency,

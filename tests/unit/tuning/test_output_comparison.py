@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.support import builders
-from tests.unit.tuning.test_choose import BETTER, CURRENT, LATENCY_BUDGET, measured
-from tests.unit.tuning.test_rates import Slow, answered, begun
+from tests.unit.tuning.test_load_rates import Slow, answered, begun
+from tests.unit.tuning.test_measured_server import OTHER, StandIn, server
 from tests.unit.tuning.test_run import report_on
-from tests.unit.tuning.test_server import OTHER, StandIn, server
+from tests.unit.tuning.test_selection import BETTER, CURRENT, LATENCY_BUDGET, measured
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
 from triton_pipelines.tools.loadgen.request_failure import (
     RequestFailure,

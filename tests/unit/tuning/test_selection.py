@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tuning.test_predict import PIPE
+from tests.unit.tuning.test_prediction import PIPE
 from triton_pipelines.tools.tuner import BatchingSetting
 from triton_pipelines.tools.tuner.acceptance import (
     MIN_GAIN,
