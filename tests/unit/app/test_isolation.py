@@ -16,8 +16,8 @@ from tests.support import builders, ownership
 from tests.support.loops import loop_of
 from tests.support.reconcilers import AcceptingClient, ready_pod
 from tests.support.worlds import World
-from tests.unit.app.test_latency import KEY, Stage, Told, staged
-from tests.unit.app.test_monitors import watching
+from tests.unit.app.test_monitoring_objects import watching
+from tests.unit.app.test_slo_latency import KEY, Stage, Told, staged
 from triton_pipelines.api import names
 from triton_pipelines.app.composition import OperatorParts, build_parts
 from triton_pipelines.app.config import load_config

@@ -22,7 +22,7 @@ from tests.support.reconcilers import (
 )
 from tests.support.tuningworld import RESULT, asked
 from tests.support.worlds import START, World
-from tests.unit.app.test_latency import staged
+from tests.unit.app.test_slo_latency import staged
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden

@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.loopback import listening
 from tests.support.peakmemory import MIB, peak_growth
-from tests.unit.metrics.test_direct import page
-from tests.unit.metrics.test_exposition import PAGE
+from tests.unit.metrics.test_direct_reader import page
+from tests.unit.metrics.test_metrics_page import PAGE
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.metrics_client import (
     AT_ONCE,
