@@ -42,7 +42,10 @@ def on_stand_ins(
 
 def _on_cpu(graph: Graph) -> Graph:
     def moved(step: Step) -> Step:
-        kind = "KIND_CPU" if step.instances.kind == "KIND_GPU" else step.instances.kind
-        return replace(step, instances=replace(step.instances, kind=kind, gpus=()))
+        groups = tuple(
+            replace(group, kind="KIND_CPU" if group.kind == "KIND_GPU" else group.kind, gpus=())
+            for group in step.instances.groups
+        )
+        return replace(step, instances=replace(step.instances, groups=groups))
 
     return replace(graph, steps=tuple(map(moved, graph.steps)))

@@ -276,6 +276,19 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel=(
+                "!(has(self.instances) && has(self.instances.groups) &&"
+                " self.instances.groups.exists(g, has(g.profiles) && size(g.profiles) > 0)) ||"
+                " has(self.platform) && self.platform == 'tensorrt_plan'"
+            ),
+            message="profiles of instances.groups need platform tensorrt_plan",
+            holds=lambda m: (
+                not any(group.profiles for group in m.instances.groups)
+                or m.platform is Platform.TENSORRT
+            ),
+            field="instances.groups",
+        ),
+        FieldRule(
+            cel=(
                 "!(has(self.lengths) && has(self.lengths.profiles) && size(self.lengths.profiles)"
                 " > 0) || has(self.platform) && self.platform == 'tensorrt_plan'"
             ),

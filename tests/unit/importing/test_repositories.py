@@ -88,15 +88,8 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     # The ensemble's batcher, with which Triton refuses it, went to the step that had none.
     "article": {"bert_classifier": BATCHER},
     "image": {
-        # Two groups of one kind are one; the file of labels has no place.
-        "resnet50_trt": [
-            "-instance_group {",
-            "-  kind: KIND_GPU",
-            "-  count: 2",
-            '-  profile: "0"',
-            "-}",
-            '-  label_filename: "labels.txt"',
-        ],
+        # The file of labels has no place.
+        "resnet50_trt": ['-  label_filename: "labels.txt"'],
         "preprocess": [
             '-    string_value: "$$TRITON_MODEL_DIRECTORY/pillow.tar.gz"',
             '+    string_value: "$$TRITON_MODEL_DIRECTORY/environment.tar.gz"',
@@ -117,10 +110,6 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
     "branches": {"clip_tokenizer": ["+  kind: KIND_CPU"]},
     "oddities": {
         "count": [
-            "-instance_group {",
-            "-  kind: KIND_GPU",
-            "-  count: 1",
-            "-}",
             "-parameters {",
             '-  key: "TRITON_BATCH_STRATEGY_PATH"',
             "-  value {",

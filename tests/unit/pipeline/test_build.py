@@ -57,21 +57,21 @@ def test_defaults_of_the_smallest_resource() -> None:
         ("attention_mask INT64[-1]", "tokenizer.attention_mask", True),
     ]
     assert (
-        tokenizer.instances.kind,
+        tokenizer.instances.kinds,
         tokenizer.instances.counts.initial,
         tokenizer.instances.counts.min,
         tokenizer.instances.counts.max,
-    ) == ("KIND_CPU", 1, 1, 4)
+    ) == ({"KIND_CPU"}, 1, 1, 4)
     assert tokenizer.instances.scaled
     assert not model.instances.scaled
-    assert (model.instances.kind, model.backend, model.platform, model.file_name) == (
-        "KIND_GPU",
+    assert (model.instances.kinds, model.backend, model.platform, model.file_name) == (
+        {"KIND_GPU"},
         "onnxruntime",
         "onnxruntime_onnx",
         "model.onnx",
     )
-    assert (post.instances.kind, post.instances.counts.initial, post.source) == (
-        "KIND_CPU",
+    assert (post.instances.kinds, post.instances.counts.initial, post.source) == (
+        {"KIND_CPU"},
         1,
         None,
     )
@@ -165,9 +165,9 @@ def test_what_runs_the_model_and_how_rows_are_padded(
     assert (
         model.implementation,
         model.backend,
-        model.instances.kind,
+        model.instances.kinds,
         built.padding.chosen.value,
-    ) == (implementation, backend, kind, padding)
+    ) == (implementation, backend, {kind}, padding)
     assert all(
         entry.ragged == (implementation is not Implementation.BACKEND or model.flat is not None)
         for entry in model.inputs

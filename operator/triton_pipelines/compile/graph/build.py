@@ -11,7 +11,6 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline, PipelineSpec
 
 from .declared_steps import DeclaredStep, auxiliary_steps, declared_steps
-from .defaults import TOKENIZER
 from .effective_padding import MeasuredPadding, PaddingChoice
 from .ensemble import text_dims, text_inputs, with_ensemble, with_entry_point
 from .graph import Graph, Step, Tensor
@@ -20,6 +19,7 @@ from .options import Options
 from .padding_choice import TokenReader, choose_padding
 from .postprocess_step import postprocess_read, postprocess_step
 from .ragged_eligibility import Refusals, pads
+from .repeated_steps import repeated_steps, tokenizer_names
 from .step_context import StepContext
 from .token_readers import input_source, token_readers, tokens_read
 from .tokenizer_step import Tokens, row_length, token_tensors, tokenizer_step
@@ -65,7 +65,8 @@ def build(
         dims = text_dims(spec, tokenizer_batch)
         steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, dims))
     steps += _model_steps(declared, context, readers, padding)
-    steps += _postprocess_steps(spec, steps, tokens, tokenizer_batch)
+    last = _postprocess_steps(spec, steps, tokens, tokenizer_batch)
+    steps = [*steps, *repeated_steps(spec, [*steps, *last]), *last]
     auxiliary = [model_step(item, context) for item in auxiliary_steps(spec)]
     graph = _graph(pipeline, steps, auxiliary, padding)
     if graph.entry is not None:
@@ -126,7 +127,7 @@ def _model_steps(
     for item in declared:
         step, reader = model_step(item, context), readers.get(item.name)
         if adapts and reader is not None and reader.is_adaptable:
-            step = _adapted(step, context.tokens)
+            step = _adapted(step, context)
         steps.append(step)
     return steps
 
@@ -150,7 +151,7 @@ def _fixed(step: Step) -> Step:
 
     If the backend completes the config, every change of a count would reload the model.
     """
-    return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
+    return replace(step, instances=step.instances.fixed())
 
 
 def _tokenizer_batch(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> int | None:
@@ -171,12 +172,13 @@ def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
     return min((step.max_batch_size for step in steps), default=0)
 
 
-def _adapted(step: Step, tokens: Tokens) -> Step:
+def _adapted(step: Step, context: StepContext) -> Step:
     """Return the step with its file adapted to ragged batches."""
+    tokens, tokenizers = context.tokens, tokenizer_names(context.spec)
     fed = {
         entry.tensor.name: entry.source
         for entry in step.inputs
-        if entry.source is not None and entry.source.step == TOKENIZER
+        if entry.source is not None and entry.source.step in tokenizers
     }
     kinds = {
         name: tokens[source.tensor].kind for name, source in fed.items() if source.tensor in tokens

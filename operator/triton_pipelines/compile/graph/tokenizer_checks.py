@@ -11,7 +11,7 @@ from triton_pipelines.api.tensors import INTEGER_TYPES, TokenTensor
 from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .defaults import DEFAULT_MAX_LENGTH, TOKENIZER, USUAL_NAMES
+from .defaults import DEFAULT_MAX_LENGTH, USUAL_NAMES
 from .effective_padding import PaddingChoice
 from .graph import Graph, Reference, Step
 from .tensorrt_profiles import boxes, uncovered, unfit
@@ -25,7 +25,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
     custom = spec.type is TokenizerType.PYTHON
     yield from _declared_outputs(spec, custom)
     if not spec.outputs:
-        yield from _undeclared_outputs(graph, step)
+        yield from _undeclared_outputs(graph)
     for tensor in step.outputs:
         if tensor.data_type not in INTEGER_TYPES:
             readers = (
@@ -39,7 +39,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
                 f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32",
                 code=FindingCode.DATA_TYPE_MISMATCH,
             )
-    if step.instances.kind == "KIND_GPU":
+    if "KIND_GPU" in step.instances.kinds:
         yield Finding(
             "spec.tokenizer.instances.kind",
             "the tokenizer runs on CPU, and kind GPU would start one process per GPU;"
@@ -64,11 +64,13 @@ def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
             )
 
 
-def _undeclared_outputs(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
+def _undeclared_outputs(graph: Graph) -> Iterator[Finding]:
     """Yield inputs that read a token tensor of unknown name."""
     for entry in (entry for reader in graph.steps for entry in reader.inputs):
         source = entry.source
-        if source is None or source.step != tokenizer.name or source.tensor.lower() in USUAL_NAMES:
+        if source is None or source.step not in graph.tokenizers:
+            continue
+        if source.tensor.lower() in USUAL_NAMES:
             continue
         # Where the names differ, `from` is written already.
         fix = (
@@ -118,16 +120,13 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """Check that each TensorRT plan that reads tokens has a profile for every padded batch."""
     for step in graph.steps:
-        yield from _unknown_profiles(step)
+        yield from _unknown_profiles(step) if step.repeats is None else ()
     tokenizer, choice = pipeline.spec.tokenizer, graph.padding
     if tokenizer is None or choice is None or choice.chosen is Padding.AUTO:
         return
-    readers = [
-        step
-        for step in graph.steps
-        if any(entry.source is not None and entry.source.step == TOKENIZER for entry in step.inputs)
+    declared = [
+        step for step in graph.token_readers if step.lengths is not None and step.lengths.profiles
     ]
-    declared = [step for step in readers if step.lengths is not None and step.lengths.profiles]
     if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
         yield Finding(
             "spec.tokenizer.buckets",
@@ -141,10 +140,15 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 def _unknown_profiles(step: Step) -> Iterator[Finding]:
     count = len(step.lengths.profiles) if step.lengths is not None else 0
-    for place, name in enumerate(step.instances.profiles):
+    listed = [
+        (f"{step.path}.{group.field}.profiles[{place}]", name)
+        for group in step.instances.groups
+        for place, name in enumerate(group.profiles)
+    ]
+    for path, name in listed:
         if count and int(name) >= count:
             yield Finding(
-                f"{step.path}.instances.profiles[{place}]",
+                path,
                 f"{name} is not an index of the {count} profiles in {step.path}.lengths.profiles",
                 code=FindingCode.UNKNOWN_PROFILE,
             )
