@@ -21,6 +21,7 @@ from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Options, build, check, lint
 from triton_pipelines.compile.graph.graph import Implementation
+from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.model_repository import runtime_file
 from triton_pipelines.compile.render.objects import (
@@ -78,6 +79,8 @@ def text_of(name: str) -> str:
             "loader_image": LOADER_IMAGE,
             **given,
             "source_map": tuple(given.get("source_map", ())),
+            "service_accounts": tuple(given.get("service_accounts", ())),
+            "pod_template": PodTemplateMode(given.get("pod_template", "restricted")),
             "substitute_runner": frozenset(given.get("substitute_runner", ())),
         }
     )

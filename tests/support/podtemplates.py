@@ -7,19 +7,23 @@ from typing import Any
 from tests.support.builders import Built, document, options
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import Options, build
+from triton_pipelines.compile.graph.options import PodTemplateMode
 
 SIDECAR = {"name": "proxy", "image": "registry.example/proxy:1"}
 TRITON = {"name": "triton"}
 
 
 def templated(template: Any, given_options: Options | None = None, **changes: Any) -> Built:
-    """The sentiment resource with this podTemplate, nulls and all."""
+    """The sentiment resource with this podTemplate, nulls and all.
+
+    Unless the options say otherwise, the template is unrestricted.
+    """
     resource = document(**changes)
     resource["spec"].setdefault("server", {})["podTemplate"] = template
     parsed, wrong = parse(resource)
     assert parsed is not None
     assert not wrong, wrong
-    chosen = given_options or options()
+    chosen = given_options or options(pod_template=PodTemplateMode.ALLOW)
     return Built(parsed, chosen, build(parsed, chosen))
 
 

@@ -242,8 +242,8 @@ class ServerSpec(ApiModel):
         ObjectName | None,
         Field(
             description=(
-                "Service account of the pods (for workload identity); its token is not mounted into"
-                " Triton."
+                "Service account of the pods (for workload identity): default, or one that the"
+                " operator allows. Its token is not mounted into Triton."
             )
         ),
     ] = None
@@ -328,8 +328,8 @@ class ServerSpec(ApiModel):
             description=(
                 "A partial PodTemplateSpec that is merged last: containers, initContainers, volumes"
                 " and env by name, volumeMounts by mountPath; tolerations are appended, other lists"
-                " replaced. Fields that the operator sets are rejected. The operator can forbid"
-                " podTemplate."
+                " replaced. Fields that the operator sets are rejected. By default the operator"
+                " also rejects fields that reach beyond the pod."
             ),
             json_schema_extra={FORM: OpenForm.POD_TEMPLATE},
         ),

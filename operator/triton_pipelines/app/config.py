@@ -29,10 +29,12 @@ from triton_pipelines.autoscaling.metrics.connections_file import (
 from triton_pipelines.cluster.leader_election import LeaseTiming
 from triton_pipelines.compile.graph.options import (
     DEFAULT_FAMILY_IMAGES,
+    DEFAULT_KEY_SECRET,
     DEFAULT_LOADER_IMAGE,
     DEFAULT_SERVER_IMAGE,
     SUBSTITUTABLE,
     Options,
+    PodTemplateMode,
 )
 from triton_pipelines.loader.uris import SourceMap
 
@@ -107,7 +109,12 @@ class OperatorConfig(BaseModel):
             backend, for servers without it.
         custom_code: whether pipelines may use custom Python, and custom containers through
             podTemplate.
-        pod_template: whether pipelines may change their pods with podTemplate.
+        pod_template: what pipelines may set in their pods: everything, nothing that reaches beyond
+            the pod, or no podTemplate at all.
+        service_accounts: service accounts that pipelines may use besides ``default``, unless
+            podTemplate is allowed without restriction.
+        pod_metadata: keys of labels and annotations that a restricted podTemplate may set besides
+            those that are known to be safe; ``*`` stands for any text.
         max_concurrent_rollouts: concurrent rollouts without a spec change (new operator release).
         api_timeout_seconds: time-out of one request to the API server.
         api_max_in_flight: concurrent requests to the API server.
@@ -145,7 +152,7 @@ class OperatorConfig(BaseModel):
     liveness_port: int = Field(default=8081, ge=1, le=65535)
     operator_namespace: str = "triton-pipelines"
     operator_key_file: Path = Path("/etc/tritonpipe/operator/key")
-    operator_key_secret: str = "triton-pipelines-operator-key"  # noqa: S105 - a name
+    operator_key_secret: str = DEFAULT_KEY_SECRET
     operator_key_wait_seconds: float = Field(default=180.0, ge=0)
     images: Pairs = Field(default_factory=dict, validate_default=True)
     loader_image: str = DEFAULT_LOADER_IMAGE
@@ -153,7 +160,9 @@ class OperatorConfig(BaseModel):
     source_map: Names = ()
     substitute_runner: Annotated[frozenset[str], BeforeValidator(_split)] = frozenset()
     custom_code: Literal["allow", "forbid"] = "allow"
-    pod_template: Literal["allow", "forbid"] = "allow"
+    pod_template: PodTemplateMode = PodTemplateMode.RESTRICTED
+    service_accounts: Names = ()
+    pod_metadata: Names = ()
     max_concurrent_rollouts: int = Field(default=5, ge=1)
     api_timeout_seconds: float = Field(default=30.0, gt=0)
     api_max_in_flight: int = Field(default=32, ge=1)
@@ -271,11 +280,14 @@ class OperatorConfig(BaseModel):
             source_map=self.source_map,
             substitute_runner=self.substitute_runner,
             custom_code_allowed=self.custom_code == "allow",
-            pod_template_allowed=self.pod_template == "allow",
+            pod_template=self.pod_template,
+            service_accounts=self.service_accounts,
+            pod_metadata=self.pod_metadata,
             family_images={
                 family: image for family, image in self.images.items() if family != DEFAULT_IMAGE
             },
             operator_namespace=self.operator_namespace,
+            operator_key_secret=self.operator_key_secret,
         )
 
     @property

@@ -103,7 +103,25 @@ def operator(
     ] = None,
     pod_template: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="allow (default) or forbid podTemplate in pipelines."),
+        typer.Option(
+            metavar="MODE",
+            help="What pipelines may set in their pods: allow, restricted (default) or forbid.",
+        ),
+    ] = None,
+    service_accounts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Service account that pipelines may use besides default; repeatable.",
+        ),
+    ] = None,
+    pod_metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Label or annotation that a restricted podTemplate may also set, * for any text;"
+            " repeatable.",
+        ),
     ] = None,
     max_concurrent_rollouts: Annotated[
         int | None,
@@ -200,6 +218,8 @@ def operator(
         "substitute_runner": substitute_runner,
         "custom_code": custom_code,
         "pod_template": pod_template,
+        "service_accounts": service_accounts,
+        "pod_metadata": pod_metadata,
         "max_concurrent_rollouts": max_concurrent_rollouts,
         "metrics_connections": metrics_connections,
         "prometheus_url": prometheus_url,

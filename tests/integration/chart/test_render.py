@@ -69,8 +69,14 @@ def test_objects_fit_the_schemas_of_kubernetes(path: Path, version: str) -> None
 
 
 def test_every_object_is_labelled_and_in_its_namespace() -> None:
-    cluster_scoped = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
-    for item in render("full"):
+    cluster_scoped = {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "CustomResourceDefinition",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    }
+    for item in (*render("full"), *render("default")):
         labels = item["metadata"]["labels"]
         assert labels[names.LABEL_NAME] == names.APP, item["metadata"]["name"]
         # This label identifies children of pipelines. The operator's own objects must not match it.

@@ -1,4 +1,4 @@
-"""The operator with exactly the rights that the chart gives its account.
+"""The operator with exactly the rights that the chart gives its account, policies included.
 
 The tests run cluster-wide and namespaced. Nothing that the operator does is refused, and no Secret
 is ever read.
@@ -60,6 +60,13 @@ RBAC = {
     )
     for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 }
+POLICIES = {
+    kind: Resource("admissionregistration.k8s.io", "v1", kind, plural, namespaced=False)
+    for kind, plural in (
+        ("ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
+        ("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
+    )
+}
 ACCOUNTS = Resource("", "v1", "ServiceAccount", "serviceaccounts")
 DEADLINE_SECONDS = 60.0
 
@@ -69,7 +76,8 @@ async def rights_of_the_chart(admin: Client, release: str, *values: str) -> None
     for item in chart.render(
         "--set", "crds.enabled=false", *values, release=release, namespace=release
     ):
-        resource = ACCOUNTS if item["kind"] == "ServiceAccount" else RBAC.get(item["kind"])
+        kinds = {"ServiceAccount": ACCOUNTS, **RBAC, **POLICIES}
+        resource = kinds.get(item["kind"])
         if resource is not None:
             await apply_any(admin, resource, item)
 

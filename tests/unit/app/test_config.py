@@ -13,7 +13,7 @@ from triton_pipelines.app.config import (
     variable_of,
 )
 from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsError
-from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES
+from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES, PodTemplateMode
 
 
 def test_defaults_are_valid_and_cluster_wide() -> None:
@@ -23,7 +23,7 @@ def test_defaults_are_valid_and_cluster_wide() -> None:
     assert config.images["default"] == "nvcr.io/nvidia/tritonserver:26.07-py3"
     assert config.render_options.server_image == config.images["default"]
     assert config.render_options.custom_code_allowed
-    assert config.render_options.pod_template_allowed
+    assert config.render_options.pod_template is PodTemplateMode.RESTRICTED
     assert dict(config.render_options.family_images) == DEFAULT_FAMILY_IMAGES
 
 
@@ -36,6 +36,8 @@ def test_variables_fill_in_and_options_win() -> None:
         "TRITONPIPE_SUBSTITUTE_RUNNER": "onnxruntime_onnx",
         "TRITONPIPE_CUSTOM_CODE": "forbid",
         "TRITONPIPE_POD_TEMPLATE": "forbid",
+        "TRITONPIPE_SERVICE_ACCOUNTS": "bucket-reader, hub-reader",
+        "TRITONPIPE_POD_METADATA": "example.com/*",
         "OTHER": "x",
     }
     config = load_config({"workers": 5, "log_level": None}, environ)
@@ -48,7 +50,9 @@ def test_variables_fill_in_and_options_win() -> None:
     assert options.source_map == ("hf://=http://127.0.0.1:1", "s3://=http://127.0.0.1:2")
     assert options.substitute_runner == {"onnxruntime_onnx"}
     assert not options.custom_code_allowed
-    assert not options.pod_template_allowed
+    assert options.pod_template is PodTemplateMode.FORBID
+    assert options.service_accounts == ("bucket-reader", "hub-reader")
+    assert options.pod_metadata == ("example.com/*",)
     assert dict(options.family_images) == {**DEFAULT_FAMILY_IMAGES, "vllm": "v:1"}
 
 
@@ -67,7 +71,7 @@ def test_variables_fill_in_and_options_win() -> None:
             {"substitute_runner": ["onnxruntime_onnx", "tensorrt_plan"]},
             ["--substitute-runner", "tensorrt_plan", "supported are onnxruntime_onnx"],
         ),
-        ({"pod_template": "maybe"}, ["--pod-template", "'allow' or 'forbid'"]),
+        ({"pod_template": "maybe"}, ["--pod-template", "'allow', 'restricted' or 'forbid'"]),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         (

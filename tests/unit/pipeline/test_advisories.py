@@ -61,7 +61,7 @@ def test_the_data_file_is_complete() -> None:
         ((26, 3), {"5865"}, {"5828"}),
         ((26, 6), {"5875"}, {"5865"}),
     ],
-    ids=str,
+    ids=lambda value: "-".join(map(str, sorted(value))) or "none",
 )
 def test_a_release_is_affected_until_the_fix(
     release: tuple[int, int], ids: set[str], others: set[str]

@@ -13,6 +13,7 @@ import yaml
 from tests.support import builders
 from tests.support.worlds import BAD, World
 from triton_pipelines.api import names, parse
+from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.controllers.pipeline.policies import last_good_spec
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
@@ -162,6 +163,28 @@ def test_a_new_release_of_the_operator_rolls_nothing_out_for_an_invalid_spec() -
     )
     world.settle()
     assert world.deployment["spec"] == before
+
+
+def test_what_a_stricter_operator_refuses_keeps_serving() -> None:
+    allowed = builders.options(pod_template=PodTemplateMode.ALLOW)
+    template = {"spec": {"hostIPC": True}}
+    world = World(builders.document(server={"podTemplate": template}), options=allowed).settle()
+    before, serving = copy.deepcopy(world.children), world.serving
+    world.options = builders.options()
+    world.settle()
+    assert world.children == before
+    assert world.serving == serving
+    assert world.told()["Ready"] == "False InvalidSpec"
+    assert world.told()["Available"].startswith("True")
+    assert "--pod-template=allow" in world.condition("Stalled")["message"]
+    world.options = allowed
+    world.settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert world.serving == serving
+    world.options = builders.options()
+    world.change(server={"podTemplate": None}).settle()
+    assert world.told()["Ready"] == "True Succeeded"
+    assert "hostIPC" not in world.deployment["spec"]["template"]["spec"]
 
 
 def test_without_a_spec_that_was_ever_good_nothing_is_made() -> None:

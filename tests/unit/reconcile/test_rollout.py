@@ -116,7 +116,8 @@ def test_pods_that_the_api_server_refuses_are_told_of() -> None:
     world = World(
         builders.document(
             server={"serviceAccountName": "tritn"}, rollout={"progressDeadlineSeconds": 60}
-        )
+        ),
+        options=builders.options(service_accounts=("tritn",)),
     )
     world.step()
     refused = {

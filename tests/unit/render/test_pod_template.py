@@ -13,6 +13,7 @@ from tests.support.builders import built, options
 from tests.support.podtemplates import SIDECAR, TRITON, WHOLE, WRONG, templated
 from tests.support.schemas import validate
 from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.compile.render import review
 from triton_pipelines.compile.render.errors import RefusedError
 from triton_pipelines.compile.render.pod_owned_fields import PATH
@@ -448,7 +449,7 @@ def test_what_gpus_need_is_not_replaced() -> None:
 
 
 def test_the_operator_may_forbid_it() -> None:
-    forbidden = options(pod_template_allowed=False)
+    forbidden = options(pod_template=PodTemplateMode.FORBID)
     (told,) = findings({"spec": {}}, forbidden)
     assert told == (
         f"{FIELD}: is forbidden by this operator (--pod-template=forbid); use the other fields "

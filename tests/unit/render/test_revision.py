@@ -111,6 +111,9 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
+ACCOUNTS = options(service_accounts=("s",))
+
+
 @pytest.fixture(scope="module")
 def base() -> str:
     return built().render().name
@@ -123,11 +126,11 @@ def test_keeps_the_revision(case: str, base: str) -> None:
 
 @pytest.mark.parametrize("case", OTHER)
 def test_makes_a_new_revision(case: str, base: str) -> None:
-    assert built(**OTHER[case]).render().name != base
+    assert built(ACCOUNTS, **OTHER[case]).render().name != base
 
 
 def test_no_two_changes_give_the_same_revision(base: str) -> None:
-    names = [built(**changes).render().name for changes in OTHER.values()]
+    names = [built(ACCOUNTS, **changes).render().name for changes in OTHER.values()]
     assert len({base, *names}) == len(names) + 1
 
 

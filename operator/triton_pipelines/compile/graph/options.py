@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
 from triton_pipelines.api.names import PATH_ENGINES, PATH_MODELS
 
 DEFAULT_SERVER_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
+DEFAULT_KEY_SECRET = "triton-pipelines-operator-key"  # noqa: S105 - a name
 DEFAULT_LOADER_IMAGE = "triton-pipelines/operator:0.1.0"
 # Platform or backend → family of server images that carries it; all others are of the default
 # family.
@@ -18,6 +21,23 @@ DEFAULT_FAMILY_IMAGES = {
 }
 # Platforms whose steps the project's own runner can run.
 SUBSTITUTABLE = frozenset({"onnxruntime_onnx"})
+# Labels and annotations that neither select pods nor make other controllers change them.
+SAFE_POD_METADATA: Final = (
+    "cluster-autoscaler.kubernetes.io/safe-to-evict",
+    "kubectl.kubernetes.io/*",
+    "prometheus.io/*",
+)
+
+
+class PodTemplateMode(StrEnum):
+    """What resources may set in their pods."""
+
+    ALLOW = "allow"
+    """Everything that the operator does not own."""
+    RESTRICTED = "restricted"
+    """Nothing that gives access to the node, to other identities or to other Services."""
+    FORBID = "forbid"
+    """No ``server.podTemplate``; the other fields are restricted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +59,15 @@ class Options:
     """
     custom_code_allowed: bool = True
     """Whether resources may contain custom code."""
-    pod_template_allowed: bool = True
-    """Whether resources may set ``server.podTemplate``."""
+    pod_template: PodTemplateMode = PodTemplateMode.RESTRICTED
+    """What resources may set in their pods."""
+    service_accounts: tuple[str, ...] = ()
+    """Service accounts that pods may use besides ``default``, unless all may be used (Allow)."""
+    pod_metadata: tuple[str, ...] = ()
+    """Keys of labels and annotations that a restricted ``server.podTemplate`` may set besides
+    :data:`SAFE_POD_METADATA`; ``*`` stands for any text."""
+    operator_key_secret: str = DEFAULT_KEY_SECRET
+    """Name of the Secret with the operator key, in the operator's namespace."""
     operator_namespace: str = "triton-pipelines"
     """Namespace of the operator."""
     family_images: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_FAMILY_IMAGES))

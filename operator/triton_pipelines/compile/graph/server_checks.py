@@ -16,8 +16,9 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .container_resources import sizes
 from .graph import Graph
-from .options import Options
+from .options import Options, PodTemplateMode
 from .quantities import bytes_of, millis
+from .restricted_references import check_references
 from .server_settings import (
     FLAG_RELEASES,
     OWNED_ARGUMENTS,
@@ -59,13 +60,14 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
             " newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
-    if server.pod_template is not None and not options.pod_template_allowed:
+    if server.pod_template is not None and options.pod_template is PodTemplateMode.FORBID:
         yield Finding(
             "spec.server.podTemplate",
             "is forbidden by this operator (--pod-template=forbid); use the other fields of"
             " spec.server, or ask the operator's administrator",
             code=FindingCode.FORBIDDEN,
         )
+    yield from check_references(pipeline, graph, options)
     yield from _fixed(pipeline, graph)
     yield from _resources(pipeline, graph)
     yield from _affinity(server)

@@ -37,8 +37,8 @@ _SERVER_FIELDS = {
 _LOADER_FIELDS = frozenset({"name", "env", "envFrom", "resources", "volumeMounts"})
 _POD_FIELDS = {
     "automountServiceAccountToken": (
-        "no token is mounted into Triton; give one to a container of yours with a projected volume"
-        " (serviceAccountToken)"
+        "no token is mounted into Triton; with --pod-template=allow, give one to a container of"
+        " yours with a projected volume (serviceAccountToken)"
     ),
     "restartPolicy": "pods of a Deployment are always restarted; remove it",
     "activeDeadlineSeconds": "pods of a Deployment have no deadline; remove it",

@@ -8,12 +8,13 @@ from itertools import islice
 from typing import Any
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.options import Options
+from triton_pipelines.compile.graph.options import Options, PodTemplateMode
 
 from .errors import RefusedError
 from .passthrough import plain
 from .pod_owned_fields import PATH, owned_fields
 from .pod_schema import KEYS, MAX_FINDINGS, check_template
+from .restricted_pod import restricted_fields
 
 APPENDED = frozenset({"tolerations"})
 
@@ -24,12 +25,15 @@ def merged(
     """Return the template with ``server.podTemplate`` merged over it.
 
     Raises:
-        RefusedError: It sets fields that only the operator may set, or the API server would reject
-            the result.
+        RefusedError: It sets fields that only the operator may set or that the operator's options
+            forbid, or the API server would reject the result.
     """
     given = plain(pipeline.spec.server.pod_template)
     result: dict[str, Any] = merge(template, given)
     findings = [*islice(owned_fields(given, template, pipeline, options), MAX_FINDINGS)]
+    if options.pod_template is PodTemplateMode.RESTRICTED:
+        restricted = restricted_fields(given, pipeline.namespace, options, PATH)
+        findings += islice(restricted, MAX_FINDINGS)
     refused = [finding.path for finding in findings]
     before = set(check_template(template, PATH))
     # Errors from other fields of the resource are not reported for this field, and a rejected part
