@@ -78,12 +78,12 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{"name": "X", "image": "x"}]}},
         "spec.containers[X].name",
-        "lower-case",
+        "lowercase",
     ),
     (
         {"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}},
         "spec.containers[proxy]",
-        "is used twice",
+        "is used by two",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}},
@@ -133,7 +133,11 @@ WRONG: list[tuple[Any, str, str]] = [
         "spec.containers[proxy].volumeMounts[/x].name",
         "'none' is not a volume of the pod; it has dshm, live",
     ),
-    ({"metadata": {"labels": {"a": "not a value"}}}, "metadata.labels[a]", "is not a label value"),
+    (
+        {"metadata": {"labels": {"a": "not a value"}}},
+        "metadata.labels[a]",
+        "is not a valid label value",
+    ),
     ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
     (
         {
@@ -149,6 +153,6 @@ WRONG: list[tuple[Any, str, str]] = [
             }
         },
         "spec.containers[triton].env[A]",
-        "has both value and valueFrom",
+        "value and valueFrom cannot be combined",
     ),
 ]

@@ -199,8 +199,11 @@ def unknown_field(location: Location) -> str:
         near = nearest(name, siblings)
         meant = [near] if near else []
     if meant:
-        return f"is not a field here; did you mean {' or '.join(meant)}?"
-    return f"is not a field; {written(parent) or 'the document'} has {', '.join(siblings)}"
+        return f"unknown field; did you mean {' or '.join(meant)}?"
+    return (
+        f"unknown field; the fields of {written(parent) or 'the document'} are"
+        f" {', '.join(siblings)}"
+    )
 
 
 def _sibling(name: str, siblings: Sequence[str]) -> list[str]:

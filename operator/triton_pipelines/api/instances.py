@@ -133,7 +133,10 @@ class StepCopies(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
-            message="instances.count is a fixed count and excludes initial, min and max",
+            message=(
+                "instances.count is a fixed count and cannot be combined with initial, min and"
+                " max; remove count, or the others"
+            ),
             holds=lambda i: i.count is None or (i.initial, i.min, i.max) == (None, None, None),
             field="count",
         ),
@@ -161,8 +164,8 @@ class StepCopies(ApiModel):
                 " self.kind == 'CPU'"
             ),
             message=(
-                "initial, min and max need kind CPU, because only CPU steps are scaled live; write"
-                " count for other kinds"
+                "initial, min and max are allowed only with kind CPU, because only CPU steps are"
+                " scaled live; use count for other kinds"
             ),
             holds=lambda i: (
                 (i.initial, i.min, i.max) == (None, None, None)
@@ -206,7 +209,7 @@ class PlacedStepCopies(StepCopies):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-            message="gpus needs kind GPU",
+            message="gpus is allowed only with kind GPU",
             holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
             field="gpus",
         ),

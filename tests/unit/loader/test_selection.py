@@ -166,7 +166,7 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
             model(versions=PlanVersions(latest=2)),
             SourceListing((ListedFile("m"),), single=True),
             LoadReason.MODEL_MISMATCH,
-            "the one file m",
+            "the single file m",
         ),
         (
             model(versions=PlanVersions(specific=(1, 3))),
@@ -178,13 +178,13 @@ def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> 
             model(pinned=4),
             held("model.onnx", "x/y"),
             LoadReason.MODEL_MISMATCH,
-            "asks for version 4 of the model, and the source is a folder without",
+            "requests version 4 of the model, but the source is a folder without",
         ),
         (
             model(pinned=4),
             VERSIONS,
             LoadReason.MODEL_MISMATCH,
-            "version 4 is requested; the source has 1, 2, 10",
+            "version 4 is requested, but the source has 1, 2, 10",
         ),
         (
             model(versions=PlanVersions(specific=(3, 1))),
@@ -228,7 +228,7 @@ def test_what_does_not_fit_says_what_lies_there(
 
 @pytest.mark.parametrize("item", [model(whole=True), model(kind=FetchKind.FOLDER, file=None)])
 def test_a_web_folder_cannot_be_taken_whole(item: PlanFetch) -> None:
-    with pytest.raises(SourceError, match="has no listing"):
+    with pytest.raises(SourceError, match="cannot be listed"):
         select(item, SourceListing(None))
 
 

@@ -67,9 +67,9 @@ def test_an_id_beyond_the_table(file: Path, change: Callable[[Any], None]) -> No
     onnx.save(model, str(file))
     (misfit,) = found(file, HighestTokenId(VOCABULARY, "[NEW]"))
     assert misfit == TokenizerMismatch(
-        "hf://org/tokenizer can emit token id 50 ([NEW]), and hf://org/model knows 50 ids (0 "
+        "hf://org/tokenizer can emit token ID 50 ([NEW]), but hf://org/model accepts 50 IDs (0 "
         "to 49) for input_ids: "
-        "take the tokenizer that the model was trained with, or a model whose embedding table "
+        "use the tokenizer that the model was trained with, or a model whose embedding table "
         "was resized to it"
     )
 

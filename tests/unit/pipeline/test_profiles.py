@@ -169,7 +169,7 @@ def test_a_profile_that_the_plan_has_not_is_named() -> None:
     found = said(plan({"padding": "Fixed"}, SHORT, LONG, named=("1", "2")))
     assert (
         found["spec.model.instances.profiles[1]"]
-        == "2 is not an index of the 2 profiles in spec.model.lengths.profiles"
+        == "profile 2 does not exist; spec.model.lengths.profiles has 2 profiles, counted from 0"
     )
 
 
@@ -210,5 +210,5 @@ def test_a_profile_that_the_plan_has_not_is_named_whoever_makes_the_tokens() -> 
     found = said(builders.built(tokenizer=own, model=model))
     assert (
         found["spec.model.instances.profiles[0]"]
-        == "7 is not an index of the 1 profiles in spec.model.lengths.profiles"
+        == "profile 7 does not exist; spec.model.lengths.profiles has 1 profile, counted from 0"
     )

@@ -176,7 +176,8 @@ def test_what_a_release_does_not_know_names_the_release() -> None:
         item["message"] for item in world.status["conditions"] if item["type"] == "Stalled"
     )
     assert message.startswith(
-        "spec.ensemble.maxInflightRequests: needs server 25.11, but server.version is 24.10"
+        "spec.ensemble.maxInflightRequests: requires Triton 25.11 or later, but server.version is"
+        " 24.10"
     )
 
 
@@ -211,7 +212,7 @@ def test_each_warning_is_told_once_however_many_passes_and_generations() -> None
     assert doubts(world) == [first]
     world.change(model={"dynamicBatching": {"mode": "Disabled"}}).settle()
     assert len(doubts(world)) == 2
-    assert doubts(world)[1].startswith("spec.model.dynamicBatching.mode: batching is off")
+    assert doubts(world)[1].startswith("spec.model.dynamicBatching.mode: batching is disabled")
 
 
 def test_a_warning_that_goes_is_no_event() -> None:

@@ -201,7 +201,7 @@ def test_it_begins_when_the_wanted_revision_serves() -> None:
 @pytest.mark.parametrize(
     ("slo", "said"),
     [
-        ({}, "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep"),
+        ({}, "tuning requires a latency target, but spec.slo.p99Milliseconds is not set"),
         ({"networkAndQueueBudgetMilliseconds": 3}, "spec.slo.p99Milliseconds is not set"),
     ],
 )
@@ -242,8 +242,8 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH_PERIOD
     assert world.run["message"] == (
-        f"waits until {rfc3339(until)}: until then the latency of revision {world.deployed} is "
-        "watched, which a measurement could disturb"
+        f"waits until {rfc3339(until)}, because a measurement could disturb the latency of "
+        f"revision {world.deployed}, which is watched until then"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()

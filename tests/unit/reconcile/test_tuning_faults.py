@@ -84,7 +84,7 @@ def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() ->
     assert "serves in all pods (WaitingForGPU: 1 of 2 pods serve" in world.run["message"]
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     world.pass_time(WAITING_SECONDS).step()
-    failed(world, "given up after 60 min; it waits until revision")
+    failed(world, "gave up after 60 min; it waits until revision")
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     world.room = None
     assert world.settle().run["state"] == "Failed", "what has ended does not begin again by itself"
@@ -426,7 +426,7 @@ def test_a_job_whose_pod_finds_no_place_says_so_and_does_not_hold_the_canary() -
     world.step()
     assert world.run["state"] == "Running"
     assert (
-        "does not run yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
+        "is not running yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
         in world.run["message"]
     )
     world.pass_time(PENDING_SECONDS + 1).step()

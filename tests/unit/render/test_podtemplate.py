@@ -225,8 +225,8 @@ OWNED: list[tuple[Any, str, str]] = [
     ),
     ({"metadata": {"labels": None}}, "metadata.labels", "null would remove all of them"),
     ({"metadata": {"name": "x"}}, "metadata.name", "has no effect on pods"),
-    ({"metadata": None}, "metadata", "null would remove all of it"),
-    ({"spec": None}, "spec", "null would remove all of it"),
+    ({"metadata": None}, "metadata", "null would remove it entirely"),
+    ({"spec": None}, "spec", "null would remove it entirely"),
     ({"kind": "Pod"}, "kind", "is not a field of a pod template"),
     ({"spec": {"containers": None}}, "spec.containers", "null would remove those of the operator"),
     (
@@ -235,7 +235,11 @@ OWNED: list[tuple[Any, str, str]] = [
         "null would remove those of the operator",
     ),
     ({"spec": {"volumes": None}}, "spec.volumes", "null would remove those of the operator"),
-    ({"spec": {"tolerations": None}}, "spec.tolerations", "null would remove what the GPU needs"),
+    (
+        {"spec": {"tolerations": None}},
+        "spec.tolerations",
+        "null would remove what the GPU requires",
+    ),
     ({"spec": {"replicas": 3}}, "spec.replicas", "write spec.replicas"),
     (
         {"spec": {"automountServiceAccountToken": True}},
@@ -271,9 +275,9 @@ OWNED: list[tuple[Any, str, str]] = [
             ("livenessProbe", {}, "is set by the operator"),
             ("startupProbe", {}, "is set by the operator"),
             ("lifecycle", {}, "write spec.rollout.drainSeconds instead"),
-            ("env", None, "null would remove all of it"),
-            ("volumeMounts", None, "null would remove all of it"),
-            ("resources", None, "write spec.server.resources instead"),
+            ("env", None, "null would remove it entirely"),
+            ("volumeMounts", None, "null would remove it entirely"),
+            ("resources", None, "use spec.server.resources instead"),
         ]
     ],
     *[
@@ -344,12 +348,12 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"initContainers": [{"name": "triton", "image": "x"}]}},
         "spec.containers[triton]",
-        "is used twice",
+        "is used by two",
     ),
     (
         {"spec": {"containers": [{"name": "load", "image": "x"}]}},
         "spec.containers[load]",
-        "is used twice",
+        "is used by two",
     ),
     (
         {
@@ -375,7 +379,7 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"volumes": [{"name": "dshm", "emptyDir": {"sizeLimit": "9Gi"}}]}},
         "spec.volumes[dshm]",
-        "write spec.server.sharedMemory instead",
+        "use spec.server.sharedMemory instead",
     ),
 ]
 

@@ -233,8 +233,8 @@ def test_auto_complete_leaves_the_flag_out_and_the_counts_alone() -> None:
 def test_bounds_without_live_counts_are_refused() -> None:
     (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
     assert told == (
-        "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write "
-        "count instead"
+        "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; use count "
+        "instead of initial, min and max"
     )
     assert not findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"count": 3}})
 

@@ -116,15 +116,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "any shape": (without_shape, "the file does not state the shape of output logits"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),
-        "operator DynamicQuantizeLinear: its scale is taken over the whole batch",
+        "operator DynamicQuantizeLinear: its scale is computed over the whole batch",
     ),
     "int8, fused": (
         more_node("DynamicQuantizeMatMul", 1, "com.microsoft"),
-        "operator DynamicQuantizeMatMul: its scale is taken",
+        "operator DynamicQuantizeMatMul: its scale is computed",
     ),
     "int8, in a function": (
         inside_a_function,
-        "operator DynamicQuantizeLinear: its scale is taken",
+        "operator DynamicQuantizeLinear: its scale is computed",
     ),
     "recurrent": (
         more_node("LSTM", 1, hidden_size=4),

@@ -290,7 +290,7 @@ def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
     stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
     onnx.save(make(ENCODER), str(stock))
     quantization.quantize_dynamic(str(stock), str(dynamic))
-    assert "operator DynamicQuantizeLinear: its scale is taken over the whole batch" in str(
+    assert "operator DynamicQuantizeLinear: its scale is computed over the whole batch" in str(
         adapt_file(dynamic, ENCODER.plan())
     )
     quantization.quantize_static(str(stock), str(file), Calibration())
