@@ -257,5 +257,8 @@ def test_what_is_wrong_is_named(
 def test_a_models_own_folder_is_no_repository(tritonpipe: Run) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "single" / "densenet_onnx"))
     assert ended.code == 2
-    assert f"is a single model, not a model repository; use the folder above it, {REPOSITORIES / 'single'}" in ended.err
+    assert (
+        f"is a single model, not a model repository; use the folder above it, {REPOSITORIES / 'single'}"
+        in ended.err
+    )
     assert tritonpipe("import", "nosuch").code == 2

@@ -419,7 +419,10 @@ def _taken(model: Model) -> list[str]:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (_no_tokenizer, r"model\.onnx: reads input_ids, so it requires a tokenizer; set --tokenizer"),
+        (
+            _no_tokenizer,
+            r"model\.onnx: reads input_ids, so it requires a tokenizer; set --tokenizer",
+        ),
         (_not_onnx, r"model\.onnx: is an HTML or XML page"),
         (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
         (_bad_json, r"config\.json: is not valid JSON"),

@@ -56,7 +56,7 @@ BEGUN = "Auto: spec.model: tensorrt_plan batches only equal shapes, so every row
         (
             measured,
             "Bucketed",
-            "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms",
+            "measured: Bucketed 32, 128 sustains 1.31 times the load of Fixed within 80 ms",
             "(tuning run 'monday'; ",
         ),
         (
