@@ -60,7 +60,7 @@ def writes(installation: Installation, namespace: str) -> Counter[tuple[str, str
 
 
 def wait_operator(installation: Installation, gone: Collection[str] = ()) -> None:
-    """Wait for one ready operator that is none of these pods."""
+    """Wait for one operator that leads and is none of these pods."""
 
     def holds(pods: Sequence[Object]) -> bool:
         return len(pods) == 1 and is_ready(pods[0]) and pods[0]["metadata"]["name"] not in gone
@@ -71,6 +71,14 @@ def wait_operator(installation: Installation, gone: Collection[str] = ()) -> Non
         holds,
         BACK_SECONDS,
         lambda pods: f"{len(pods)} pods",
+    )
+    # A pod is ready before it leads: the Lease of one that was killed has to expire first.
+    wait_for(
+        "the operator leads",
+        installation.operator_log,
+        lambda log: "caches are filled" in log,
+        BACK_SECONDS,
+        lambda log: log[-500:],
     )
 
 

@@ -24,7 +24,7 @@ from triton_pipelines.app import composition
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.app.operator_metrics import OperatorMetrics
-from triton_pipelines.app.services import Reconcile, Services
+from triton_pipelines.app.services import Build, Reconcile, Services
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
 from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, Resource
@@ -175,7 +175,12 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def operator(
-    proxy: FaultProxy, folder: Path, *namespaces: str, prober: Prober = healthy, **options: Any
+    proxy: FaultProxy,
+    folder: Path,
+    *namespaces: str,
+    prober: Prober = healthy,
+    build: Build | None = None,
+    **options: Any,
 ) -> AsyncIterator[Running]:
     """The operator behind a proxy, up and with its caches filled; ended gracefully.
 
@@ -184,6 +189,7 @@ async def operator(
         folder: for its key and kubeconfig.
         namespaces: where it works; none: everywhere.
         prober: stands in for the one that asks Triton.
+        build: instead of the product's wiring.
         options: of ``OperatorConfig``.
     """
     key_file = folder / "key"
@@ -202,7 +208,7 @@ async def operator(
     task = asyncio.create_task(
         run_operator(
             running.config,
-            running.build,
+            build or running.build,
             classify=composition.classify,
             stop=running.stop,
             ready=running.ready,

@@ -26,6 +26,7 @@ from triton_pipelines.autoscaling.metrics.connections_file import (
     load_connections,
     single_connection,
 )
+from triton_pipelines.cluster.leader_election import LeaseTiming
 from triton_pipelines.compile.graph.options import (
     DEFAULT_FAMILY_IMAGES,
     DEFAULT_LOADER_IMAGE,
@@ -119,6 +120,13 @@ class OperatorConfig(BaseModel):
             selectors of the Prometheus that is to find them.
         monitoring_auto: for which of podMonitor and prometheusRule Auto creates an object; none if
             something else covers all pipelines.
+        leader_elect: whether to reconcile only while holding the Lease; needed for more than one
+            replica.
+        leader_elect_lease: name of the Lease, in the operator's namespace.
+        leader_elect_lease_duration_seconds: how long the other replicas wait after the leader's
+            last renewal.
+        leader_elect_renew_deadline_seconds: after this time without a renewal the leader stops.
+        leader_elect_retry_seconds: interval of renewals and of attempts to take over.
         log_level: debug, info, warning or error.
         instance: name of the reporter in events: the pod's name.
     """
@@ -154,6 +162,11 @@ class OperatorConfig(BaseModel):
     prometheus_url: str | None = None
     monitoring_labels: Pairs = Field(default_factory=dict, validate_default=True)
     monitoring_auto: Names = MONITORING
+    leader_elect: bool = False
+    leader_elect_lease: str = "triton-pipelines-operator"
+    leader_elect_lease_duration_seconds: int = Field(default=15, ge=1, le=3600)
+    leader_elect_renew_deadline_seconds: float = Field(default=10.0, gt=0)
+    leader_elect_retry_seconds: float = Field(default=2.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     instance: str = Field(default_factory=socket.gethostname)
 
@@ -224,6 +237,24 @@ class OperatorConfig(BaseModel):
         if self.metrics_port == self.liveness_port:
             raise ValueError(f"metrics_port and liveness_port are both {self.metrics_port}")
         return self
+
+    @model_validator(mode="after")
+    def _lease_outlasts_the_leader(self) -> OperatorConfig:
+        _ = self.lease_timing
+        return self
+
+    @property
+    def lease_timing(self) -> LeaseTiming:
+        """Return the durations of the leader election.
+
+        Raises:
+            ValueError: they do not fit together.
+        """
+        return LeaseTiming(
+            self.leader_elect_lease_duration_seconds,
+            self.leader_elect_renew_deadline_seconds,
+            self.leader_elect_retry_seconds,
+        )
 
     @property
     def cluster_wide(self) -> bool:

@@ -20,6 +20,7 @@ from triton_pipelines.app.services import Background, Build, Classify, Reconcile
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.kopf_internals import Insights, identity
+from triton_pipelines.cluster.leader_election import LeaderElector
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import Resource
 from triton_pipelines.cluster.store import Store, relist
@@ -62,8 +63,9 @@ async def run_operator(
 ) -> None:
     """Run the operator until SIGTERM, SIGINT or ``stop``.
 
-    Order: credentials and operator key, then the first list of every kind into the store, then
-    reconciles. So a restarted operator never takes empty caches for an empty cluster.
+    Order: credentials, the Lease (with leader election), the operator key, then the first list of
+    every kind into the store, then reconciles. So a restarted operator never takes empty caches for
+    an empty cluster. Until it holds the Lease, its watches already fill the store.
 
     Args:
         config: options.
@@ -76,9 +78,6 @@ async def run_operator(
     Raises:
         Exception: a part of the operator failed; the process should exit non-zero and be restarted.
     """
-    # One replica runs at a time (Deployment strategy Recreate). Leader election, if needed, wraps
-    # this call: acquire the Lease in a task started before it, pass `stop`, and set it when the
-    # Lease is lost.
     await Operator(config, build, classify, metrics or OperatorMetrics()).run(
         stop or asyncio.Event(), ready or asyncio.Event()
     )
@@ -99,7 +98,9 @@ class Operator:
                 timeout_seconds=config.api_timeout_seconds, max_in_flight=config.api_max_in_flight
             ),
             observe=metrics.observe_api,
+            may_write=self._may_write,
         )
+        self._elector: LeaderElector | None = None
         self.queue = WorkQueue(
             self._reconcile,
             workers=config.workers,
@@ -118,7 +119,7 @@ class Operator:
         config = self.config
         self._last_heartbeat = asyncio.get_running_loop().time()
         self._register_gauges()
-        async with self._metrics_server(), self.client:
+        async with self._metrics_server(), self.client, self._leader_elector():
             # Our tasks start before Kopf, which cancels at its end whatever was started after it.
             own = asyncio.create_task(self._run_tasks(ready), name="operator")
             own.add_done_callback(lambda _: stop.set())
@@ -153,9 +154,22 @@ class Operator:
     # --- tasks ----------------------------------------------------------------------------------
 
     async def _run_tasks(self, ready: asyncio.Event) -> None:
-        """Start up and reconcile until the queue is stopped; raise if any task fails."""
+        """Start up and reconcile until the queue is stopped; raise if any task fails.
+
+        The Lease is released after all work has ended.
+        """
+        try:
+            await self._start_and_reconcile(ready)
+        finally:
+            if self._elector is not None:
+                await self._elector.release()
+
+    async def _start_and_reconcile(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._heartbeat(), name="heartbeat")]
+            if self._elector is not None:
+                await self._elector.acquire()
+                running.append(group.create_task(self._elector.renew(), name="leader election"))
             background: dict[str, Background] = {}
             key = await self._retry("operator key", self._control_key)
             self._reconcile_pipeline = self._build(
@@ -305,6 +319,34 @@ class Operator:
             else:
                 log.error("reconcile failed", error=str(error), exc_info=error)
 
+    # --- leader election ------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _leader_elector(self) -> AsyncIterator[None]:
+        config = self.config
+        if not config.leader_elect:
+            yield
+            return
+        # A client of its own: requests that hang or wait must not delay a renewal.
+        options = ClientOptions(
+            timeout_seconds=config.leader_elect_renew_deadline_seconds / 2,
+            max_in_flight=1,
+            attempts=1,
+        )
+        login = self.client.login
+        async with Client(login, options=options, observe=self.metrics.observe_api) as client:
+            self._elector = LeaderElector(
+                client,
+                config.operator_namespace,
+                config.leader_elect_lease,
+                config.instance,
+                config.lease_timing,
+            )
+            yield
+
+    def _may_write(self) -> bool:
+        return self._elector is None or self._elector.is_valid()
+
     # --- Kopf, probes, metrics ------------------------------------------------------------------
 
     def _registry(self, own: asyncio.Task[None]) -> kopf.OperatorRegistry:
@@ -339,10 +381,12 @@ class Operator:
         return {
             "heartbeatSeconds": round(age, 3),
             "inWork": self.queue.in_work,
+            "leading": self._may_write(),
             "queued": self.queue.depth,
         }
 
     def _register_gauges(self) -> None:
+        self.metrics.leading.set_function(self._may_write)
         self.metrics.queue_depth.set_function(lambda: self.queue.depth)
         self.metrics.queue_in_work.set_function(lambda: self.queue.in_work)
         self.metrics.queue_delayed.set_function(lambda: self.queue.delayed)

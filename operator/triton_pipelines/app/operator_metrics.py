@@ -94,6 +94,9 @@ class OperatorMetrics:
             "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
         )
         self.synced = self._gauge("synced", "1 once every kind has been listed.")
+        self.leading = self._gauge(
+            "leading", "1 while this process reconciles, 0 while it stands by for another replica."
+        )
         self._last_event: dict[str, float] = {}
 
     def observe_api(self, *, verb: str, resource: str, code: str, seconds: float) -> None:

@@ -13,9 +13,10 @@ from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, loa
 from triton_pipelines.app.log_setup import configure_logging
 from triton_pipelines.app.main import run_operator
 from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsError
+from triton_pipelines.cluster.leader_election import LeadershipLostError
 from triton_pipelines.cluster.login import LoginError, load_configuration
 
-from .errors import EXIT_USAGE, CommandError
+from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .options import LoaderImage
 
 
@@ -140,6 +141,38 @@ def operator(
             " (default both), or none; repeatable.",
         ),
     ] = None,
+    leader_elect: Annotated[
+        bool | None,
+        typer.Option(
+            "--leader-elect/--no-leader-elect",
+            help="Reconcile only while holding a Lease; needed for more than one replica."
+            " Default: no.",
+        ),
+    ] = None,
+    leader_elect_lease: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the Lease.")
+    ] = None,
+    leader_elect_lease_duration_seconds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long other replicas wait after the leader's last renewal. Default 15.",
+        ),
+    ] = None,
+    leader_elect_renew_deadline_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time without a renewal after which the leader stops. Default 10.",
+        ),
+    ] = None,
+    leader_elect_retry_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Interval between renewals, and between attempts to take over. Default 2.",
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info (default), warning or error.")
     ] = None,
@@ -172,6 +205,11 @@ def operator(
         "prometheus_url": prometheus_url,
         "monitoring_labels": monitoring_labels,
         "monitoring_auto": monitoring_auto,
+        "leader_elect": leader_elect,
+        "leader_elect_lease": leader_elect_lease,
+        "leader_elect_lease_duration_seconds": leader_elect_lease_duration_seconds,
+        "leader_elect_renew_deadline_seconds": leader_elect_renew_deadline_seconds,
+        "leader_elect_retry_seconds": leader_elect_retry_seconds,
         "log_level": log_level,
     }
     try:
@@ -194,4 +232,18 @@ async def _run(config: OperatorConfig) -> None:
         await load_configuration(config.kubeconfig, config.context)
     except LoginError as error:
         raise CommandError(f"no cluster: {error.message}") from error
-    await run_operator(config, build_reconcile, classify=classify)
+    try:
+        await run_operator(config, build_reconcile, classify=classify)
+    except ExceptionGroup as failure:
+        lost = failure.subgroup(LeadershipLostError)
+        if lost is None:
+            raise
+        raise CommandError(f"leadership lost: {_first(lost)}", EXIT_FAILED) from failure
+
+
+def _first(group: ExceptionGroup[LeadershipLostError]) -> LeadershipLostError:
+    error: BaseException = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, LeadershipLostError)
+    return error

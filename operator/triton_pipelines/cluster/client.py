@@ -24,6 +24,7 @@ from triton_pipelines.cluster.transport import (
     Object,
     RequestObserver,
     Transport,
+    always,
     ignore_request,
 )
 
@@ -59,11 +60,13 @@ class Client:
     """Waits between attempts; replaced in tests."""
     uniform: Callable[[float, float], float] = random.uniform
     """Jitter; replaced in tests."""
+    may_write: Callable[[], bool] = always
+    """Asked before each attempt of a write; False raises :class:`NotLeading`."""
     _transport: Transport = field(init=False)
 
     def __post_init__(self) -> None:
         self._transport = Transport(
-            self.login, self.options, self.observe, self.sleep, self.uniform
+            self.login, self.options, self.observe, self.sleep, self.uniform, self.may_write
         )
 
     async def __aenter__(self) -> Client:

@@ -104,6 +104,13 @@ class NamespaceTerminating(Forbidden):
     """
 
 
+class NotLeading(ClusterError):
+    """Nothing was sent: this process does not lead (any more), so it must not write."""
+
+    def __init__(self) -> None:
+        super().__init__(0, "NotLeading", "this process does not lead; nothing was written")
+
+
 class Gone(ClusterError):
     """410: a resourceVersion or continue token is too old."""
 

@@ -80,6 +80,7 @@ PROMETHEUS_RULES: Final = Resource(
 )
 NODES: Final = Resource("", "v1", "Node", "nodes", namespaced=False)
 EVENTS: Final = Resource("events.k8s.io", "v1", "Event", "events")
+LEASES: Final = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 
 ALL: Final[tuple[Resource, ...]] = (
     INFERENCE_PIPELINES,
@@ -96,6 +97,7 @@ ALL: Final[tuple[Resource, ...]] = (
     PROMETHEUS_RULES,
     NODES,
     EVENTS,
+    LEASES,
 )
 # Child kinds that are watched. Secrets are not: the operator writes them and never reads one.
 WATCHED_CHILDREN: Final[tuple[Resource, ...]] = (

@@ -16,6 +16,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import (
     ClusterError,
+    NotLeading,
     TooMany,
     Unauthorized,
     Unavailable,
@@ -58,6 +59,11 @@ def ignore_request(*, verb: str, resource: str, code: str, seconds: float) -> No
     """Default hook."""
 
 
+def always() -> bool:
+    """Default answer to whether writes are permitted."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
     """Limits of the client."""
@@ -90,6 +96,8 @@ class Transport:
     """Waits between attempts; replaced in tests."""
     uniform: Callable[[float, float], float]
     """Jitter; replaced in tests."""
+    may_write: Callable[[], bool]
+    """Returns whether writes are permitted now."""
     _session: Session | None = field(default=None, init=False)
     _login_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _slots: asyncio.Semaphore = field(init=False)
@@ -129,6 +137,7 @@ class Transport:
             repeatable: whether the request may be sent again once it may have reached the server.
 
         Raises:
+            NotLeading: writes are not permitted now.
             ClusterError: the request failed, also after the last attempt.
         """
         target = f"{path}?{urlencode(query)}" if query else path
@@ -139,6 +148,8 @@ class Transport:
             try:
                 async with self._slots:
                     session = await self._current_session()
+                    if method != "GET" and not self.may_write():
+                        raise NotLeading
                     return await self._attempt(
                         session, verb, method, resource, target, body, content_type
                     )

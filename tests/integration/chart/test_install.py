@@ -179,7 +179,7 @@ def test_namespaced_operator_holds_its_rights_there_alone(
 ) -> None:
     assert rights(connection, namespaced, "team-a") == PIPELINE_RIGHTS
     assert rights(connection, namespaced, "team-b") == PIPELINE_RIGHTS
-    assert rights(connection, namespaced, "scoped") == {"secrets": {"create"}}
+    assert rights(connection, namespaced, "scoped") == {"secrets": {"create"}, "leases": {"create"}}
     assert rights(connection, namespaced, "default") == {}
     assert rights(connection, namespaced, "") == {}
 

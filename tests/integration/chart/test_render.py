@@ -124,7 +124,11 @@ def test_default_values_are_the_operators_own_defaults() -> None:
     config = operator_config(render("default"))
     image = operator_container(render("default"))["image"]
     expected = OperatorConfig(
-        instance="triton-pipelines-0", operator_namespace=chart.NAMESPACE, loader_image=image
+        instance="triton-pipelines-0",
+        operator_namespace=chart.NAMESPACE,
+        loader_image=image,
+        leader_elect=True,
+        leader_elect_lease="triton-pipelines",
     )
     assert config == expected
 
@@ -198,10 +202,33 @@ def test_pod_agrees_with_the_configuration() -> None:
     key = volumes[mounts[str(config.operator_key_file.parent)]]["secret"]
     assert (key["secretName"], key["optional"]) == (config.operator_key_secret, True)
     assert pod["terminationGracePeriodSeconds"] > config.shutdown_seconds
-    assert (deployment(objects)["spec"]["replicas"], deployment(objects)["spec"]["strategy"]) == (
-        1,
-        {"type": "Recreate"},
-    )
+
+
+def test_replicas_elect_a_leader_and_are_spread() -> None:
+    for values, replicas in (("default", 1), ("full", 2)):
+        objects = render(values)
+        config, spec = operator_config(objects), deployment(objects)["spec"]
+        assert spec["replicas"] == replicas
+        # A new pod stands by before an old one ends, so at least two meet: they need the election.
+        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        assert config.leader_elect
+        (rule,) = (
+            rule
+            for role in of_kind(objects, "Role")
+            for rule in role["rules"]
+            if "leases" in rule["resources"] and "resourceNames" in rule
+        )
+        assert (rule["resourceNames"], rule["verbs"]) == (
+            [config.leader_elect_lease],
+            ["get", "update"],
+        )
+        budgets = of_kind(objects, "PodDisruptionBudget")
+        spread = spec["template"]["spec"].get("topologySpreadConstraints", [])
+        assert len(budgets) == len(spread) == replicas - 1
+        for selector in (budget["spec"]["selector"] for budget in budgets):
+            assert selector == spec["selector"]
+    timing = operator_config(render("full")).lease_timing
+    assert (timing.duration, timing.renew_deadline, timing.retry_period) == (30, 20.0, 4.0)
 
 
 def test_pod_is_the_one_that_pipelines_let_in() -> None:

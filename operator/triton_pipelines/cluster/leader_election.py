@@ -1,0 +1,286 @@
+"""Leader election with a Lease of ``coordination.k8s.io/v1``, with client-go's semantics.
+
+At most one of several replicas works:
+
+- The expiry of another holder's Lease is judged by the monotonic clock from the moment at which
+  this process saw the record change, never by the timestamps in it: clocks of nodes differ.
+- A leader that cannot renew stops within the renew deadline, which is shorter than the lease
+  duration, so it stops before another may take over. The deadline counts from the moment at which
+  the last successful renewal was *sent*.
+- Every failure of a renewal (an error, a conflict, a hanging connection) is a failed attempt.
+- :meth:`LeaderElector.is_valid` is the last check before each write. It covers what a timer cannot:
+  a process that was suspended, or whose event loop was blocked, beyond the deadline.
+- A leader that ends gracefully empties the holder, so another replica takes over at once.
+
+The package kubernetes.aio has an elector, which is not used: version 37.0.2 keeps leading while the
+API server hangs, dies with the first refused connection, and never releases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, Never
+
+import structlog
+
+from triton_pipelines.cluster.client import Client, Object
+from triton_pipelines.cluster.errors import ClusterError, NotFound
+from triton_pipelines.cluster.resources import LEASES
+
+# Format of a Kubernetes MicroTime.
+_MICRO_TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
+# Waits between attempts are the retry period times 1 to 1 + this factor; client-go's JitterFactor.
+_JITTER: Final = 1.2
+# Longest time (seconds) that the release at shutdown may take.
+_RELEASE_SECONDS: Final = 2.0
+# Longest lease duration (seconds) of another holder that is respected. A larger value in a Lease
+# is not from an operator and would prevent any takeover.
+_MAX_OTHER_DURATION: Final = 3600.0
+
+_log = structlog.get_logger(__name__)
+
+
+class LeadershipLostError(Exception):
+    """Another replica leads or may lead from now on; all work of this process must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTiming:
+    """Durations of the election in seconds; the defaults are client-go's."""
+
+    duration: int = 15
+    """How long a record is valid for others after they saw it change; the Lease holds it as an
+    integer."""
+    renew_deadline: float = 10.0
+    """Time after the last successful renewal at which the leader stops."""
+    retry_period: float = 2.0
+    """Time between two attempts, before jitter."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_period * _JITTER < self.renew_deadline < self.duration:
+            raise ValueError(
+                f"lease duration {self.duration:g} s, renew deadline {self.renew_deadline:g} s and"
+                f" retry period {self.retry_period:g} s: the duration must be longer than the"
+                f" deadline, and the deadline longer than {_JITTER:g} retry periods"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The fields of a Lease that the election reads."""
+
+    holder: str
+    """Identity of the holder; empty if the Lease was released."""
+    duration: float
+    """Seconds for which the holder's record is valid."""
+    transitions: int
+    """Number of changes of the holder."""
+    resource_version: str
+    """Version of the object: the precondition of the next write."""
+
+    @classmethod
+    def of(cls, lease: Mapping[str, Any], default_duration: float) -> LeaseRecord:
+        """Return the record of a Lease as the API server returns it; every field may be absent."""
+        spec = lease.get("spec") or {}
+        duration = float(spec.get("leaseDurationSeconds") or default_duration)
+        return cls(
+            holder=spec.get("holderIdentity") or "",
+            duration=min(duration, _MAX_OTHER_DURATION),
+            transitions=int(spec.get("leaseTransitions") or 0),
+            resource_version=str((lease.get("metadata") or {}).get("resourceVersion", "")),
+        )
+
+
+class LeaseAction(Enum):
+    """The next step of a candidate or leader."""
+
+    TAKE = auto()
+    """Become the holder."""
+    RENEW = auto()
+    """Extend the own record."""
+    WAIT = auto()
+    """Another holder's record is valid."""
+
+
+def next_action(
+    record: LeaseRecord, *, identity: str, observed_at: float, now: float
+) -> LeaseAction:
+    """Return what to do with a Lease.
+
+    Args:
+        record: its content.
+        identity: this process.
+        observed_at: when this process first saw this version of the Lease (monotonic seconds).
+        now: the current time (monotonic seconds).
+    """
+    if record.holder == identity:
+        return LeaseAction.RENEW
+    if record.holder and now < observed_at + record.duration:
+        return LeaseAction.WAIT
+    return LeaseAction.TAKE
+
+
+@dataclass(slots=True)
+class LeaderElector:
+    """One candidate. Create it inside a running event loop."""
+
+    client: Client
+    """Client of the API server, used by nothing else: slow requests must not delay a renewal. Its
+    time-out should be at most half the renew deadline."""
+    namespace: str
+    """Namespace of the Lease."""
+    name: str
+    """Name of the Lease."""
+    instance: str
+    """Name of the process: the pod's name."""
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
+    """Durations."""
+    utc_now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC)
+    """Clock for the timestamps in the Lease, which are for people; replaced in tests."""
+    uniform: Callable[[float, float], float] = random.uniform
+    """Jitter; replaced in tests."""
+    identity: str = field(init=False)
+    """Holder identity. Unique per process: a container restarted in its pod is another one."""
+    _loop: asyncio.AbstractEventLoop = field(init=False)
+    _valid_until: float = field(default=float("-inf"), init=False)
+    """Monotonic time until which this process may work."""
+    _observed: tuple[str, float] = field(default=("", 0.0), init=False)
+    """Version of the Lease seen last, and when it was first seen."""
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.identity = f"{self.instance}_{uuid.uuid4()}"
+
+    def is_valid(self) -> bool:
+        """Return whether this process leads and may write now. May be called from any thread."""
+        return self._loop.time() < self._valid_until
+
+    async def acquire(self) -> None:
+        """Wait until this process leads; failed attempts are repeated for ever."""
+        holder = None
+        while True:
+            other = await self._attempt()
+            if self.is_valid():
+                await _log.ainfo("leading", lease=self._lease, identity=self.identity)
+                return
+            if other is not None and other != holder:
+                holder = other
+                await _log.ainfo("standing by", lease=self._lease, leader=holder)
+            await asyncio.sleep(self._pause())
+
+    async def renew(self) -> Never:
+        """Renew the Lease until cancelled.
+
+        Raises:
+            LeadershipLostError: another replica leads, or no renewal succeeded in time.
+        """
+        while True:
+            try:
+                async with asyncio.timeout_at(self._valid_until):
+                    await asyncio.sleep(self._pause())
+                    other = await self._attempt()
+            except TimeoutError:
+                other = None
+            if other is not None:
+                self._valid_until = float("-inf")
+                raise LeadershipLostError(f"Lease {self._lease} is held by {other}")
+            if not self.is_valid():
+                raise LeadershipLostError(
+                    f"Lease {self._lease} was not renewed within {self.timing.renew_deadline:g} s"
+                )
+
+    async def release(self) -> None:
+        """Empty the holder if it is this process. Call it after all work has ended.
+
+        Never fails: a Lease that is not released expires.
+        """
+        self._valid_until = float("-inf")
+        with contextlib.suppress(ClusterError, TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                lease = await self.client.get(LEASES, self.namespace, self.name)
+                record = LeaseRecord.of(lease, self.timing.duration)
+                if record.holder != self.identity:
+                    return
+                # A holder must not be empty for the API server; a released Lease has none. With a
+                # duration of one second, clients that ignore this wait no longer than that.
+                spec = {**lease["spec"], "leaseDurationSeconds": 1}
+                del spec["holderIdentity"]
+                await self.client.replace({**lease, "spec": spec})
+                await _log.ainfo("released", lease=self._lease)
+
+    async def _attempt(self) -> str | None:
+        """Try once to take or renew the Lease.
+
+        Returns:
+            The holder if another process holds a valid record; else None, also after a failure.
+        """
+        sent = self._loop.time()
+        try:
+            lease = await self.client.get(LEASES, self.namespace, self.name)
+            record = LeaseRecord.of(lease, self.timing.duration)
+            if self._observed[0] != record.resource_version:
+                self._observed = (record.resource_version, self._loop.time())
+            action = next_action(
+                record, identity=self.identity, observed_at=self._observed[1], now=self._loop.time()
+            )
+            if action is LeaseAction.WAIT:
+                return record.holder
+            sent = self._loop.time()
+            await self.client.replace(self._updated(lease, record, action))
+        except NotFound:
+            await self._create()
+            return None
+        except Exception as error:
+            # Whatever it is: the deadline ends the leadership, and a candidate tries again.
+            await _log.awarning("Lease not renewed", lease=self._lease, error=str(error))
+            return None
+        self._valid_until = sent + self.timing.renew_deadline
+        return None
+
+    async def _create(self) -> None:
+        now = self.utc_now().strftime(_MICRO_TIME)
+        lease: Object = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": self.timing.duration,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": 0,
+            },
+        }
+        sent = self._loop.time()
+        try:
+            await self.client.create(lease)
+        except Exception as error:
+            await _log.awarning("Lease not created", lease=self._lease, error=str(error))
+        else:
+            self._valid_until = sent + self.timing.renew_deadline
+
+    def _updated(self, lease: Object, record: LeaseRecord, action: LeaseAction) -> Object:
+        now = self.utc_now().strftime(_MICRO_TIME)
+        spec = {
+            **(lease.get("spec") or {}),
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self.timing.duration,
+            "renewTime": now,
+        }
+        if action is LeaseAction.TAKE:
+            spec |= {"acquireTime": now, "leaseTransitions": record.transitions + 1}
+        return {**lease, "spec": spec}
+
+    def _pause(self) -> float:
+        return self.uniform(self.timing.retry_period, self.timing.retry_period * _JITTER)
+
+    @property
+    def _lease(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -1,0 +1,89 @@
+"""Decisions of the leader election, and the check before each write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import Configuration
+
+from triton_pipelines.app.config import OperatorConfigError, load_config
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import NotLeading
+from triton_pipelines.cluster.leader_election import (
+    LeaseAction,
+    LeaseRecord,
+    LeaseTiming,
+    next_action,
+)
+from triton_pipelines.cluster.resources import CONFIG_MAPS
+
+
+def record(holder: str = "", duration: float = 15.0) -> LeaseRecord:
+    return LeaseRecord(holder, duration, 3, "42")
+
+
+@pytest.mark.parametrize(
+    ("holder", "age", "action"),
+    [
+        ("me", 0.0, LeaseAction.RENEW),
+        ("me", 100.0, LeaseAction.RENEW),
+        ("other", 0.0, LeaseAction.WAIT),
+        ("other", 14.9, LeaseAction.WAIT),
+        ("other", 15.0, LeaseAction.TAKE),
+        ("", 0.0, LeaseAction.TAKE),
+    ],
+)
+def test_next_action(holder: str, age: float, action: LeaseAction) -> None:
+    found = next_action(record(holder), identity="me", observed_at=1000.0, now=1000.0 + age)
+    assert found is action
+
+
+@pytest.mark.parametrize(
+    ("lease", "expected"),
+    [
+        ({}, LeaseRecord("", 15.0, 0, "")),
+        ({"spec": None}, LeaseRecord("", 15.0, 0, "")),
+        (
+            {
+                "metadata": {"resourceVersion": "7"},
+                "spec": {
+                    "holderIdentity": "a",
+                    "leaseDurationSeconds": 40,
+                    "leaseTransitions": 2,
+                },
+            },
+            LeaseRecord("a", 40.0, 2, "7"),
+        ),
+        # A duration that would prevent any takeover.
+        ({"spec": {"leaseDurationSeconds": 2**31 - 1}}, LeaseRecord("", 3600.0, 0, "")),
+    ],
+)
+def test_record_of_a_lease(lease: dict[str, Any], expected: LeaseRecord) -> None:
+    assert LeaseRecord.of(lease, 15.0) == expected
+
+
+@pytest.mark.parametrize("timing", [(10, 10.0, 2.0), (15, 2.0, 2.0), (15, 10.0, 0.0)])
+def test_timing_that_does_not_fit_is_rejected(timing: tuple[int, float, float]) -> None:
+    with pytest.raises(ValueError, match="the duration must be longer than the"):
+        LeaseTiming(*timing)
+
+
+def test_timing_is_checked_at_start_up() -> None:
+    with pytest.raises(OperatorConfigError, match="lease duration 5 s"):
+        load_config({"leader_elect_lease_duration_seconds": 5}, {})
+    with pytest.raises(OperatorConfigError, match="--leader-elect-lease-duration-seconds"):
+        load_config({"leader_elect_lease_duration_seconds": 4.5}, {})
+
+
+async def test_who_does_not_lead_writes_nothing() -> None:
+    async def login() -> Configuration:
+        return Configuration(host="http://127.0.0.1:1")
+
+    target = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n", "name": "a"}}
+    async with Client(login, may_write=lambda: False) as client:
+        for write in (client.apply(target), client.create(target), client.replace(target)):
+            with pytest.raises(NotLeading):
+                await write
+        with pytest.raises(NotLeading):
+            await client.delete(CONFIG_MAPS, "n", "a")
