@@ -258,7 +258,7 @@ def test_a_models_own_folder_is_no_repository(tritonpipe: Run) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "single" / "densenet_onnx"))
     assert ended.code == 2
     assert (
-        f"is a single model, not a model repository; use the folder above it, {REPOSITORIES / 'single'}"
-        in ended.err
+        "is a single model, not a model repository; use the folder above it,"
+        f" {REPOSITORIES / 'single'}" in ended.err
     )
     assert tritonpipe("import", "nosuch").code == 2
