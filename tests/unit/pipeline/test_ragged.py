@@ -75,7 +75,7 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS, replace(AGE, dims=(-1, 2))],
             [LOGITS],
-            "input age has dims [-1, 2]: an input of variable length must have dims [-1]",
+            "input age has dims [-1, 2], but an input of variable length must have dims [-1]",
         ),
         (
             [IDS, replace(MASK, data_type=DataType.FP32)],
@@ -91,7 +91,7 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS],
             [replace(HIDDEN, dims=(12, -1, -1))],
-            "output hidden has dims [12, -1, -1]: only the first axis",
+            "output hidden has dims [12, -1, -1], but only the first axis",
         ),
         ([IDS], [replace(HIDDEN, reshape=(-1, 2, 4))], "output hidden is reshaped"),
         (

@@ -291,7 +291,7 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     assert finding.message == (
         f"{URI} cannot process requests of different lengths in one batch: the graph is built in "
         "a way that the adapter does not understand "
-        "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
+        "(IndexError: list index out of range); set spec.tokenizer.padding to Fixed"
     )
 
 
