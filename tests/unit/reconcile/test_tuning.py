@@ -202,7 +202,7 @@ def test_it_begins_when_the_wanted_revision_serves() -> None:
     ("slo", "said"),
     [
         ({}, "tuning requires a latency target, but spec.slo.p99Milliseconds is not set"),
-        ({"networkAndQueueBudgetMilliseconds": 3}, "spec.slo.p99Milliseconds is not set"),
+        ({"networkAndQueueBudgetMilliseconds": 3}, "tuning requires a latency target"),
     ],
 )
 def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing(

@@ -336,7 +336,7 @@ def test_a_deleted_job_is_not_made_again() -> None:
         if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER
     ]
     world.step()
-    failed(world, "its Job was deleted; set another")
+    failed(world, "its Job was deleted; change spec")
 
 
 def test_a_job_that_was_never_made_is_made() -> None:
@@ -481,7 +481,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     world.change(model={"maxBatchSize": -1})
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
-    failed(world, "the spec has become invalid during the run; correct it, then set another")
+    failed(world, "the spec has become invalid during the run; correct it, then change spec")
     assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().is_empty
@@ -493,7 +493,7 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     world = asked().measuring()
     del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
     world.change(model={"maxBatchSize": -1}).step()
-    failed(world, "the spec has become invalid during the run; correct it, then set another")
+    failed(world, "the spec has become invalid during the run; correct it, then change spec")
     assert world.left == []
 
 
