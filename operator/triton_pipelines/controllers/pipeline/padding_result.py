@@ -87,28 +87,40 @@ def split_result(
         f"{figures} (tuning run {shorten(request, REQUEST_MAX)!r}{measured})", FIGURES_MAX
     )
     choice = VerifiedPadding(Padding(setting.mode), setting.buckets, figures, request, at)
-    from_status = (
-        {**result, "patch": yaml.safe_dump(rest, sort_keys=False)}
-        if rest
-        else {key: value for key, value in result.items() if key != "patch"}
+    return PaddingResult(
+        _reported(result, rest, setting if is_named else None),
+        merge_patch(rest, {"spec": {"tokenizer": padding_fields(pipeline, setting)}}),
+        {target: choice},
     )
-    if is_named:
+
+
+def _reported(
+    result: Mapping[str, Any], rest: Mapping[str, Any], named: PaddingSetting | None
+) -> dict[str, Any]:
+    """Return the result for the status: without the padding that ``Auto`` applies by itself.
+
+    Args:
+        result: Fields of ``status.tuning`` as reported by the run.
+        rest: The patch without its padding.
+        named: The padding that the patch named.
+    """
+    if rest:
+        reported = {**result, "patch": yaml.safe_dump(rest, sort_keys=False)}
+    else:
+        reported = {key: value for key, value in result.items() if key != "patch"}
+    if named is not None:
         when = "once that patch is in the spec" if rest else "from now on for this spec"
         room = (
             1024
             - len(" Auto uses padding  , with which it was measured,.")
-            - len(str(setting))
+            - len(str(named))
             - len(when)
         )
-        from_status["message"] = (
-            f"{shorten(str(result.get('message') or ''), room)} Auto uses padding {setting},"
+        reported["message"] = (
+            f"{shorten(str(result.get('message') or ''), room)} Auto uses padding {named},"
             f" with which it was measured, {when}.".lstrip()
         )
-    return PaddingResult(
-        from_status,
-        merge_patch(rest, {"spec": {"tokenizer": padding_fields(pipeline, setting)}}),
-        {target: choice},
-    )
+    return reported
 
 
 def patch_in(result: Mapping[str, Any]) -> Mapping[str, Any]:

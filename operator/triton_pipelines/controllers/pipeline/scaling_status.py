@@ -6,7 +6,7 @@ The clock is passed in.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api.base import Switch
@@ -29,7 +29,7 @@ from triton_pipelines.controllers.timestamps import rfc3339
 
 from .policies.cpu_resize import CpuResizeDecision
 from .policies.replicas import Replicas
-from .snapshot import Snapshot
+from .snapshot import Probe, Snapshot
 
 REASON_MAX = 1024
 # Fields of a step that only scaling reports.
@@ -176,17 +176,7 @@ def _steps(
     is_unobserved = snapshot.view is None and _is_scaled(pipeline, graph)
     is_same = snapshot.view is not None and is_unchanged(snapshot.view, snapshot.status)
     for step in graph.models:
-        # A model has a state for each of its versions.
-        states = [
-            [model for model in probe.models if model.name == step.model_name] for probe in probes
-        ]
-        ready = sum(any(model.state == "READY" for model in versions) for versions in states)
-        reasons = (
-            model.reason
-            for versions in states
-            for model in versions
-            if model.state != "READY" and model.reason not in ("", "unloaded")
-        )
+        ready, reason = _model_state(step.model_name, probes)
         count = counts.get(step.name, step.instances.counts.initial)
         entry: dict[str, Any] = {
             "name": step.name,
@@ -217,10 +207,23 @@ def _steps(
                 for name, value in before.get(step.name, {}).items()
                 if name in _SCALED_FIELDS
             }
-        reason = (
-            f"SourceChanged: {diverged[step.name]}" if step.name in diverged else next(reasons, "")
-        )
+        if step.name in diverged:
+            reason = f"SourceChanged: {diverged[step.name]}"
         if reason:
             entry["reason"] = truncate(reason, REASON_MAX)
         result.append(entry)
     return result
+
+
+def _model_state(name: str, probes: Sequence[Probe]) -> tuple[int, str]:
+    """Return the number of pods in which a model is ready, and why it is not in another."""
+    # A model has a state for each of its versions.
+    states = [[model for model in probe.models if model.name == name] for probe in probes]
+    ready = sum(any(model.state == "READY" for model in versions) for versions in states)
+    reasons = (
+        model.reason
+        for versions in states
+        for model in versions
+        if model.state != "READY" and model.reason not in ("", "unloaded")
+    )
+    return ready, next(reasons, "")
