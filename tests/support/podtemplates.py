@@ -108,7 +108,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{"containerPort": "80"}]}]}},
         "spec.containers[proxy].ports[0].containerPort",
-        "whole number",
+        "integer",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}},
@@ -116,7 +116,7 @@ WRONG: list[tuple[Any, str, str]] = [
         "is required",
     ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
-    ({"spec": {"priority": True}}, "spec.priority", "whole number"),
+    ({"spec": {"priority": True}}, "spec.priority", "integer"),
     ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put it in quotes"),
     ({"spec": {"nodeSelector": []}}, "spec.nodeSelector", "must be a mapping"),
     (

@@ -282,7 +282,7 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
             "spec.health.inputs[0].name",
             "'C' is not an input of the pipeline; it has A, B",
         ),
-        ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "B is missing"),
+        ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "add B"),
         (
             [{"name": name, "shape": [1, 2, 1], "data": ["1"]} for name in "AB"],
             "spec.health.inputs[0].shape",
@@ -296,7 +296,7 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         (
             [{"name": name, "shape": [1, 3], "data": ["1", "2"]} for name in "AB"],
             "spec.health.inputs[0].data",
-            "has 2 elements, but shape [1, 3] needs 3",
+            "has 2 elements, but shape [1, 3] requires 3",
         ),
         (
             [

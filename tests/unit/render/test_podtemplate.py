@@ -240,14 +240,18 @@ OWNED: list[tuple[Any, str, str]] = [
         "spec.tolerations",
         "null would remove what the GPU requires",
     ),
-    ({"spec": {"replicas": 3}}, "spec.replicas", "write spec.replicas"),
+    ({"spec": {"replicas": 3}}, "spec.replicas", "use spec.replicas"),
     (
         {"spec": {"automountServiceAccountToken": True}},
         "spec.automountServiceAccountToken",
         "projected volume",
     ),
     ({"spec": {"restartPolicy": "Never"}}, "spec.restartPolicy", "always restarted"),
-    ({"spec": {"activeDeadlineSeconds": 3}}, "spec.activeDeadlineSeconds", "no deadline"),
+    (
+        {"spec": {"activeDeadlineSeconds": 3}},
+        "spec.activeDeadlineSeconds",
+        "cannot have a deadline",
+    ),
     (
         {"spec": {"terminationGracePeriodSeconds": 69}},
         "spec.terminationGracePeriodSeconds",
@@ -265,16 +269,16 @@ OWNED: list[tuple[Any, str, str]] = [
             words,
         )
         for field, value, words in [
-            ("image", "x:1", "write spec.server.image instead"),
-            ("image", None, "write spec.server.image instead"),
-            ("imagePullPolicy", "Never", "write spec.server.imagePullPolicy instead"),
+            ("image", "x:1", "use spec.server.image instead"),
+            ("image", None, "use spec.server.image instead"),
+            ("imagePullPolicy", "Never", "use spec.server.imagePullPolicy instead"),
             ("command", ["sh"], "is set by the operator; remove it"),
-            ("args", ["--x"], "write spec.server.args instead"),
+            ("args", ["--x"], "use spec.server.args instead"),
             ("ports", [], "is set by the operator"),
             ("readinessProbe", None, "is set by the operator"),
             ("livenessProbe", {}, "is set by the operator"),
             ("startupProbe", {}, "is set by the operator"),
-            ("lifecycle", {}, "write spec.rollout.drainSeconds instead"),
+            ("lifecycle", {}, "use spec.rollout.drainSeconds instead"),
             ("env", None, "null would remove it entirely"),
             ("volumeMounts", None, "null would remove it entirely"),
             ("resources", None, "use spec.server.resources instead"),
@@ -369,7 +373,7 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"volumes": [{"name": "tritonpipe", "emptyDir": {"medium": "Memory"}}]}},
         "spec.volumes[tritonpipe]",
-        "emptyDir.sizeLimit alone",
+        "only its emptyDir.sizeLimit",
     ),
     (
         {"spec": {"volumes": [{"name": "revision", "configMap": {"name": "x"}}]}},

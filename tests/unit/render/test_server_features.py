@@ -356,8 +356,8 @@ def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: boo
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [
-        ("--disable-auto-complete-config", "write server.autoComplete instead"),
-        ("--exit-timeout-secs=3", "write rollout.drainSeconds instead"),
+        ("--disable-auto-complete-config", "use server.autoComplete instead"),
+        ("--exit-timeout-secs=3", "use rollout.drainSeconds instead"),
         ("--http-port=3", "remove it"),
     ],
 )
