@@ -245,7 +245,7 @@ def _only_first(item: PlanFetch, what: str) -> None:
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource requests {asked} of the model, but the source is {what}, which is always"
+        f"the resource requests {asked} of the model, but the source is {what}, and always"
         f" version {FIRST}; use a folder that contains a folder per version (1, 2, …), or remove"
         " the version policy.",
     )

@@ -202,7 +202,7 @@ def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
     done = adapt_file(file, ENCODER.plan(max_length=512))
     assert isinstance(done, AdaptationRefusal), str(done)
     words = (
-        "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens: set "
+        "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens; set "
         "spec.tokenizer.maxLength to at most 40"
     )
     assert str(done) == words

@@ -177,7 +177,7 @@ def test_with_its_weights_beside_it(load: Loads) -> None:
     ("odd", "says"),
     [
         (oddgraphs.default_as_output, "output given_away is an input that is passed through"),
-        (oddgraphs.table_without_rows, "knows 0 ids"),
+        (oddgraphs.table_without_rows, "accepts 0 IDs"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(load: Loads, odd: oddgraphs.Oddity, says: str) -> None:
