@@ -35,7 +35,7 @@ def check_server_options(
     """Refuse options that contradict each other."""
     if texts is not None and lengths is not None:
         raise CommandError(
-            "--lengths sets the lengths of generated texts, but --texts provides real ones; omit"
+            "--lengths: sets the lengths of generated texts, but --texts provides real ones; omit"
             " one of them",
             EXIT_USAGE,
         )

@@ -123,7 +123,7 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
             model("pvc://models/bert/1/model.onnx", pinned=2),
             "the source is the single file model.onnx, and always version 1",
         ),
-        (model(file="model.plan"), "has no file 2/model.plan; 2/ holds model.onnx"),
+        (model(file="model.plan"), "has no file 2/model.plan; 2/ contains model.onnx"),
     ],
 )
 def test_versions_that_the_source_does_not_have(
@@ -188,7 +188,7 @@ def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) ->
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
     assert (
-        "holds model.py, and bert/1/model.py is written by the operator itself"
+        "contains model.py, but bert/1/model.py is written by the operator itself"
         in report.findings[0].message
     )
 

@@ -104,7 +104,7 @@ def test_the_model_that_clients_call_may_be_code(tritonpipe: Run) -> None:
         "preprocessing",
         "tensorrt-llm",
     ]
-    assert "left out: ensemble" in ended.err
+    assert "not part of this pipeline: ensemble" in ended.err
 
 
 def test_models_may_be_left_out(tritonpipe: Run) -> None:

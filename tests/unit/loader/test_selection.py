@@ -148,7 +148,7 @@ def test_what_is_taken(item: PlanFetch, listing: SourceListing, files: dict[str,
 
 def test_the_versions_of_the_first_load_stay_when_newer_ones_are_published() -> None:
     assert taken(model(), VERSIONS, (2,)) == {n: n for n in ("2/model.onnx", "2/data/w.bin")}
-    with pytest.raises(LoaderError, match="version 3, from which .* no longer exists") as raised:
+    with pytest.raises(LoaderError, match=r"version 3, from which .* no longer exists") as raised:
         select(model(), VERSIONS, (2, 3))
     assert raised.value.reason is LoadReason.SOURCE_CHANGED
 
