@@ -30,6 +30,7 @@ from e2e.load.workloads import Workload, write
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged
+from tests.support import ownership
 from tests.support.operators import ready_status
 from tests.support.prometheus import PrometheusServer
 from tests.support.prometheus import Target as Scraped
@@ -50,7 +51,12 @@ from triton_pipelines.cli.local_pipeline import (
     prepare_model_repository,
     with_cpu_instances,
 )
-from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    PODS,
+)
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Graph, Options
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
@@ -71,6 +77,7 @@ from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.local_server import LocalTriton
 
 SPACE, POD, KEY = "bench", "pod-0", "key of the benchmark"
+TEMPLATE_HASH = "template"
 UID = "00000000-0000-0000-0000-000000000001"
 DIRECT, PROMETHEUS = "direct", "Prometheus"
 SOURCES = (PROMETHEUS, DIRECT)
@@ -311,7 +318,11 @@ async def _scaler(
                 ),
             )
 
-    handover = Handover(effective_specs={(SPACE, going.pipeline.name): going})
+    key = (SPACE, going.pipeline.name)
+    deployment = store.get(DEPLOYMENTS, *key)
+    assert deployment is not None, "the caches are filled first"
+    known = ownership.read(ownership.replica_set(deployment, TEMPLATE_HASH))
+    handover = Handover(effective_specs={key: going}, replica_sets={key: known})
     scaler = Autoscaler(
         store=store,
         derive=lambda uid, revision: KEY,
@@ -352,6 +363,8 @@ def _caches(
     )
     store.put(CONFIG_MAPS, _config_map(names.revision_name(name, revision), name, data))
     store.put(CONFIG_MAPS, _config_map(names.live_name(name), name, {}))
+    deployment = ownership.deployment(document)
+    store.put(DEPLOYMENTS, deployment)
     labels = {names.LABEL_PIPELINE: name, names.LABEL_REVISION: revision}
     pod: dict[str, Any] = {
         "metadata": {
@@ -362,6 +375,7 @@ def _caches(
             "labels": labels,
         }
     }
+    pod = ownership.controlled_pod(pod, ownership.replica_set(deployment, TEMPLATE_HASH))
     status = ready_status(pod) | {"podIP": address, "podIPs": [{"ip": address}]}
     pod["status"] = status
     store.put(PODS, pod)

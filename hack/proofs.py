@@ -108,7 +108,8 @@ def ladder(path: str) -> tuple[str, ...]:
         )
     return (
         IN_TRITON
-        if path.startswith("spec.ensemble.") and path != "spec.ensemble.entryPoint"
+        if path.startswith(("spec.ensemble.", "spec.repeatedSteps"))
+        and path != "spec.ensemble.entryPoint"
         else ELSEWHERE
     )
 

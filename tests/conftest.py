@@ -5,19 +5,35 @@ inside ``ast.parse`` (assertion rewriting) ends pytest with "AST constructor rec
 mismatch" on CPython 3.11.7, long after all tests have passed.
 
 Examples have no deadline: a busy machine makes them slow, never wrong. They are the same in every
-run, so that a failure is caused by the change; ``HYPOTHESIS_PROFILE=explore`` draws new ones.
+run, so that a failure is caused by the change; ``HYPOTHESIS_PROFILE=explore`` draws new ones. A
+failure prints how to repeat it. The phase that looks for a cause of it traces every line and has
+never named one, so it is left out.
 """
 
 import gc
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
-_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("repeatable", derandomize=True, **_PATIENT)
-settings.register_profile("explore", derandomize=False, **_PATIENT)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+# For tests that import ONNX Runtime themselves: tests send no usage data to anybody.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "repeatable")
+_COMMON = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+    "phases": set(Phase) - {Phase.explain},
+    "print_blob": True,
+}
+settings.register_profile("repeatable", derandomize=True, **_COMMON)
+settings.register_profile("explore", derandomize=False, **_COMMON)
+settings.load_profile(_PROFILE)
+if _PROFILE == "repeatable":
+    # Hypothesis also draws constants that it reads from every local module imported so far. Then
+    # examples depend on which tests ran before, and on any constant in the code.
+    providers.is_local_module_file = lambda path: False
 
 
 def pytest_collection_finish() -> None:

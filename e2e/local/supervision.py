@@ -19,6 +19,10 @@ from e2e.local.processes import replace_file
 END_SECONDS = 60.0
 PROGRAM = Path(__file__).with_name("supervisor.py")
 
+# Supervisors of this process. A cluster outlives the objects that started it, and Python warns of a
+# child that is forgotten while it runs.
+_LAUNCHED: list[subprocess.Popen[bytes]] = []
+
 
 class ClusterError(RuntimeError):
     """The cluster could not be brought up, changed or removed; the message says what to do."""
@@ -93,6 +97,7 @@ class Supervisor:
                 },
                 start_new_session=True,
             )
+        _LAUNCHED.append(child)
 
         def alive() -> None:
             if child.poll() is not None:

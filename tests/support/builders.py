@@ -6,16 +6,16 @@ mappings are merged, everything else is replaced, and a ``None`` removes the fie
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.copies import copied
 from triton_pipelines.api import Finding, InferencePipeline, parse
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
 from triton_pipelines.compile.render import Revision, render
 
-SERVER_IMAGE = "registry.example/tritonserver:24.10-py3"
+SERVER_IMAGE = "registry.example/tritonserver:26.07-py3"
 LOADER_IMAGE = "registry.example/triton-pipelines:1.2.3"
 SHA256 = "0123456789abcdef" * 4
 
@@ -41,14 +41,18 @@ SENTIMENT: Mapping[str, Any] = {
 
 def merge(base: Any, changes: Any) -> Any:
     """``base`` with ``changes`` merged in; neither is modified."""
+    return _merged(copied(base), copied(changes))
+
+
+def _merged(base: Any, changes: Any) -> Any:
     if not (isinstance(base, Mapping) and isinstance(changes, Mapping)):
-        return copy.deepcopy(changes)
-    merged = {key: copy.deepcopy(value) for key, value in base.items()}
+        return changes
+    merged = dict(base)
     for key, value in changes.items():
         if value is None:
             merged.pop(key, None)
         else:
-            merged[key] = merge(merged.get(key, {}), value)
+            merged[key] = _merged(merged.get(key, {}), value)
     return merged
 
 

@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from triton_pipelines.api import structural_schema
+from triton_pipelines.api.open_fields import is_open
 
 from . import cel
 
@@ -298,13 +299,15 @@ def _atomic_lists(definition: Definition) -> Iterator[Finding]:
 
 def _maps(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
-        if "additionalProperties" in node:
+        if "additionalProperties" in node and not is_open(node):
             yield path, "is a mapping with free keys"
 
 
 def _map_bounds(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
         if "additionalProperties" in node:
+            if is_open(node):
+                continue  # Its levels have bounds of their own.
             if "maxProperties" not in node:
                 yield path, "has no maxProperties"
             if not any("size(key)" in rule["rule"] for rule in node.get(RULES, [])):
@@ -313,8 +316,13 @@ def _map_bounds(definition: Definition) -> Iterator[Finding]:
 
 def _open_objects(definition: Definition) -> Iterator[Finding]:
     for path, node in nodes(definition):
-        if PRESERVE in node or (
-            node.get("type") == "object" and not {"properties", "additionalProperties"} & set(node)
+        if (
+            PRESERVE in node
+            or is_open(node)
+            or (
+                node.get("type") == "object"
+                and not {"properties", "additionalProperties"} & set(node)
+            )
         ):
             yield path, "takes anything"
 

@@ -10,7 +10,6 @@ reconciler runs the real planner on the world's model.
 from __future__ import annotations
 
 import asyncio
-import copy
 import datetime as dt
 import json
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support import ownership
+from tests.support.copies import copied
 from tests.support.flows import Flow, history
 from tests.support.worlds import START, World
 from triton_pipelines.api import names
@@ -190,13 +191,13 @@ class Loop:
         """The watches' part: caches as the world is."""
         namespace = self.key[0]
         fresh = Store()
-        fresh.put(INFERENCE_PIPELINES, copy.deepcopy(self.world.document))
+        fresh.put(INFERENCE_PIPELINES, copied(self.world.document))
         for (kind, _), item in self.world.children.items():
             if kind == "ConfigMap":
-                made = copy.deepcopy(item)
+                made = copied(item)
                 made["metadata"]["namespace"] = namespace
                 fresh.put(CONFIG_MAPS, made)
-        deployment = copy.deepcopy(self.world.deployment)
+        deployment = copied(self.world.deployment)
         deployment["metadata"]["namespace"] = namespace
         fresh.put(DEPLOYMENTS, deployment)
         for pod in self.world.pods:
@@ -205,6 +206,8 @@ class Loop:
             raw["status"]["podIP"] = "10.0.0.1"
             fresh.put(PODS, raw)
         self.store = self.scaler.store = fresh
+        known = ownership.read(*self.world.replica_sets)
+        self.scaler.handover.replica_sets[self.key] = known
 
     def reconcile(self) -> Plan:
         """One pass of the real plan, with what scaling hands over."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from tests.support import ownership
 from tests.support.faultproxy import FaultProxy
 from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import LoadReport, ReportSource
@@ -27,11 +28,15 @@ from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Build, Reconcile, Services
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import ClusterError, Conflict, NotFound
-from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, Resource
+from triton_pipelines.cluster.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
-from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
+from triton_pipelines.controllers.pipeline.snapshot import (
+    LABEL_TEMPLATE_HASH,
+    ModelState,
+    Probe,
+)
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
 DEADLINE_SECONDS = 60.0
@@ -343,7 +348,9 @@ async def control_deployments(client: Client, namespace: str) -> None:
 async def _control(client: Client, deployment: Object, pods: list[Object]) -> None:
     metadata, spec = deployment["metadata"], deployment["spec"]
     namespace, name, template = metadata["namespace"], metadata["name"], spec["template"]
-    labels = template["metadata"]["labels"]
+    replica_set = await _replica_set(client, deployment)
+    hashed = replica_set["metadata"]["labels"][LABEL_TEMPLATE_HASH]
+    labels = {**template["metadata"]["labels"], LABEL_TEMPLATE_HASH: hashed}
     wanted = {f"{name}-{labels[names.LABEL_REVISION]}-{index}" for index in range(spec["replicas"])}
     mine = {
         pod["metadata"]["name"]
@@ -354,7 +361,12 @@ async def _control(client: Client, deployment: Object, pods: list[Object]) -> No
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": missing, "namespace": namespace, "labels": labels},
+            "metadata": {
+                "name": missing,
+                "namespace": namespace,
+                "labels": labels,
+                "ownerReferences": ownership.controlled_by(replica_set),
+            },
             "spec": template["spec"],
         }
         with contextlib.suppress(Conflict):
@@ -370,6 +382,24 @@ async def _control(client: Client, deployment: Object, pods: list[Object]) -> No
     }
     if (deployment.get("status") or {}).get("observedGeneration") != metadata["generation"]:
         await patch(client, DEPLOYMENTS, namespace, name, {"status": status}, "status")
+
+
+async def _replica_set(client: Client, deployment: Object) -> Object:
+    """The ReplicaSet of the present template, created if there is none."""
+    metadata, template = deployment["metadata"], deployment["spec"]["template"]
+    hashed = ownership.template_hash(template)
+    made = ownership.replica_set(deployment, hashed)
+    made["metadata"] |= {"namespace": metadata["namespace"]}
+    del made["metadata"]["uid"]
+    labels = {**template["metadata"]["labels"], LABEL_TEMPLATE_HASH: hashed}
+    made["spec"] = {
+        "selector": {"matchLabels": labels},
+        "template": {**template, "metadata": {**template["metadata"], "labels": labels}},
+    }
+    with contextlib.suppress(Conflict):
+        await client.create(made)
+    stored = await client.get(REPLICA_SETS, metadata["namespace"], made["metadata"]["name"])
+    return {**made, "metadata": stored["metadata"]}
 
 
 @contextlib.asynccontextmanager

@@ -6,10 +6,10 @@ The API server is simulated and accepts whatever the test sets.
 from __future__ import annotations
 
 import contextlib
-import copy
 import datetime as dt
 from typing import Any
 
+from tests.support.copies import copied
 from tests.support.reconcilers import reconciler_of
 from tests.support.tuningworld import Tuning
 from tests.support.worlds import World
@@ -53,7 +53,11 @@ class Recording(Client):
         return seen(self.world.children.get((obj["kind"], obj["metadata"]["name"]), obj))
 
     async def get(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> Object:
-        found = self.world.children.get((resource.kind, name))
+        replica_sets = {
+            (item["kind"], item["metadata"]["name"]): item
+            for item in (*self.world.replica_sets, *self.world.canary_sets)
+        }
+        found = {**self.world.children, **replica_sets}.get((resource.kind, name))
         if found is None:
             raise NotFound(
                 404, "NotFound", f'{resource.plural} "{name}" not found', object_name=name
@@ -67,7 +71,7 @@ class Recording(Client):
         self.told.append(("status", str((obj["status"].get("tuning") or {}).get("state", ""))))
         if self.status_error is not None:
             raise self.status_error
-        self.world.document["status"] = copy.deepcopy(obj["status"])
+        self.world.document["status"] = copied(obj["status"])
         return seen(self.world.document)
 
     async def delete(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> bool:

@@ -6,18 +6,18 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
-from tests.support import builders
+from tests.support import builders, ownership
 from tests.support.worlds import START
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import Resource
+from triton_pipelines.cluster.resources import REPLICA_SETS, Resource
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
-from triton_pipelines.controllers.pipeline.snapshot import Probe
+from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH, Probe
 
 KEY = ("nlp", "sentiment")
 """Namespace and name of the pipeline that :func:`stored` returns."""
@@ -31,11 +31,15 @@ def stored(**spec: Any) -> Object:
 
 
 class AcceptingClient(Client):
-    """A fake API server that accepts every write and stores nothing but statuses and events."""
+    """A fake API server that accepts every write and stores nothing but statuses and events.
+
+    It has the ReplicaSets that the test gives it.
+    """
 
     def __init__(self) -> None:
         self.statuses: list[Object] = []
         self.events: list[Object] = []
+        self.replica_sets: list[Object] = []
 
     async def apply(self, obj: Object, **_: Any) -> Object:
         return obj
@@ -45,6 +49,9 @@ class AcceptingClient(Client):
         return obj
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        for item in self.replica_sets if resource == REPLICA_SETS else ():
+            if item["metadata"]["name"] == name:
+                return item
         raise NotFound(404, "NotFound", name)
 
     async def create(self, obj: Object) -> Object:
@@ -71,8 +78,12 @@ def reconciler_of(
     return Reconciler(client, store, given, derive, prober, clock, "test", Handover())
 
 
-def ready_pod(labels: Object) -> Object:
-    """Return a ready pod with these labels whose server runs, as the API server stores it."""
+def ready_pod(deployment: Object) -> Object:
+    """Return a ready pod of a Deployment whose server runs, as the API server stores it."""
+    template = deployment["spec"]["template"]
+    made = ownership.replica_set(deployment, ownership.template_hash(template))
+    hashed = made["metadata"]["labels"][LABEL_TEMPLATE_HASH]
+    labels = {**template["metadata"]["labels"], LABEL_TEMPLATE_HASH: hashed}
     server = {"name": names.CONTAINER_SERVER, "ready": True, "state": {"running": {}}}
     return {
         "metadata": {
@@ -81,6 +92,7 @@ def ready_pod(labels: Object) -> Object:
             "uid": "u",
             "resourceVersion": "2",
             "labels": labels,
+            "ownerReferences": ownership.controlled_by(made),
         },
         "status": {
             "phase": "Running",

@@ -28,7 +28,8 @@ def on_stand_ins(
 ) -> Iterator[tuple[LocalTriton, InferenceServerClient]]:
     """Serve the resource of a file on that server.
 
-    The loader lays it out below ``folder`` as in a pod. KIND_GPU becomes KIND_CPU.
+    The loader lays it out below ``folder`` as in a pod. KIND_GPU becomes KIND_CPU,
+    also in models that only custom code calls.
     """
     options = Options(models_path=str(folder / "models"), engines_path=str(folder / "engines"))
     pipeline, graph = load_pipeline(file, options)
@@ -42,7 +43,14 @@ def on_stand_ins(
 
 def _on_cpu(graph: Graph) -> Graph:
     def moved(step: Step) -> Step:
-        kind = "KIND_CPU" if step.instances.kind == "KIND_GPU" else step.instances.kind
-        return replace(step, instances=replace(step.instances, kind=kind, gpus=()))
+        groups = tuple(
+            replace(group, kind="KIND_CPU" if group.kind == "KIND_GPU" else group.kind, gpus=())
+            for group in step.instances.groups
+        )
+        return replace(step, instances=replace(step.instances, groups=groups))
 
-    return replace(graph, steps=tuple(map(moved, graph.steps)))
+    return replace(
+        graph,
+        steps=tuple(map(moved, graph.steps)),
+        auxiliary=tuple(map(moved, graph.auxiliary)),
+    )

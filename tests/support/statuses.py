@@ -7,12 +7,12 @@ The planner is the real one; pods and the Deployment's verdict are what this mod
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
 from tests.support import builders
+from tests.support.copies import copied
 from triton_pipelines.api import names
 from triton_pipelines.controllers.pipeline.plan import Context, plan
 from triton_pipelines.controllers.pipeline.snapshot import Pod, Probe, Snapshot
@@ -84,7 +84,7 @@ class Story:
             for item in seen
             if item.ready
         }
-        observed = Snapshot(copy.deepcopy(self.object), self.children, seen, probes)
+        observed = Snapshot(copied(self.object), self.children, seen, probes)
         context = Context(
             options=builders.options(), control_key=lambda uid, revision: f"{uid}{revision}"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.support import builders
+from tests.support import builders, ownership
 from tests.support.operators import ready_status
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
@@ -53,6 +53,11 @@ class Tuning(World):
         ]
 
     @property
+    def canary_sets(self) -> list[Object]:
+        """ReplicaSets of the runs' Deployments."""
+        return [ownership.replica_set(made, "canary") for made in self.ours("Deployment")]
+
+    @property
     def left(self) -> list[tuple[str, str]]:
         """Objects of runs, all kinds."""
         return [
@@ -66,8 +71,17 @@ class Tuning(World):
         (made,) = self.ours(kind)
         template = made["spec"]["template"]
         name = f"{made['metadata']['name']}-x"
+        owner, labels = made, dict(template["metadata"]["labels"])
+        if kind == "Deployment":
+            owner = ownership.replica_set(made, "canary")
+            labels |= {"pod-template-hash": "canary"}
         raw = {
-            "metadata": {"name": name, "uid": name, "labels": template["metadata"]["labels"]},
+            "metadata": {
+                "name": name,
+                "uid": name,
+                "labels": labels,
+                "ownerReferences": ownership.controlled_by(owner),
+            },
             "spec": template["spec"],
             "status": status,
         }

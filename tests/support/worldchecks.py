@@ -48,6 +48,22 @@ def status_validator() -> jsonschema.Draft202012Validator:
 
 
 @functools.lru_cache(maxsize=4096)
+def _status_errors(text: str) -> tuple[str, ...]:
+    errors = status_validator().iter_errors(json.loads(text))
+    return tuple(f"{error.json_path}: {error.message}" for error in errors)
+
+
+def check_status(status: Object) -> None:
+    """Raise unless a status fits the CRD.
+
+    Most of its fields are those of the status before, so they are checked one by one.
+    """
+    parts = ({}, *({name: value} for name, value in status.items()))
+    errors = [error for part in parts for error in _status_errors(json.dumps(part))]
+    assert not errors, f"the status does not fit the CRD: {errors[0]}"
+
+
+@functools.lru_cache(maxsize=4096)
 def _validate(text: str) -> None:
     schemas.validate(json.loads(text), KUBERNETES_VERSION)
 

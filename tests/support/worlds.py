@@ -10,17 +10,16 @@ graceful termination), and time is a number. The planner is the real one.
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from tests.support import builders
+from tests.support import builders, ownership
+from tests.support.copies import copied
 from tests.support.rolloutmodel import Counted, progressing
-from tests.support.worldchecks import check_object, status_validator
+from tests.support.worldchecks import check_object, check_status
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding as SpecFinding
 from triton_pipelines.api.crd import stored
@@ -129,9 +128,10 @@ class World:
     _serial: int = 0
     _progress: dt.datetime = START
     _templates: set[str] = field(default_factory=set)  # that have a ReplicaSet
+    _replica_sets: dict[str, Object] = field(default_factory=dict)  # by template
 
     def __post_init__(self) -> None:
-        self.document = stored(self.document) if self.defaults else copy.deepcopy(self.document)
+        self.document = stored(self.document) if self.defaults else copied(self.document)
         self.document["metadata"].setdefault("generation", 1)
 
     # --- what is seen -----------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class World:
                     dead=(self.now,) if verdict == GONE else (),
                 )
                 probes[f"uid-{pod.name}"] = look.merged_with(self._looks.get(f"uid-{pod.name}"))
-        document = copy.deepcopy(self.document)
+        document = copied(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
         return Snapshot(
             document,
@@ -207,6 +207,18 @@ class World:
             latencies=self.latencies,
             last_good_in_memory=self._accepted,
         )
+
+    @property
+    def replica_sets(self) -> list[Object]:
+        """The ReplicaSets that have pods."""
+        return [self.replica_set(template) for template in {pod.template for pod in self.pods}]
+
+    def replica_set(self, template: str) -> Object:
+        """The Deployment's ReplicaSet of a template in JSON."""
+        if template not in self._replica_sets:
+            hashed = ownership.template_hash(json.loads(template))
+            self._replica_sets[template] = ownership.replica_set(self.deployment, hashed)
+        return self._replica_sets[template]
 
     def _raw(self, pod: ModelPod) -> Object:
         ready, scheduled = pod.phase == "Ready", pod.phase not in ("Pending", "Unschedulable")
@@ -265,9 +277,10 @@ class World:
             "labels": {
                 **names.labels(self.name),
                 names.LABEL_REVISION: pod.revision,
-                "pod-template-hash": hashlib.sha256(pod.template.encode()).hexdigest()[:9],
+                "pod-template-hash": ownership.template_hash(json.loads(pod.template)),
             },
             "creationTimestamp": rfc3339(pod.created),
+            "ownerReferences": ownership.controlled_by(self.replica_set(pod.template)),
         }
         if pod.away:
             metadata["deletionTimestamp"] = rfc3339(self.now)
@@ -309,7 +322,7 @@ class World:
         """Edit the child that has the pipeline's name; return its previous content."""
         key = (kind, self.name)
         before = self.children[key]
-        edited: Any = copy.deepcopy(before)
+        edited: Any = copied(before)
         self.children[key] = edited
         for part in path[:-1]:
             edited = edited[part]
@@ -398,11 +411,8 @@ class World:
         if left > 0:
             self.resize(decided)
         if left > 0 and decided.status is not None:
-            for error in status_validator().iter_errors(decided.status):
-                raise AssertionError(
-                    f"the status does not fit the CRD: {error.json_path}: {error.message}"
-                )
-            self.document["status"] = copy.deepcopy(decided.status)
+            check_status(decided.status)
+            self.document["status"] = copied(decided.status)
         for item in decided.tuning_objects[: max(left - 1, 0)]:
             self.take(item)
         self.log.append(decided)
@@ -424,7 +434,7 @@ class World:
         """The API server takes an object."""
         check_object(item)
         key = (item["kind"], item["metadata"]["name"])
-        stored = copy.deepcopy(item)
+        stored = copied(item)
         if item["kind"] == "Secret":
             self.secrets[item["metadata"]["name"]] = stored
             return

@@ -66,6 +66,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, update, patch, delete]
+# Which Deployment a pod belongs to: the metadata of the ReplicaSet that the pod names, never a list.
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [get]
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, update, patch, delete]

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from .finding_codes import FindingCode
+from .open_fields import FORM, ITEMS_FORM, OpenForm, outside
 
 
 class Severity(StrEnum):
@@ -80,6 +81,7 @@ class ApiModel(BaseModel):
                 )
         for name, info in type(self).model_fields.items():
             value, key = getattr(self, name), info.alias or name
+            yield from _outside_form(value, info, f"{path}.{key}")
             if isinstance(value, ApiModel):
                 yield from value.broken_rules(f"{path}.{key}")
             elif isinstance(value, tuple):
@@ -87,6 +89,21 @@ class ApiModel(BaseModel):
                 for index, item in enumerate(value):
                     if isinstance(item, ApiModel):
                         yield from item.broken_rules(f"{path}.{key}[{index}]")
+
+
+def _outside_form(value: Any, info: FieldInfo, path: str) -> Iterator[Finding]:
+    """Yield the first part of an open field that is nested too deeply or has too many items."""
+    extra = info.json_schema_extra
+    marks = extra if isinstance(extra, dict) else {}
+    fields: list[tuple[str, Any, Any]] = []
+    if FORM in marks and value is not None:
+        fields = [(path, marks[FORM], value)]
+    elif ITEMS_FORM in marks:
+        fields = [(f"{path}[{index}]", marks[ITEMS_FORM], item) for index, item in enumerate(value)]
+    for where, form, item in fields:
+        problem = outside(item, OpenForm(str(form)))
+        if problem is not None:
+            yield Finding(f"{where}{problem.path}", problem.message, code=FindingCode.TOO_LARGE)
 
 
 def _duplicates(items: tuple[Any, ...], info: FieldInfo, path: str) -> Iterator[Finding]:

@@ -128,6 +128,15 @@ def fields_of(model: type[ApiModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
+# Fields that other steps have → why this one has not.
+_NOT_HERE: dict[Place, str] = {
+    ("spec", "tokenizer", "instances", "groups"): (
+        "unknown field, because the tokenizer has one instance group, whose count is scaled live;"
+        " use count, or initial, min and max"
+    ),
+}
+
+
 def model_below(annotation: object) -> type[ApiModel] | None:
     """Return the model of a field's type, single or in a list, optional or required."""
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
@@ -185,6 +194,9 @@ def unknown_field(location: Location) -> str:
     It suggests the field that was probably meant, or lists all fields of the parent.
     """
     parent, name = location[:-1], str(location[-1])
+    place = tuple(part for part in location if isinstance(part, str))
+    if place in _NOT_HERE:
+        return _NOT_HERE[place]
     model = model_at(parent)
     siblings = list(fields_of(model)) if model is not None else []
     same = [str(parent[-1]), name] if parent and isinstance(parent[-1], str) else []

@@ -95,6 +95,12 @@ class FindingCode(StrEnum):
     POD_SCALING_DISABLED = "pod-scaling-disabled"
     CPU_RESIZE_BLOCKED = "cpu-resize-blocked"
 
+    # --- warnings: the server ---
+    SERVER_ADVISORY = "server-advisory"
+    """NVIDIA's security bulletins name the Triton release."""
+    FATAL_REQUEST = "fatal-request"
+    """A client's request can end a server of this release."""
+
     # --- warnings: sequences ---
     SEQUENCES_NEED_AFFINITY = "sequences-need-affinity"
     SEQUENCE_ID_UNSUPPORTED = "sequence-id-unsupported"

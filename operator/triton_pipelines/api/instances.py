@@ -28,6 +28,8 @@ from .base import ApiModel, FieldRule, Quantity
 from .tensors import ATOMIC
 
 MAX_INSTANCES = 256
+# Most instance groups of a step: eight GPUs with two profiles each.
+MAX_GROUPS = 16
 # Highest count of a tokenizer whose resource does not set one.
 DEFAULT_MAX = 4
 PROFILE_PATTERN = r"^[0-9]+$"
@@ -65,6 +67,19 @@ class CountBounds:
     def fixed(self) -> CountBounds:
         """Return bounds within which the count never changes."""
         return CountBounds(self.initial, self.initial, self.initial)
+
+
+HostPolicy = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=64,
+        pattern=HOST_POLICY_PATTERN,
+        description=(
+            "Name of a host policy (NUMA node, CPU cores) that server.args sets with --host-policy."
+        ),
+    ),
+]
 
 
 class StepCopies(ApiModel):
@@ -117,18 +132,7 @@ class StepCopies(ApiModel):
             )
         ),
     ] = None
-    host_policy: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=64,
-            pattern=HOST_POLICY_PATTERN,
-            description=(
-                "Name of a host policy (NUMA node, CPU cores) that server.args sets with"
-                " --host-policy."
-            ),
-        ),
-    ] = None
+    host_policy: HostPolicy = None
 
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
@@ -194,40 +198,149 @@ class StepCopies(ApiModel):
         return CountBounds(initial, lowest, self.max or max(DEFAULT_MAX, initial))
 
 
+GpuIndices = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=63)], ...],
+    Field(
+        max_length=64,
+        description="Kind GPU: the pod's GPUs to run on, by index. Default: all.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    ),
+]
+ProfileIndices = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=PROFILE_PATTERN)], ...],
+    Field(
+        max_length=16,
+        description="TensorRT: optimization profiles, by index, as text.",
+        json_schema_extra=ATOMIC,
+    ),
+]
+_GPUS_NEED_KIND = FieldRule(
+    cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
+    message="gpus is allowed only with kind GPU",
+    holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
+    field="gpus",
+)
+
+
+class InstanceGroup(ApiModel):
+    """One of several instance groups of a step."""
+
+    count: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_INSTANCES,
+            description="Instances: per GPU for kind GPU, otherwise in total. Default 1.",
+        ),
+    ] = 1
+    kind: Annotated[
+        InstanceKind | None,
+        Field(description="As instances.kind, for this group; with the same default."),
+    ] = None
+    host_policy: HostPolicy = None
+    gpus: GpuIndices = ()
+
+    rules: ClassVar[tuple[FieldRule, ...]] = (_GPUS_NEED_KIND,)
+
+
+class ModelInstanceGroup(InstanceGroup):
+    """One of several instance groups of a step that runs a model's file."""
+
+    profiles: ProfileIndices = ()
+
+
 class PlacedStepCopies(StepCopies):
     """Copies of a step that may run on GPUs."""
 
-    gpus: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=63)], ...],
+    gpus: GpuIndices = ()
+    groups: Annotated[
+        tuple[InstanceGroup, ...],
         Field(
-            max_length=64,
-            description="Kind GPU: the pod's GPUs to run on, by index. Default: all.",
-            json_schema_extra={"x-kubernetes-list-type": "set"},
+            max_length=MAX_GROUPS,
+            description=(
+                "Several instance groups, such as two instances on one GPU and one on another."
+                " Their counts are fixed. Excludes the other fields of instances."
+            ),
+            json_schema_extra=ATOMIC,
         ),
     ] = ()
 
     rules: ClassVar[tuple[FieldRule, ...]] = (
+        _GPUS_NEED_KIND,
         FieldRule(
-            cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-            message="gpus is allowed only with kind GPU",
-            holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
-            field="gpus",
+            cel=(
+                "!(has(self.groups) && size(self.groups) > 0) || !(has(self.initial) ||"
+                " has(self.min) || has(self.max))"
+            ),
+            message=(
+                "a step with instances.groups cannot be scaled live; remove initial, min and max,"
+                " and set count in each group"
+            ),
+            holds=lambda i: not i.groups or not i.ranged,
+            field="groups",
+        ),
+        FieldRule(
+            cel=(
+                "!(has(self.groups) && size(self.groups) > 0) || !(has(self.count) ||"
+                " has(self.kind) || has(self.hostPolicy) || has(self.gpus) && size(self.gpus) > 0)"
+            ),
+            message=(
+                "instances.groups cannot be combined with instances.count, kind, gpus and"
+                " hostPolicy; set them in each group"
+            ),
+            holds=lambda i: (
+                not i.groups
+                or ((i.count, i.kind, i.host_policy) == (None, None, None) and not i.gpus)
+            ),
+            field="groups",
         ),
         *StepCopies.rules,
     )
+
+    @property
+    def kinds(self) -> frozenset[InstanceKind | None]:
+        """Return the kinds of the groups as written; ``None`` stands for the default."""
+        return frozenset(group.kind for group in self.groups) or frozenset({self.kind})
 
 
 class ModelInstances(PlacedStepCopies):
     """Copies of a step that runs a model's file."""
 
-    profiles: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=8, pattern=PROFILE_PATTERN)], ...],
+    profiles: ProfileIndices = ()
+    groups: Annotated[
+        tuple[ModelInstanceGroup, ...],
         Field(
-            max_length=16,
-            description="TensorRT: optimization profiles, by index, as text.",
+            max_length=MAX_GROUPS,
+            description=(
+                "Several instance groups, such as two instances on one GPU and one on another, or"
+                " one group for each TensorRT profile. Their counts are fixed. Excludes the other"
+                " fields of instances."
+            ),
             json_schema_extra=ATOMIC,
         ),
     ] = ()
+
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            cel=(
+                "!(has(self.groups) && size(self.groups) > 0) || !(has(self.profiles) &&"
+                " size(self.profiles) > 0)"
+            ),
+            message=(
+                "instances.groups cannot be combined with instances.profiles; set profiles in each"
+                " group"
+            ),
+            holds=lambda i: not i.groups or not i.profiles,
+            field="groups",
+        ),
+        *PlacedStepCopies.rules,
+    )
+
+    @property
+    def loaded_profiles(self) -> tuple[str, ...]:
+        """Return the optimization profiles that instances load, by index; empty: the first."""
+        listed = [group.profiles for group in self.groups] or [self.profiles]
+        return tuple(name for names in listed for name in names or ("0",)) if any(listed) else ()
 
 
 class InstanceResources(ApiModel):

@@ -84,6 +84,8 @@ PATH_TERMINATION: Final = "/dev/termination-log"
 # --- environment ---
 ENV_SITE: Final = "TRITONPIPE_SITE"
 ENV_CONTROL_KEY: Final = "TRITONPIPE_CONTROL_KEY"
+# With "1", ONNX Runtime (1.31 on Linux) sends no usage data to mobile.events.data.microsoft.com.
+ENV_ORT_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
 
 # --- ConfigMap and Secret keys ---
 KEY_PLAN: Final = "plan.json"

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from .base import ApiModel, FieldRule, Passthrough, Switch
 from .batching import MAX_BATCH
+from .open_fields import FORM, OpenForm
 from .tensors import ATOMIC
 
 MAX_TOKENS = 1_048_576
@@ -241,6 +242,6 @@ class Vllm(ApiModel):
                 "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may"
                 " be omitted if source contains the weights."
             ),
-            json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+            json_schema_extra={FORM: OpenForm.ENGINE_ARGS},
         ),
     ]

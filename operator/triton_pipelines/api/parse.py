@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .base import Finding
+from .depth import MAX_DOCUMENT_DEPTH, deep_path
 from .field_paths import written
 from .finding_codes import FindingCode
 from .messages import code_of, message
@@ -38,7 +39,10 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
                 code=FindingCode.WRONG_TYPE,
             )
         ]
-    body = {key: _normalized(value) for key, value in read_of(document).items()}
+    read = read_of(document)
+    if (deep := deep_path(read, MAX_DOCUMENT_DEPTH)) is not None:
+        return None, [_too_deep(deep)]
+    body = {key: _normalized(value) for key, value in read.items()}
     absent = [
         Finding(key, "is required", code=FindingCode.REQUIRED)
         for key in ("apiVersion", "kind")
@@ -56,6 +60,18 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
             for item in _without_echoes([dict(one) for one in error.errors(include_url=False)])
         ]
     return (None if absent else pipeline), absent + list(pipeline.spec.broken_rules("spec"))
+
+
+# Parts of a path that are shown of a value that is nested too deeply: the field, not the nesting.
+_SHOWN_PARTS = 4
+
+
+def _too_deep(path: tuple[int | str, ...]) -> Finding:
+    return Finding(
+        written(path[:_SHOWN_PARTS]),
+        f"is nested deeper than {MAX_DOCUMENT_DEPTH} levels of the document; remove levels",
+        code=FindingCode.TOO_LARGE,
+    )
 
 
 def read_of(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pydantic import Field
 from .base import ApiModel, FieldRule, Passthrough, Switch, TensorReference, TritonName
 from .batching import DynamicBatching
 from .instances import InstanceResources, PlacedStepCopies
+from .open_fields import FORM, OpenForm
 from .python import CustomCode
-from .steps import PRESERVE
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
 
@@ -111,7 +111,7 @@ class Postprocess(ApiModel):
         Passthrough | None,
         Field(
             description="Further fields of Triton's ModelConfig, as model.configPatch.",
-            json_schema_extra=PRESERVE,
+            json_schema_extra={FORM: OpenForm.CPU_MODEL_CONFIG},
         ),
     ] = None
 

@@ -17,8 +17,9 @@ from . import names
 from .base import ApiModel
 from .conditions import ABNORMAL, KIND_OF, ConditionType, Reason, ReasonKind
 from .crd import PRINTER_COLUMNS
+from .open_fields import is_open
 from .status import Status
-from .structural_schema import PRESERVE, structural
+from .structural_schema import structural
 from .v1alpha1 import ROOT_RULES, InferencePipeline, PipelineSpec
 
 # Longer lists of paths do not help a reader: only the first few are shown.
@@ -237,7 +238,7 @@ def _type(node: Mapping[str, Any], child: type[ApiModel] | None) -> str:
         )
     if child is not None:
         return f"[{child.__name__}](#{child.__name__.lower()})"
-    if node.get(PRESERVE):
+    if is_open(node):
         return "object of the Kubernetes API"
     return (
         f"map of text to {_type(node['additionalProperties'], None)}; at most"

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ApiModel, FieldRule, LabelKey, ObjectName, Passthrough, Quantity, Switch, Text
+from .open_fields import FORM, ITEMS_FORM, OpenForm
 from .tensors import ATOMIC
 
-PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 ENV_NAME_PATTERN = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 RESOURCE_PATTERN = r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"
 IMAGE_PATTERN = r"^[^\s]+$"
@@ -54,7 +54,7 @@ class EnvVar(ApiModel):
                 "A reference as in a Pod: secretKeyRef, configMapKeyRef, fieldRef or"
                 " resourceFieldRef."
             ),
-            json_schema_extra=PRESERVE,
+            json_schema_extra={FORM: OpenForm.REFERENCE},
         ),
     ] = None
 
@@ -173,7 +173,7 @@ class NetworkPolicy(ApiModel):
         Field(
             max_length=32,
             description="NetworkPolicy peers that may send inference requests; empty: all.",
-            json_schema_extra={**ATOMIC, "items-preserve": True},
+            json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
     metrics_from: Annotated[
@@ -181,7 +181,7 @@ class NetworkPolicy(ApiModel):
         Field(
             max_length=32,
             description="NetworkPolicy peers that may read metrics; empty: all.",
-            json_schema_extra={**ATOMIC, "items-preserve": True},
+            json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
 
@@ -281,18 +281,19 @@ class ServerSpec(ApiModel):
                 "As in a Pod; those for nvidia.com/gpu and for the GPU resource's own name are"
                 " always added."
             ),
-            json_schema_extra={**ATOMIC, "items-preserve": True},
+            json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.TOLERATION},
         ),
     ] = ()
     affinity: Annotated[
-        Passthrough | None, Field(description="As in a Pod.", json_schema_extra=PRESERVE)
+        Passthrough | None,
+        Field(description="As in a Pod.", json_schema_extra={FORM: OpenForm.AFFINITY}),
     ] = None
     topology_spread_constraints: Annotated[
         tuple[Passthrough, ...],
         Field(
             max_length=16,
             description="As in a Pod. Default: spread over nodes where possible.",
-            json_schema_extra={**ATOMIC, "items-preserve": True},
+            json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
     runtime_class_name: Annotated[ObjectName | None, Field(description="As in a Pod.")] = None
@@ -330,7 +331,7 @@ class ServerSpec(ApiModel):
                 " replaced. Fields that the operator sets are rejected. The operator can forbid"
                 " podTemplate."
             ),
-            json_schema_extra=PRESERVE,
+            json_schema_extra={FORM: OpenForm.POD_TEMPLATE},
         ),
     ] = None
     service: Annotated[Service, Field(description="The Service in front of the pods.")] = Service()

@@ -11,13 +11,13 @@ from .base import ApiModel, FieldRule, Passthrough, Switch, Text, TritonName
 from .batch_strategy import BatchStrategy
 from .batching import MAX_BATCH, DynamicBatching
 from .instances import InstanceResources, ModelInstances
+from .open_fields import FORM, OpenForm
 from .optimization import Optimization, TokenLengths, VersionPolicy, Vllm, Warmup
 from .python import Python
 from .sequence_batching import SequenceBatching
 from .source import ModelSource
 from .tensors import BY_NAME, MAX_TENSORS, InputTensor, OutputTensor
 
-PRESERVE = {"x-kubernetes-preserve-unknown-fields": True}
 STEP_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 STEP_NAME_MAX = 32
 BACKEND_PATTERN = r"^[a-z0-9_]+$"
@@ -181,7 +181,7 @@ class StepFields(ApiModel):
                 " replaced, maps merged, null clears a field. Settings with a field of their own"
                 " are rejected here."
             ),
-            json_schema_extra=PRESERVE,
+            json_schema_extra={FORM: OpenForm.MODEL_CONFIG},
         ),
     ] = None
 
@@ -273,6 +273,19 @@ class StepFields(ApiModel):
             message="instances.profiles is allowed only with platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
+        ),
+        FieldRule(
+            cel=(
+                "!(has(self.instances) && has(self.instances.groups) &&"
+                " self.instances.groups.exists(g, has(g.profiles) && size(g.profiles) > 0)) ||"
+                " has(self.platform) && self.platform == 'tensorrt_plan'"
+            ),
+            message="profiles of instances.groups are allowed only with platform tensorrt_plan",
+            holds=lambda m: (
+                not any(group.profiles for group in m.instances.groups)
+                or m.platform is Platform.TENSORRT
+            ),
+            field="instances.groups",
         ),
         FieldRule(
             cel=(

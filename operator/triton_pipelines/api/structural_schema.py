@@ -15,14 +15,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .base import ApiModel
+from .open_fields import FORM, FORMS, ITEMS_FORM, is_open
 
 INT32_MAX = 2**31 - 1
-PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 VALIDATIONS = "x-kubernetes-validations"
-# Our own marker in the models (see server.py): the items of this list are parts of the Kubernetes
-# API that are passed on as written.
-ITEMS_PRESERVE = "items-preserve"
 
 # Keys of a pydantic schema that are copied unchanged. All others are either rewritten below or
 # mean nothing to the API server.
@@ -43,7 +40,6 @@ _KEPT = (
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
     "x-kubernetes-map-type",
-    PRESERVE,
 )
 
 
@@ -65,7 +61,6 @@ def validations(model: type[ApiModel]) -> list[dict[str, Any]]:
             "rule": rule.cel,
             "message": rule.message,
             **({"fieldPath": f".{rule.field}"} if rule.field else {}),
-            "reason": "FieldValueInvalid",
         }
         for rule in model.rules
     ]
@@ -96,6 +91,8 @@ class _Structural:
         if model is not None:
             return self._object(schema, model, below_list=below_list)
         result = {key: schema[key] for key in _KEPT if key in schema}
+        if FORM in schema:
+            return {**result, **FORMS[schema[FORM]]}
         if schema.get(INT_OR_STRING):
             return self._int_or_string(schema, result)
         if "const" in schema:
@@ -105,7 +102,7 @@ class _Structural:
             _bound(schema, result)
         elif kind == "array":
             result["items"] = self._items(schema)
-        elif kind == "object" and PRESERVE not in schema:
+        elif kind == "object":
             self._map(schema, result, below_list=below_list)
         return result
 
@@ -155,8 +152,8 @@ class _Structural:
         return result
 
     def _items(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        if schema.get(ITEMS_PRESERVE):
-            return {"type": "object", PRESERVE: True}
+        if ITEMS_FORM in schema:
+            return dict(FORMS[schema[ITEMS_FORM]])
         return self._node(schema["items"], below_list=True)
 
     def _map(self, schema: Mapping[str, Any], result: dict[str, Any], *, below_list: bool) -> None:
@@ -169,7 +166,6 @@ class _Structural:
                 {
                     "rule": f"self.all(key, size(key) <= {longest})",
                     "message": f"each key must have at most {longest} characters",
-                    "reason": "FieldValueInvalid",
                 }
             ]
 
@@ -204,7 +200,7 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
 
 # Descriptions of at least this many characters are written out only once, because the whole
 # definition must fit into the annotation that a client-side apply stores (262144 bytes).
-WRITTEN_ONCE_FROM = 80
+WRITTEN_ONCE_FROM = 32
 
 
 def write_once(schema: dict[str, Any], root: str) -> dict[str, Any]:
@@ -216,7 +212,10 @@ def write_once(schema: dict[str, Any], root: str) -> dict[str, Any]:
     for path, node in walk(schema, root):
         text = node.get("description", "")
         place = first.setdefault(text, path)
-        pointer = f"As {place}."
+        step, leaf = ".".join(place.split(".")[:2]), place.rpartition(".")[2]
+        # Below two parts that are alike, the part that has the text says where it is.
+        target = step if path.endswith(f".{leaf}") else place
+        pointer = f"As {target.removeprefix(f'{root}.')}."
         if place != path and len(text) >= WRITTEN_ONCE_FROM and len(pointer) < len(text):
             assert isinstance(node, dict)
             node["description"] = pointer
@@ -236,9 +235,12 @@ def structural(model: type[ApiModel], *, defaults: bool = True) -> dict[str, Any
 def walk(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every node of a structural schema with its path.
 
-    A path looks like ``spec.model.inputs[].name``; ``{}`` denotes the values of a map.
+    A path looks like ``spec.model.inputs[].name``; ``{}`` denotes the values of a map. The levels
+    below an open field are not yielded.
     """
     yield path, schema
+    if is_open(schema):
+        return
     for key, child in schema.get("properties", {}).items():
         yield from walk(child, f"{path}.{key}" if path else key)
     if "items" in schema:

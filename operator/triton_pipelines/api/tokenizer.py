@@ -19,10 +19,11 @@ from .base import (
 )
 from .batching import MAX_BATCH, DynamicBatching
 from .instances import InstanceResources, StepCopies
+from .open_fields import FORM, OpenForm
 from .optimization import MAX_TOKENS
 from .python import CustomCode
 from .source import SourceSpec
-from .steps import PRESERVE, preferred_fit
+from .steps import preferred_fit
 from .tensors import ATOMIC, BY_NAME, MAX_DIMS, DataType, TokenTensor
 
 
@@ -235,7 +236,7 @@ class Tokenizer(ApiModel):
         Passthrough | None,
         Field(
             description="Further fields of Triton's ModelConfig, as model.configPatch.",
-            json_schema_extra=PRESERVE,
+            json_schema_extra={FORM: OpenForm.CPU_MODEL_CONFIG},
         ),
     ] = None
 

@@ -12,6 +12,7 @@ from .health import Health
 from .instances import InstanceKind
 from .observability import Observability
 from .postprocess import Postprocess, PostprocessType
+from .repeated_steps import RepeatedStep
 from .rollout import RolloutSpec
 from .scaling import Scaling
 from .server import ServerSpec
@@ -63,6 +64,17 @@ class PipelineSpec(ApiModel):
         Field(
             max_length=MAX_STEPS,
             description="Further steps before, parallel to or after the model.",
+            json_schema_extra=BY_NAME,
+        ),
+    ] = ()
+    repeated_steps: Annotated[
+        tuple[RepeatedStep, ...],
+        Field(
+            max_length=MAX_STEPS,
+            description=(
+                "Steps that run the model of another step once more, on other tensors. The model"
+                " is loaded once, and both steps share its instances."
+            ),
             json_schema_extra=BY_NAME,
         ),
     ] = ()
@@ -118,8 +130,8 @@ class PipelineSpec(ApiModel):
         FieldRule(
             cel=(
                 "!has(self.model) || has(self.model.source) || has(self.source) ||"
-                " has(self.model.python) && has(self.model.python.code) || has(self.model.vllm) &&"
-                " has(self.model.vllm.engineArgs) || has(self.model.backend)"
+                " has(self.model.python) && has(self.model.python.code) || has(self.model.vllm) ||"
+                " has(self.model.backend)"
             ),
             message="model.source or spec.source is required",
             holds=lambda s: (
@@ -184,6 +196,34 @@ class PipelineSpec(ApiModel):
                 not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
             ),
             field="auxiliaryModels",
+        ),
+        FieldRule(
+            cel=(
+                "!has(self.repeatedSteps) || self.repeatedSteps.all(r, !(has(self.steps) &&"
+                " self.steps.exists(s, s.name == r.name)) && !(has(self.auxiliaryModels) &&"
+                " self.auxiliaryModels.exists(a, a.name == r.name)))"
+            ),
+            message=(
+                "a repeated step must not have the name of a step or auxiliary model; rename one"
+                " of them"
+            ),
+            holds=lambda s: (
+                not {step.name for step in s.repeated_steps}
+                & {step.name for step in (*s.steps, *s.auxiliary_models)}
+            ),
+            field="repeatedSteps",
+        ),
+        FieldRule(
+            cel=(
+                "!(has(self.repeatedSteps) && size(self.repeatedSteps) > 0) ||"
+                " !has(self.ensemble) || !has(self.ensemble.entryPoint)"
+            ),
+            message=(
+                "repeatedSteps cannot be combined with ensemble.entryPoint, because custom code"
+                " then calls the models; remove one of them"
+            ),
+            holds=lambda s: not s.repeated_steps or s.ensemble.entry_point is None,
+            field="repeatedSteps",
         ),
         FieldRule(
             cel=(

@@ -24,14 +24,16 @@ from triton_pipelines.autoscaling.metrics.collector import PrometheusCollector
 from triton_pipelines.autoscaling.metrics.direct_reader import DirectReader
 from triton_pipelines.autoscaling.metrics.latency_reader import LatencyReader
 from triton_pipelines.cluster.errors import ClusterError
-from triton_pipelines.cluster.work_queue import BUG, Backoff
+from triton_pipelines.cluster.work_queue import BUG, Backoff, Key, Result
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
+from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
 # Deadline (seconds) of the test inference after a change of counts. A pod with a long queue is
@@ -84,7 +86,12 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         handover=handover,
     )
     latency_monitor = SloLatencyMonitor(
-        store=store, reader=LatencyReader(), clock=_utc_now, enqueue=enqueue, handover=handover
+        store=store,
+        reader=LatencyReader(),
+        clock=_utc_now,
+        enqueue=enqueue,
+        handover=handover,
+        failures=FailureLog("measuring latency failed", services.metrics.monitor_errors),
     )
     monitoring_objects = MonitoringObjects(
         client=services.client,
@@ -94,6 +101,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         automatic=frozenset(config.monitoring_auto),
         enqueue=enqueue,
         handover=handover,
+        failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
     )
     reconciler = Reconciler(
         client=services.client,
@@ -130,7 +138,15 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     services.run_in_background("scaling", scale)
     services.run_in_background("latency", parts.latency_monitor.run)
     services.run_in_background("monitoring", parts.monitoring_objects.run)
-    return parts.reconciler.reconcile
+    advisories = ServerAdvisoryMetrics(services.metrics.registry)
+
+    async def reconcile(key: Key) -> Result:
+        try:
+            return await parts.reconciler.reconcile(key)
+        finally:
+            advisories.observe(key, parts.handover.effective_specs.get(key))
+
+    return reconcile
 
 
 def build_reconcile(services: Services) -> Reconcile:

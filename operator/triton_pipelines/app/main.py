@@ -22,7 +22,7 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.kopf_internals import Insights, identity
 from triton_pipelines.cluster.leader_election import LeaderElector
 from triton_pipelines.cluster.login import load_configuration
-from triton_pipelines.cluster.resources import Resource
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store, relist
 from triton_pipelines.cluster.watches import (
     WATCHED,
@@ -304,7 +304,10 @@ class Operator:
     async def _reconcile(self, key: Key) -> Result:
         assert self._reconcile_pipeline is not None, "reconciles begin after the build"
         with structlog.contextvars.bound_contextvars(namespace=key[0], pipeline=key[1]):
-            return await self._reconcile_pipeline(key)
+            result = await self._reconcile_pipeline(key)
+        if self.store.get(INFERENCE_PIPELINES, *key) is None:
+            self.queue.forget(key)
+        return result
 
     def _observe_reconcile(
         self, key: Key, *, outcome: str, seconds: float, waited: float, error: BaseException | None
@@ -352,7 +355,7 @@ class Operator:
     def _registry(self, own: asyncio.Task[None]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         register_login(registry, self.config.kubeconfig, self.config.context)
-        register_watches(registry, self.store, self.queue.add, self.metrics.observe_event)
+        register_watches(registry, self.store, self.queue.add, self.metrics)
 
         # Some seconds after its end Kopf cancels what was started after it, reconciles included;
         # its clean-up comes before that.

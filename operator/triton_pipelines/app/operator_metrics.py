@@ -79,6 +79,11 @@ class OperatorMetrics:
             "resource",
         )
         self.watch_events = self._counter("watch_events", "Watch events.", "resource")
+        self.objects_too_deep = self._counter(
+            "objects_too_deep",
+            "Watch events of objects that are nested too deeply to be valid.",
+            "resource",
+        )
         self.watch_age = self._gauge(
             "watch_age_seconds",
             "Time since the last watch event; grows in a quiet cluster, too.",
@@ -93,6 +98,13 @@ class OperatorMetrics:
         self.loop_lag = self._histogram(
             "loop_lag_seconds", "How late the event loop runs a timer.", _LAG_BUCKETS
         )
+        self.monitor_errors = self._counter(
+            "monitor_errors",
+            "Unexpected errors while latency is measured or monitoring objects are applied.",
+            "namespace",
+            "pipeline",
+            "kind",
+        )
         self.synced = self._gauge("synced", "1 once every kind has been listed.")
         self.leading = self._gauge(
             "leading", "1 while this process reconciles, 0 while it stands by for another replica."
@@ -103,6 +115,10 @@ class OperatorMetrics:
         """Count one attempt of the Kubernetes client."""
         self.api_requests.labels(verb, resource, code).inc()
         self.api_seconds.labels(verb, resource).observe(seconds)
+
+    def observe_too_deep(self, resource: Resource) -> None:
+        """Count a watch event of an object that is nested too deeply."""
+        self.objects_too_deep.labels(resource.plural).inc()
 
     def observe_event(self, resource: Resource) -> None:
         """Count a watch event and restart the age of that watch."""

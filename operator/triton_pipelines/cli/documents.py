@@ -8,16 +8,18 @@ import sys
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import yaml
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
+from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, expanded_size
 from triton_pipelines.api.parse import parse
 from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
+from triton_pipelines.compile.graph.advisories import lint_server, server_image
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
 from triton_pipelines.compile.render import review
 
@@ -25,6 +27,10 @@ from .custom_code import code_warnings
 from .errors import EXIT_FINDINGS, EXIT_USAGE, CommandError
 
 STANDARD_INPUT = "-"
+MAX_FILE_BYTES: Final = 16 * 2**20
+"""Largest file of resources; the API server stores at most 1.5 MiB of one."""
+MAX_VALUES: Final = 1_000_000
+"""Values in one file after its aliases are expanded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,22 @@ class _KubectlLoader(yaml.SafeLoader):
     A duplicate key is an error, and a bare Y or N is a boolean, as in YAML 1.1.
     """
 
+    _depth = 0
+
     bool_values: ClassVar[dict[str, bool]] = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DOCUMENT_DEPTH + 1:  # A scalar may be at the deepest level.
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                f"nested deeper than {MAX_DOCUMENT_DEPTH} levels",
+                self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -85,6 +106,8 @@ def load_yaml(path: Path) -> list[Any]:
         documents = [
             item for item in yaml.load_all(text, Loader=_KubectlLoader) if item is not None
         ]
+        if expanded_size(documents, MAX_VALUES) > MAX_VALUES:
+            raise CommandError(f"{name}: contains more than {MAX_VALUES} values", EXIT_USAGE)
         json.dumps(documents, default=str)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -105,8 +128,15 @@ def _read_text(path: Path) -> str:
     name = display_name(path)
     try:
         if str(path) == STANDARD_INPUT:
-            return sys.stdin.buffer.read().decode()
-        return path.read_text(encoding="utf-8")
+            content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise CommandError(
+                f"{name}: is larger than {MAX_FILE_BYTES // 2**20} MiB; split the file", EXIT_USAGE
+            )
+        return content.decode()
     except IsADirectoryError as error:
         raise CommandError(f"{name}: is a folder; name the files in it", EXIT_USAGE) from error
     except OSError as error:
@@ -201,7 +231,11 @@ def check_resource(label: str, document: dict[str, Any], options: Options) -> Ch
     findings = check(pipeline, graph, options) or review(pipeline, graph, options)
     if findings:
         return CheckedResource(label, pipeline, None, tuple(findings))
-    warnings = (*lint(pipeline, graph), *code_warnings(graph))
+    warnings = (
+        *lint(pipeline, graph),
+        *lint_server(pipeline, graph, server_image(pipeline, graph, options)),
+        *code_warnings(graph),
+    )
     return CheckedResource(label, pipeline, graph, (), warnings)
 
 

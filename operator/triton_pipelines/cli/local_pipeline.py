@@ -18,6 +18,7 @@ from rich.console import Console
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Options, build
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
+from triton_pipelines.compile.graph.instance_groups import moved_to_cpu
 from triton_pipelines.compile.graph.server_settings import feature_arguments
 from triton_pipelines.compile.render import render
 from triton_pipelines.loader.main import run as load
@@ -239,9 +240,7 @@ def with_cpu_instances(graph: Graph) -> Graph:
     """Return the graph with every step on CPU: a Triton without CUDA refuses KIND_GPU and exits."""
 
     def on_cpu(step: Step) -> Step:
-        return replace(
-            step, instances=replace(step.instances, kind="KIND_CPU", gpus=(), profiles=())
-        )
+        return replace(step, instances=moved_to_cpu(step.instances))
 
     return replace(
         graph, steps=tuple(map(on_cpu, graph.steps)), auxiliary=tuple(map(on_cpu, graph.auxiliary))

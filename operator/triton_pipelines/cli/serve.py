@@ -6,12 +6,14 @@ import shlex
 import threading
 from typing import Annotated
 
+import httpx
 import typer
 
 from triton_pipelines.api.names import PORT_GRPC, PORT_HTTP, PORT_METRICS
 from triton_pipelines.api.tensors import DataType
+from triton_pipelines.compile.graph.advisories import describe_advisories, release_of_version
 from triton_pipelines.compile.graph.graph import Graph
-from triton_pipelines.triton.local_server import LocalTriton
+from triton_pipelines.triton.local_server import LOOPBACK, LocalTriton
 
 from .errors import CommandError
 from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
@@ -21,6 +23,7 @@ from .trial_inference import trial_inference_error
 
 LOG_LINES = 15
 """Last lines of Triton's log that are shown when it exits."""
+_REQUEST_SECONDS = 5.0
 
 
 def serve(
@@ -65,6 +68,7 @@ def serve(
             ) as running,
         ):
             serving = True
+            _warn_of_advisories(running)
             _print_addresses(running)
             _warn_of_failed_inference(running)
             _wait_until_exit(running.server)
@@ -72,6 +76,27 @@ def serve(
         typer.echo("stopped", err=True)
         # Stopping a running server is success; an interrupted start is not.
         raise typer.Exit(0 if serving else 128 + stopped.number) from None
+
+
+def _warn_of_advisories(running: LocalPipeline) -> None:
+    """Print a warning if security bulletins name the release of the local server."""
+    affected = describe_advisories(release_of_version(_reported_version(running.server)))
+    if affected:
+        typer.echo(
+            f"{running.pipeline.name}: warning: the local server: {affected}; it listens on"
+            f" {LOOPBACK} only, so do not forward its ports",
+            err=True,
+        )
+
+
+def _reported_version(server: LocalTriton) -> str:
+    """Return the version that the server reports, such as 2.51.0; empty if it reports none."""
+    try:
+        with httpx.Client(timeout=_REQUEST_SECONDS, trust_env=False) as client:
+            answer = client.get(f"{server.http_url}/v2").raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
+        return ""
+    return str(answer.get("version", ""))
 
 
 def _warn_of_failed_inference(running: LocalPipeline) -> None:

@@ -14,6 +14,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 
 from triton_pipelines.api import names
+from triton_pipelines.cluster import decoding
 from triton_pipelines.cluster.errors import (
     ClusterError,
     NotLeading,
@@ -22,14 +23,15 @@ from triton_pipelines.cluster.errors import (
     Unavailable,
     from_response,
 )
-from triton_pipelines.cluster.resources import SECRETS, Resource
+from triton_pipelines.cluster.resources import REPLICA_SETS, SECRETS, Resource
 from triton_pipelines.cluster.session import Session, in_use
 
 Object = dict[str, Any]
 Login = Callable[[], Awaitable[Configuration]]
 
 JSON: Final = "application/json"
-# Otherwise the answer to a write contains the whole Secret.
+# Otherwise the answer to a write contains the whole Secret, and that to a read the whole pod
+# template of a ReplicaSet.
 _METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 # JSON is YAML except that YAML has no surrogate pairs of escapes for characters beyond U+FFFF, such
 # as an emoji in a label: they have to be sent unescaped. With a parameter in the content type, the
@@ -194,7 +196,8 @@ class Transport:
         content_type: str,
     ) -> Object:
         started, code = time.perf_counter(), "Cancelled"
-        accept = _METADATA if resource == SECRETS and method in ("PATCH", "POST") else JSON
+        is_secret_write = resource == SECRETS and method in ("PATCH", "POST")
+        accept = _METADATA if is_secret_write or resource == REPLICA_SETS else JSON
         try:
             async with in_use(session) as api:
                 status, reason, raw, retry_after = await self._exchange(
@@ -275,6 +278,6 @@ class Transport:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return json.loads(raw) if raw else {}
+        return decoding.loads(raw) if raw else {}
     except ValueError:
         return None

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import kopf
+import structlog
 
 from triton_pipelines.api import names
+from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.kopf_internals import Insights, watched_kinds
+from triton_pipelines.cluster.kopf_session import bounded_session
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, WATCHED_CHILDREN, Resource
 from triton_pipelines.cluster.store import Key, Store, key_of, owner_key
@@ -29,8 +32,21 @@ _KOPF_PREFIX: Final = f"kopf.{names.GROUP}"
 # From the first lists to all watches: by then Kopf's own discovery is done, or is not repeated.
 WATCHING_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.5
+_log = structlog.get_logger(__name__)
 # Time between two checks of what Kopf watches.
 CHECK_SECONDS: Final = 15.0
+
+
+class WatchObserver(Protocol):
+    """Counts watch events, for metrics."""
+
+    def observe_event(self, resource: Resource) -> None:
+        """Count an event of a kind."""
+        ...
+
+    def observe_too_deep(self, resource: Resource) -> None:
+        """Count an event of an object that is nested too deeply to be valid."""
+        ...
 
 
 class UnwatchedError(RuntimeError):
@@ -84,7 +100,7 @@ def register_watches(
     registry: kopf.OperatorRegistry,
     store: Store,
     enqueue: Callable[[Key], None],
-    observe: Callable[[Resource], None],
+    observer: WatchObserver,
 ) -> None:
     """Register the handlers of watch events.
 
@@ -92,7 +108,7 @@ def register_watches(
         registry: where to register them.
         store: updated with each event.
         enqueue: makes the owning pipelines due.
-        observe: called with the kind of each event.
+        observer: counts the events.
     """
     for resource in WATCHED:
         kopf.on.event(
@@ -101,21 +117,30 @@ def register_watches(
             resource.plural,
             registry=registry,
             id=f"watch-{resource.plural}",
-        )(_handler(resource, store, enqueue, observe))
+        )(_handler(resource, store, enqueue, observer))
 
 
 def _handler(
     resource: Resource,
     store: Store,
     enqueue: Callable[[Key], None],
-    observe: Callable[[Resource], None],
+    observer: WatchObserver,
 ) -> Callable[..., Any]:
     # Kopf awaits coroutine functions in place; plain functions would run in a thread.
     async def on_event(event: Any, **_: Any) -> None:
-        observe(resource)
+        observer.observe_event(resource)
         obj = event["object"]
         obj.setdefault("apiVersion", resource.api_version)
         obj.setdefault("kind", resource.kind)
+        if is_deeper_than(obj, MAX_DOCUMENT_DEPTH):
+            observer.observe_too_deep(resource)
+            namespace, name = key_of(obj)
+            await _log.awarning(
+                "object is nested too deeply; its deepest values are read as null",
+                kind=resource.kind,
+                namespace=namespace,
+                object=name,
+            )
         for owner in update_store(store, resource, event["type"], obj):
             enqueue(owner)
 
@@ -224,8 +249,8 @@ def register_login(
     They expire, so that rotated tokens are read again.
     """
 
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection_info(kubeconfig, context)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return bounded_session(await connection_info(kubeconfig, context))
 
     kopf.on.login(registry=registry, id="login")(login)
 

@@ -4,7 +4,8 @@ Guarantees:
 
 - a key that is added several times before it runs, runs once;
 - a key added while it is running runs once more afterwards, and never twice at the same time;
-- at most ``workers`` keys run at a time;
+- at most ``workers`` keys run at a time, in turn over namespaces;
+- a key whose last run used much CPU rests for a multiple of that time;
 - a failed key is retried after an exponential, jittered back-off that depends on the class of its
   error; a success resets it;
 - a delayed add keeps the earliest time and survives earlier runs.
@@ -23,10 +24,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-Key = tuple[str, str]
-"""Namespace and name of a pipeline."""
+from triton_pipelines.cluster.fair_keys import FairKeys, Key
+
+__all__ = [
+    "BUG",
+    "OUTCOME_OK",
+    "TRANSIENT",
+    "Backoff",
+    "Key",
+    "ReconcileObserver",
+    "Result",
+    "WorkQueue",
+]
 
 OUTCOME_OK: Final = "ok"
+# CPU seconds of a run from which on its key rests, and how many times that long.
+COSTLY_SECONDS: Final = 0.1
+REST_FACTOR: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Result:
     """Seconds until the next reconcile; ``None`` leaves it to events and the resync."""
     outcome: str = OUTCOME_OK
     """Label of the metric."""
+    cpu_seconds: float = 0.0
+    """CPU time that was spent on this key alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +126,10 @@ class WorkQueue:
     """Called after each reconcile, for metrics and logs; must not raise."""
     uniform: Callable[[float, float], float] = random.uniform
     """Jitter; replaced in tests."""
-    _ready: dict[Key, float] = field(default_factory=dict, init=False)
+    _ready: FairKeys = field(default_factory=FairKeys, init=False)
     """Due keys in order of execution, with the time since when."""
+    _resting: dict[Key, float] = field(default_factory=dict, init=False)
+    """Keys whose last run used much CPU, with the earliest time of the next one."""
     _running: dict[Key, float] = field(default_factory=dict, init=False)
     """Running keys, with the time of their start."""
     _dirty: dict[Key, float] = field(default_factory=dict, init=False)
@@ -138,8 +156,18 @@ class WorkQueue:
         if key in self._running:
             self._dirty.setdefault(key, now)
         else:
-            self._ready.setdefault(key, now)
+            self._make_due(key, now)
             self._pump()
+
+    def _make_due(self, key: Key, since: float) -> None:
+        """Make a key that is not running due, after its rest if it has one."""
+        now = asyncio.get_running_loop().time()
+        rested = self._resting.get(key, now)
+        if rested > now:
+            self.add_after(key, rested - now)
+        else:
+            self._resting.pop(key, None)
+            self._ready.add(key, since)
 
     def add_after(self, key: Key, delay: float) -> None:
         """Make a key due in ``delay`` seconds, or at the time of an earlier delayed add."""
@@ -156,6 +184,7 @@ class WorkQueue:
     def forget(self, key: Key) -> None:
         """Drop failures and delayed adds of a deleted object's key. If it is due, it stays due."""
         self._failures.pop(key, None)
+        self._resting.pop(key, None)
         self._due.pop(key, None)
 
     # --- figures --------------------------------------------------------------------------------
@@ -183,7 +212,7 @@ class WorkQueue:
         """Return how long the longest waiting due key has waited (seconds); 0 without one."""
         now = asyncio.get_running_loop().time()
         return max(
-            (now - since for since in (*self._ready.values(), *self._dirty.values())), default=0.0
+            (now - since for since in (*self._ready.times(), *self._dirty.values())), default=0.0
         )
 
     def longest_work(self) -> float:
@@ -225,8 +254,7 @@ class WorkQueue:
             and len(self._running) < self.workers
         ):
             loop = asyncio.get_running_loop()
-            key = next(iter(self._ready))
-            since = self._ready.pop(key)
+            key, since = self._ready.pop()
             self._running[key] = loop.time()
             # A copy for each: in a shared context, concurrent reconciles would log each other's
             # keys.
@@ -255,6 +283,7 @@ class WorkQueue:
         else:
             outcome = result.outcome
             self._failures.pop(key, None)
+            self._rest(key, result.cpu_seconds)
             if result.requeue_after is not None:
                 # With 0 it runs after those that are already due.
                 self.add_after(key, result.requeue_after)
@@ -263,13 +292,20 @@ class WorkQueue:
             # again.
             self._running.pop(key, None)
             if key in self._dirty:
-                self._ready.setdefault(key, self._dirty.pop(key))
+                self._make_due(key, self._dirty.pop(key))
         if error is not None:
             outcome = self._fail(key, error)
         self.observe(
             key, outcome=outcome, seconds=loop.time() - started, waited=waited, error=error
         )
         self._pump()
+
+    def _rest(self, key: Key, cpu_seconds: float) -> None:
+        """Keep an expensive key from running again soon: its next run may cost as much."""
+        self._resting.pop(key, None)
+        if cpu_seconds >= COSTLY_SECONDS:
+            now = asyncio.get_running_loop().time()
+            self._resting[key] = now + REST_FACTOR * cpu_seconds
 
     def _fail(self, key: Key, error: BaseException) -> str:
         backoff = self.classify(error)

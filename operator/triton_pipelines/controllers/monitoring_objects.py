@@ -38,6 +38,7 @@ from triton_pipelines.cluster.resources import (
 from triton_pipelines.cluster.store import Key, Store, key_of
 from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
 from triton_pipelines.controllers.current_specs import CurrentSpecs
+from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.owner_references import (
@@ -50,6 +51,8 @@ from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 
 # Time between two rounds. A manual edit is reverted, and a new CRD noticed, within this time.
 ROUND_SECONDS: Final = 30.0
+KIND: Final = "Monitoring"
+"""Label of failures."""
 _log = structlog.get_logger(__name__)
 
 
@@ -106,6 +109,8 @@ class MonitoringObjects:
     """Makes a reconcile due; called when findings change."""
     handover: Handover
     """Where findings are published."""
+    failures: FailureLog
+    """Counts and logs unexpected errors."""
     round_seconds: float = ROUND_SECONDS
     """Time between two rounds."""
     _specs: CurrentSpecs = field(init=False)
@@ -114,39 +119,52 @@ class MonitoringObjects:
         self._specs = CurrentSpecs(self.handover)
 
     async def run(self) -> None:
-        """Repeat rounds forever; a failed round is logged, and the next one tries again."""
+        """Repeat rounds forever; a failed round is reported, and the next one tries again."""
         while True:
             try:
                 await self.round()
             except Exception as error:
-                await _log.aerror("monitoring objects failed", error=str(error), exc_info=error)
+                await self.failures.report(NO_PIPELINE, KIND, error)
             await asyncio.sleep(self.round_seconds)
 
     async def round(self) -> None:
-        """Bring the objects of every pipeline to the desired state once."""
+        """Bring the objects of every pipeline to the desired state once.
+
+        A failure in one pipeline does not affect others.
+        """
         served = {kind.field: await self._list(kind.resource) for kind in KINDS}
         pipelines = set(self.store.pipelines())
         published = self.handover.monitoring
         for key in published.keys() - pipelines:
             del published[key]
         self._specs.keep(pipelines)
+        self.failures.keep(pipelines)
         for key in pipelines:
-            raw = self.store.get(INFERENCE_PIPELINES, *key)
-            if raw is None or is_unmanaged(raw):
-                continue
-            pipeline = self._specs.of(self.store, raw)
-            if pipeline is None:
-                continue
-            findings: list[Finding] = []
-            for kind in KINDS:
-                findings += await self._reconcile(kind, pipeline, key, served[kind.field])
-            before = published.get(key)
-            if before is None:
-                # In the first round the status may still have findings of an earlier process.
-                before = tuple(stored_state(self.store, key).warnings.monitoring)
-            published[key] = tuple(findings)
-            if published[key] != before:
-                self.enqueue(key)
+            try:
+                await self._reconcile_all(key, served)
+            except Exception as error:
+                await self.failures.report(key, KIND, error)
+
+    async def _reconcile_all(
+        self, key: Key, served: Mapping[str, Mapping[Key, Object] | str]
+    ) -> None:
+        """Bring the objects of one pipeline to the desired state, and publish the findings."""
+        raw, published = self.store.get(INFERENCE_PIPELINES, *key), self.handover.monitoring
+        if raw is None or is_unmanaged(raw):
+            return
+        pipeline = self._specs.of(self.store, raw)
+        if pipeline is None:
+            return
+        findings: list[Finding] = []
+        for kind in KINDS:
+            findings += await self._reconcile(kind, pipeline, key, served[kind.field])
+        before = published.get(key)
+        if before is None:
+            # In the first round the status may still have findings of an earlier process.
+            before = tuple(stored_state(self.store, key).warnings.monitoring)
+        published[key] = tuple(findings)
+        if published[key] != before:
+            self.enqueue(key)
 
     async def _list(self, resource: Resource) -> Mapping[Key, Object] | str:
         """Return the existing objects of a kind, or why they are unknown."""

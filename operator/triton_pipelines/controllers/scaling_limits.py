@@ -26,7 +26,7 @@ def scaled_steps(graph: Graph) -> list[Step]:
     return [
         step
         for step in graph.models
-        if step.instances.scaled and step.sequences is None and step.instances.kind == "KIND_CPU"
+        if step.instances.scaled and step.sequences is None and step.instances.on_cpu
     ]
 
 
@@ -82,7 +82,9 @@ def limits_of(
     fed = [
         step
         for step in graph.steps
-        if step not in scaled and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)
+        if step not in scaled
+        and step.repeats is None
+        and step.role not in (Role.POSTPROCESS, Role.TOKENIZER)
     ]
     return PipelineLimits(
         steps=tuple(_step_limits(step) for step in scaled),
@@ -121,9 +123,9 @@ def _runs_on_cpu(pipeline: InferencePipeline, step: Step) -> bool:
         and fields is not None
         and fields.python is None
     )
-    if substituted and fields is not None and fields.instances.kind is None:
+    if substituted and fields is not None and None in fields.instances.kinds:
         return False
-    return step.instances.kind == "KIND_CPU"
+    return step.instances.on_cpu
 
 
 def _step_limits(step: Step) -> StepLimits:

@@ -10,13 +10,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-import structlog
-
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
-from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.controllers.autoscaler.pipeline_state import metrics_address, server_start_id
 from triton_pipelines.controllers.current_specs import CurrentSpecs
+from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import (
     WINDOW_SECONDS,
@@ -26,13 +25,15 @@ from triton_pipelines.controllers.pipeline.latency_figures import (
     latency_of,
 )
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
-from triton_pipelines.controllers.pipeline.snapshot import Pod, is_pipeline_pod
+from triton_pipelines.controllers.pipeline.snapshot import Pod
+from triton_pipelines.controllers.pod_ownership import owned_pods
 
 TICK_SECONDS: Final = 15.0
 # Samples kept per pod: those of the SLO guard's period, and one more.
 _SAMPLES: Final = int(WINDOW_SECONDS // TICK_SECONDS) + 2
 
-_log = structlog.get_logger(__name__)
+KIND: Final = "Latency"
+"""Label of failures."""
 
 
 class PodLatencySource(AbstractAsyncContextManager[Any], Protocol):
@@ -71,6 +72,8 @@ class SloLatencyMonitor:
     """Makes a reconcile due; called when latency becomes known or unknown."""
     handover: Handover
     """Where latencies are published."""
+    failures: FailureLog
+    """Counts and logs unexpected errors."""
     tick_seconds: float = TICK_SECONDS
     """Time between two reads of a pod."""
     _specs: CurrentSpecs = field(init=False)
@@ -81,39 +84,60 @@ class SloLatencyMonitor:
         self._specs = CurrentSpecs(self.handover)
 
     async def run(self) -> None:
-        """Read latencies forever; a failure is logged, and the next tick tries again."""
+        """Read latencies forever; a failure is reported, and the next tick tries again."""
         async with self.reader:
             while True:
                 try:
                     await self.tick()
                 except Exception as error:
-                    await _log.aerror("reading latencies failed", error=str(error), exc_info=error)
+                    await self.failures.report(NO_PIPELINE, KIND, error)
                 await asyncio.sleep(self.tick_seconds)
 
     async def tick(self) -> None:
-        """Read every pod once, concurrently."""
+        """Read every pod once, concurrently; a failure in one pipeline does not affect others."""
         pipelines = dict.fromkeys(self.store.pipelines())
         due = []
         for key in pipelines:
-            model = self._model(key)
-            pods = self._serving_pods(key) if model else []
-            self._keep_pods(key, pods)
-            due += [(key, pod, model) for pod in pods]
+            try:
+                due += self._observe(key)
+            except Exception as error:
+                self._keep_pods(key, [])
+                await self.failures.report(key, KIND, error)
         for key in self._pods.keys() - pipelines.keys():
             self._keep_pods(key, [])
         self._specs.keep(pipelines.keys())
-        latencies = await asyncio.gather(
-            *(self.reader.read(metrics_address(pod), model) for _, pod, model in due)
-        )
+        self.failures.keep(pipelines.keys())
+        latencies = await asyncio.gather(*(self._read(*one) for one in due))
         at = self.clock().timestamp()
         for (key, pod, _), latency in zip(due, latencies, strict=True):
             self._add_sample(key, pod, latency, at)
         for key in {key for key, _, _ in due}:
-            self._publish(key)
-            missing = self._missing(key)
-            if self._reported.get(key) != missing:
-                self._reported[key] = missing
-                self.enqueue(key)
+            try:
+                self._report(key)
+            except Exception as error:
+                await self.failures.report(key, KIND, error)
+
+    def _observe(self, key: Key) -> list[tuple[Key, Pod, str]]:
+        """Return the pods of a pipeline to read, with its public model."""
+        model = self._model(key)
+        pods = self._serving_pods(key) if model else []
+        self._keep_pods(key, pods)
+        return [(key, pod, model) for pod in pods]
+
+    async def _read(self, key: Key, pod: Pod, model: str) -> ModelLatency | str:
+        try:
+            return await self.reader.read(metrics_address(pod), model)
+        except Exception as error:
+            await self.failures.report(key, KIND, error)
+            return "an unexpected error occurred; see the operator's log"
+
+    def _report(self, key: Key) -> None:
+        """Publish the latency of a pipeline; make a reconcile due if it became (un)known."""
+        self._publish(key)
+        missing = self._missing(key)
+        if self._reported.get(key) != missing:
+            self._reported[key] = missing
+            self.enqueue(key)
 
     def _model(self, key: Key) -> str:
         """Return the public model of a pipeline with an SLO; empty for others."""
@@ -126,7 +150,8 @@ class SloLatencyMonitor:
         return pipeline.public_name
 
     def _serving_pods(self, key: Key) -> list[Pod]:
-        pods = [Pod.of(item) for item in self.store.children(PODS, key) if is_pipeline_pod(item)]
+        found = owned_pods(self.store, self.handover.replica_sets.get(key, {}), key)
+        pods = [Pod.of(item) for item in found.server]
         return [pod for pod in pods if pod.serving and pod.server_running]
 
     def _keep_pods(self, key: Key, pods: list[Pod]) -> None:

@@ -25,7 +25,14 @@ from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
 from triton_pipelines.api import names
-from triton_pipelines.triton.errors import DeadlineError, NotReadyError, RejectedError, translate
+from triton_pipelines.triton.errors import (
+    DeadlineError,
+    NotReadyError,
+    RejectedError,
+    TooLargeError,
+    translate,
+)
+from triton_pipelines.triton.response_limits import TOO_LARGE, CheckedChannel, UndecodedResponse
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -40,9 +47,12 @@ loads new ones in parallel.
 """
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 """Parameter that asks for an empty last response, so that a request without a response ends too."""
-_MAX_MESSAGE_BYTES: Final = 2**31 - 1
+RESPONSE_BYTES_MAX: Final = 16 * 1024**2
+"""Default size of the largest response, tensor data included."""
+UNLIMITED_BYTES: Final = 2**31 - 1
+"""Size of the largest message of gRPC, for clients of a server that is trusted."""
 _CHANNEL_OPTIONS: Final = (
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", UNLIMITED_BYTES),
     # Pods are reached directly.
     ("grpc.enable_http_proxy", 0),
     # Forget a failed connection to an earlier pod at this address.
@@ -80,7 +90,7 @@ class TritonClient:
         address: str,
         control_key: str | None = None,
         deadline_s: float = DEADLINE_S,
-        max_response_bytes: int = _MAX_MESSAGE_BYTES,
+        max_response_bytes: int = RESPONSE_BYTES_MAX,
     ) -> None:
         """Create the client.
 
@@ -100,6 +110,9 @@ class TritonClient:
             ("grpc.max_receive_message_length", max_response_bytes),
         ]
         self._client = InferenceServerClient(address, channel_args=self._channel_options)
+        self._client._client_stub = service_pb2_grpc.GRPCInferenceServiceStub(
+            CheckedChannel(self._client._channel)
+        )
 
     def __repr__(self) -> str:
         return f"TritonClient({self.address!r})"
@@ -276,9 +289,8 @@ class TritonClient:
             async with grpc.aio.insecure_channel(
                 self.address, options=self._channel_options
             ) as channel:
-                stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
-                    timeout=client_timeout
-                )
+                stub = service_pb2_grpc.GRPCInferenceServiceStub(CheckedChannel(channel))
+                stream = stub.ModelStreamInfer(timeout=client_timeout)
                 try:
                     await stream.write(request)
                     answer = await stream.read()
@@ -292,6 +304,8 @@ class TritonClient:
                 raise InferenceServerException(
                     "the stream ended without a response", "StatusCode.UNAVAILABLE"
                 )
+            if isinstance(answer, UndecodedResponse):
+                return InferResult(answer)
             if answer.error_message:
                 raise InferenceServerException(answer.error_message)
             return InferResult(answer.infer_response)
@@ -324,7 +338,7 @@ class TritonClient:
         if deadline <= 0:
             raise DeadlineError(f"{action} at {self.address}: no time is left before the deadline")
         try:
-            return await method(client_timeout=deadline, **arguments)
+            answer = await method(client_timeout=deadline, **arguments)
         except InferenceServerException as error:
             raise translate(
                 action, self.address, str(error.status() or ""), error.message() or ""
@@ -337,6 +351,13 @@ class TritonClient:
             raise translate(
                 action, self.address, "CANCELLED", "the connection was closed"
             ) from None
+        response = answer.get_response() if isinstance(answer, InferResult) else answer
+        if not isinstance(response, UndecodedResponse):
+            return answer
+        text = f"{action} at {self.address}: the response cannot be used: {response.reason}"
+        raise (
+            TooLargeError(text) if response is TOO_LARGE else RejectedError(text, response.reason)
+        )
 
 
 def _request(

@@ -88,6 +88,7 @@ class Distribution:
             names.ENV_SITE: os.pathsep.join(str(folder) for folder in self.site),
             "TOKENIZERS_PARALLELISM": "false",
             "RAYON_NUM_THREADS": "1",
+            names.ENV_ORT_TELEMETRY: "1",
         }
 
 

@@ -77,6 +77,8 @@ class FailureKind(Enum):
     REJECTED = auto()
 
 
+REASON_CHARACTERS_MAX: Final = 2000
+"""Length of the longest reason that is kept of what a pod answers."""
 _TOO_LARGE: Final = "message larger than max"
 _RESTRICTED: Final = "protocol is restricted"
 _NOT_READY: Final = (
@@ -127,7 +129,7 @@ def translate(action: str, address: str, status: str, detail: str) -> TritonErro
         detail: the message that came with it.
     """
     code = status.removeprefix("StatusCode.")
-    reason = detail.strip().splitlines()[0] if detail.strip() else code
+    reason = detail.strip().splitlines()[0][:REASON_CHARACTERS_MAX] if detail.strip() else code
     start = f"{action} at {address}:"
     match classify(code, detail):
         case FailureKind.DEADLINE:

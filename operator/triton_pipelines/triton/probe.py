@@ -6,6 +6,7 @@ unloaded, the server stays "ready" (measured, Triton 2.51.0).
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,11 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from tritonclient.grpc.model_config_pb2 import DataType
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from tritonclient.utils import np_to_triton_dtype
 
-from triton_pipelines.triton.client import Array, ModelIndexEntry, TritonClient
+from triton_pipelines.triton.client import (
+    RESPONSE_BYTES_MAX,
+    Array,
+    ModelIndexEntry,
+    TritonClient,
+)
 from triton_pipelines.triton.errors import (
+    REASON_CHARACTERS_MAX,
     DeadBackendError,
     DeadlineError,
     NotReadyError,
@@ -27,15 +34,17 @@ from triton_pipelines.triton.errors import (
     TritonError,
     UnreachableError,
 )
+from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX, ResponseBudget
 
 DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
-MAX_RESPONSE_BYTES: Final = 16 * 1024**2
-"""Largest response to a probe.
-
-Many pods are probed at the same time, and tenants choose what their models return: they must not
-choose how much memory the operator uses.
-"""
+# Many pods are probed at the same time, and tenants choose what their models return: they must not
+# choose how much memory the operator uses. The content of a larger response is not checked.
+_BUDGET: Final = ResponseBudget(
+    large=8, large_bytes=RESPONSE_BYTES_MAX, small_bytes=2 * DESCRIPTION_BYTES_MAX
+)
+# Outputs of a config that are checked.
+_OUTPUTS_MAX: Final = 1000
 REQUEST_ID: Final = "tritonpipe-probe"
 """Request id in traces and logs, so that a probe is not taken for a client's request."""
 
@@ -138,7 +147,11 @@ async def probe(
     end = time.monotonic() + deadline_s
     ready = False
     models: tuple[ModelIndexEntry, ...] = ()
-    async with TritonClient(address, control_key, max_response_bytes=MAX_RESPONSE_BYTES) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        limit = stack.enter_context(_BUDGET.share())
+        client = await stack.enter_async_context(
+            TritonClient(address, control_key, max_response_bytes=limit)
+        )
         try:
             ready = await client.model_ready(ensemble, end - time.monotonic())
             models = tuple(await client.repository_index(end - time.monotonic()))
@@ -158,7 +171,7 @@ async def _probe_inference(
     """Run the test inference and add its result to ``state``; ``end`` is monotonic."""
     begin = time.monotonic()
     try:
-        config = await client.model_config(ensemble, end - begin)
+        config = _declared(await client.model_config(ensemble, end - begin))
         begin = time.monotonic()
         fault, used_fallback = await _find_fault(client, ensemble, config, request, end)
     except TooLargeError:
@@ -177,7 +190,7 @@ async def _probe_inference(
     except TritonError as error:
         return replace(
             state,
-            inference_error=str(error),
+            inference_error=str(error)[:REASON_CHARACTERS_MAX],
             dead_process=isinstance(error, DeadBackendError),
             used_fallback=request.fallback_inputs is not None,
         )
@@ -186,11 +199,17 @@ async def _probe_inference(
         return replace(state, inference_ok=True, latency_s=took, used_fallback=used_fallback)
     return replace(
         state,
-        inference_error=fault.text,
+        inference_error=fault.text[:REASON_CHARACTERS_MAX],
         latency_s=took,
         mismatch=fault.severity is FaultSeverity.MISMATCH,
         used_fallback=used_fallback,
     )
+
+
+def _declared(config: Any) -> ModelConfig:
+    """Return what the check of the outputs needs of a config, which may be large."""
+    outputs = config.output[:_OUTPUTS_MAX]
+    return ModelConfig(max_batch_size=config.max_batch_size, output=outputs)
 
 
 async def _find_fault(

@@ -152,6 +152,7 @@ PIPELINE_RIGHTS = {
     },
     "jobs": set(WRITTEN) - {"update"},
     "secrets": {"create", "patch", "delete"},
+    "replicasets": {"get"},
     "pods": {"list", "watch", "delete"},
     "pods/resize": {"patch"},
     "events": {"create"},

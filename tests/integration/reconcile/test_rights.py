@@ -112,6 +112,7 @@ async def test_nothing_is_refused_under_the_charts_rights(
         ("services", "replace"),
         ("services", "patch"),
         ("configmaps", "get"),
+        ("replicasets", "get"),
         ("secrets", "delete"),
         ("networkpolicies", "delete"),
         ("jobs", "apply"),
@@ -123,6 +124,7 @@ async def test_nothing_is_refused_under_the_charts_rights(
         "apply",
         "delete",
     }
+    assert {verb for resource, verb in verbs if resource == "replicasets"} == {"get"}
     reads = [
         seen
         for seen in proxy.requests

@@ -170,3 +170,14 @@ def test_vllm(distribution: Distribution, sources: SourceMap, tmp_path: Path) ->
         assert streamed.status_code == 200, streamed.text
         assert streamed.text.startswith("data: ")
         assert {item["name"] for item in client.get_model_repository_index()} == {"assistant"}
+
+
+def test_bls(distribution: Distribution, sources: SourceMap, tmp_path: Path) -> None:
+    """Custom code that calls auxiliary models, which would have GPUs in a cluster."""
+    with loaded("bls", distribution, sources, tmp_path) as (_, client):
+        answer = infer(client, "cascade")
+        # The stub backend is never sure.
+        np.testing.assert_allclose(answer.as_numpy("PROBABILITIES"), np.full((3, 2), 0.5))
+        assert set(answer.as_numpy("ANSWERED_BY").ravel()) == {b"large"}
+        for name in ("small", "large"):
+            assert client.get_model_config(name)["instance_group"][0]["kind"] == "KIND_CPU"

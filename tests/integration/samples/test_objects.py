@@ -73,7 +73,7 @@ def test_a_slice_is_asked_for_by_its_name() -> None:
 @pytest.mark.proves("spec.server.image", "applied")
 def test_a_plan_stays_on_its_gpu_and_release() -> None:
     triton = container("tensorrt")
-    assert triton["image"] == "nvcr.io/nvidia/tritonserver:24.10-py3"
+    assert triton["image"] == "nvcr.io/nvidia/tritonserver:26.07-py3"
     assert "NVIDIA-A100-SXM4-80GB" in json.dumps(triton["pod"]["affinity"])
 
 
@@ -92,7 +92,7 @@ def test_engines_and_sources_are_kept_on_the_claim() -> None:
 @pytest.mark.proves("spec.server.sharedMemory", "applied")
 def test_the_engine_gets_its_image_and_its_shared_memory() -> None:
     triton = container("vllm")
-    assert triton["image"] == "nvcr.io/nvidia/tritonserver:24.10-vllm-python-py3"
+    assert triton["image"] == "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"
     assert any(
         one.get("emptyDir", {}).get("sizeLimit") == "2Gi" for one in triton["pod"]["volumes"]
     )

@@ -294,3 +294,7 @@ def test_infer_refuses_a_model_that_takes_no_text(sentiment: Served) -> None:
     done = run("infer", sentiment.model_url.replace("/sentiment", "/model"), "x")
     assert done.returncode == 2
     assert "input_ids INT64" in done.stderr
+
+
+def test_the_local_server_names_its_advisories(sentiment: Served) -> None:
+    assert "warning: the local server: Triton 24.10 is affected by" in sentiment.log.read_text()

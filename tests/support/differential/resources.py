@@ -153,7 +153,15 @@ def _made(draw: Draw) -> Document:
         step = _step(draw, f"s{index}", read, size)
         steps.append(step)
         pool += [(f"s{index}.{tensor['name']}", tensor) for tensor in step["outputs"]]
-    used = {tensor["from"] for step in steps for tensor in step["inputs"]}
+    repeated = [_repeated(draw, steps, pool)] if chance(draw, 25) else []
+    pool += [
+        (f"again.{tensor['name']}", tensor)
+        for one in repeated
+        for step in steps
+        if step["name"] == one["step"]
+        for tensor in step["outputs"]
+    ]
+    used = {tensor["from"] for step in (*steps, *repeated) for tensor in step["inputs"]}
     outputs = [
         {"name": f"OUT{index}", "from": name}
         for index, (name, _) in enumerate(pool)
@@ -170,7 +178,11 @@ def _made(draw: Draw) -> Document:
         "apiVersion": "tritonpipelines.io/v1alpha1",
         "kind": "InferencePipeline",
         "metadata": {"name": "made", "namespace": "nlp"},
-        "spec": {"steps": steps, "ensemble": ensemble},
+        "spec": {
+            "steps": steps,
+            **({"repeatedSteps": repeated} if repeated else {}),
+            "ensemble": ensemble,
+        },
     }
 
 
@@ -207,6 +219,10 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
             "count": draw(st.integers(1, 3)),
             "kind": draw(st.sampled_from(("CPU", "MODEL"))),
         }
+    elif chance(draw, 25):
+        step["instances"] = {
+            "groups": [_group(draw, platform) for _ in range(draw(st.integers(1, 3)))]
+        }
     if chance(draw, 20):
         step["parameters"] = {"k": draw(st.sampled_from(("", "v", 'a "b"', "${x}")))}
     if chance(draw, 15):
@@ -216,6 +232,39 @@ def _step(draw: Draw, name: str, read: list[tuple[str, Document]], size: int) ->
     if chance(draw, 15):
         step["configPatch"] = draw(st.sampled_from(_PATCHES))
     return step
+
+
+def _repeated(draw: Draw, steps: list[Document], pool: list[tuple[str, Document]]) -> Document:
+    """Draw a step that runs the model of another one on tensors that mostly fit."""
+    step = draw(st.sampled_from(steps))
+    inputs = []
+    for tensor in step["inputs"]:
+        fitting = [
+            name
+            for name, other in pool
+            if (other["dataType"], other["dims"]) == (tensor["dataType"], tensor["dims"])
+        ]
+        others = fitting if fitting and chance(draw, 95) else [name for name, _ in pool]
+        if "optional" not in tensor or chance(draw, 50):
+            inputs.append({"name": tensor["name"], "from": draw(st.sampled_from(others))})
+    first = {"name": step["inputs"][0]["name"], "from": step["inputs"][0]["from"]}
+    return {"name": "again", "step": step["name"], "inputs": inputs or [first]}
+
+
+def _group(draw: Draw, platform: str) -> Document:
+    """Draw one instance group; some list a GPU or a profile that the model cannot have."""
+    group: Document = {}
+    if chance(draw, 70):
+        group["count"] = draw(st.integers(1, 3))
+    if chance(draw, 80):
+        group["kind"] = draw(st.sampled_from(("CPU", "CPU", "MODEL", "GPU", "Auto")))
+    if group.get("kind", "GPU") == "GPU" and chance(draw, 50):
+        group["gpus"] = [draw(st.sampled_from((0, 0, 0, 1)))]
+    if chance(draw, 50 if platform == "tensorrt_plan" else 5):
+        group["profiles"] = draw(st.lists(st.sampled_from(("0", "1", "7")), max_size=2))
+    if chance(draw, 30):
+        group["hostPolicy"] = draw(st.sampled_from(("numa-0", "numa-1")))
+    return group
 
 
 def _optional(draw: Draw, percent: int) -> Document:

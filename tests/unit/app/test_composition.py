@@ -7,16 +7,21 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support import builders
 from triton_pipelines.app.composition import build_parts, start
 from triton_pipelines.app.config import load_config
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.cluster.work_queue import Result
+from triton_pipelines.compile.graph.advisories import AdvisorySeverity, advisories_of
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
+from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
@@ -55,8 +60,44 @@ async def test_the_loops_run_in_the_background() -> None:
     given, background = services()
     parts = build_parts(given)
     assert background == {}
-    assert start(parts, given) == parts.reconciler.reconcile
+    start(parts, given)
     assert set(background) == {"scaling", "latency", "monitoring"}
+
+
+async def test_a_reconcile_counts_the_advisories_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the image that runs, also if the reconcile fails; none of a deleted pipeline."""
+    given, _ = services()
+    parts = build_parts(given)
+    key = ("nlp", "sentiment")
+    built_one = builders.built()
+
+    async def reconciled(_: Reconciler, key: tuple[str, str]) -> Result:
+        parts.handover.effective_specs[key] = EffectiveSpec(
+            "uid", built_one.pipeline, built_one.graph, "x:24.10-py3"
+        )
+        raise ClusterError(503, "ServiceUnavailable", "down")
+
+    async def deleted(_: Reconciler, key: tuple[str, str]) -> Result:
+        del parts.handover.effective_specs[key]
+        return Result()
+
+    def found(severity: str) -> float | None:
+        labels = {"namespace": key[0], "pipeline": key[1], "severity": severity}
+        return given.metrics.registry.get_sample_value(
+            "tritonpipe_pipeline_server_advisories", labels
+        )
+
+    monkeypatch.setattr(Reconciler, "reconcile", reconciled)
+    reconcile = start(parts, given)
+    with pytest.raises(ClusterError):
+        await reconcile(key)
+    critical = [one for one in advisories_of((24, 10)) if one.severity is AdvisorySeverity.CRITICAL]
+    assert (found("Critical"), found("Low")) == (len(critical), 0)
+    monkeypatch.setattr(Reconciler, "reconcile", deleted)
+    await reconcile(key)
+    assert found("Critical") is None
 
 
 @pytest.mark.parametrize("part", CONNECTED)

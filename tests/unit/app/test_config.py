@@ -20,7 +20,7 @@ def test_defaults_are_valid_and_cluster_wide() -> None:
     config = load_config(environ={})
     assert config.cluster_wide
     assert config.scopes == (None,)
-    assert config.images["default"] == "nvcr.io/nvidia/tritonserver:24.10-py3"
+    assert config.images["default"] == "nvcr.io/nvidia/tritonserver:26.07-py3"
     assert config.render_options.server_image == config.images["default"]
     assert config.render_options.custom_code_allowed
     assert config.render_options.pod_template_allowed

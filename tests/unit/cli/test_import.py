@@ -45,14 +45,15 @@ def test_strict_fails_where_something_was_changed(tritonpipe: Run) -> None:
 
 def test_what_the_server_does_not_know_is_left_out(tritonpipe: Run, tmp_path: Path) -> None:
     file = tmp_path / "detector.yaml"
-    ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), "-o", str(file))
+    image = "--image=example.com/tritonserver:24.10-py3"
+    ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "-o", str(file))
     assert ended.code == 0, ended.err
     assert (
         "detector/config.pbtxt: model_metrics: not carried over: Triton 24.10 does not support"
         " model_metrics" in ended.err
     )
     assert tritonpipe("validate", str(file)).code == 0
-    assert tritonpipe("import", str(REPOSITORIES / "accelerated"), "--strict").code == 1
+    assert tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "--strict").code == 1
 
 
 def test_the_placeholder_is_named_by_validate(tritonpipe: Run, tmp_path: Path) -> None:

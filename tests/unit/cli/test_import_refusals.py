@@ -120,7 +120,7 @@ def test_a_pinned_version_that_does_not_exist_is_an_error(
 
 def test_one_model_for_two_steps_is_refused(import_of: Import) -> None:
     again = (
-        '  step { model_name: "bert" model_version: -1'
+        '  step { model_name: "bert" model_version: 1'
         ' input_map { key: "input_ids" value: "ids" } output_map { key: "logits" value: "b" } }\n}'
     )
     changed = ENSEMBLE.rstrip().removesuffix("}") + again
@@ -131,7 +131,7 @@ def test_one_model_for_two_steps_is_refused(import_of: Import) -> None:
         }
     )
     assert (ended.code, ended.out) == (1, "")
-    assert "ensemble_scheduling: bert is called by several steps" in ended.err
+    assert "ensemble_scheduling: steps call different versions of bert" in ended.err
     assert "copy the model's folder under another name" in ended.err
 
 

@@ -39,6 +39,83 @@ def test_a_tokenizer_on_a_gpu_becomes_a_step(import_of: Import) -> None:
     assert spec["steps"][0]["instances"] == {"count": 1, "kind": "GPU"}
 
 
+def test_groups_that_differ_are_carried_over(import_of: Import) -> None:
+    changes = replaced(
+        "bert/config.pbtxt",
+        "instance_group { kind: KIND_GPU }",
+        "instance_group [ { kind: KIND_GPU gpus: 0 count: 2 },"
+        " { kind: KIND_GPU gpus: 1 rate_limiter { priority: 2 } }, { kind: KIND_CPU } ]",
+    )
+    model = spec_of(import_of(changes, "--strict"))["model"]
+    assert model["instances"]["groups"] == [
+        {"count": 2, "kind": "GPU", "gpus": [0]},
+        {"count": 1, "kind": "GPU", "gpus": [1]},
+        {"count": 1, "kind": "CPU"},
+    ]
+    assert model["configPatch"]["instanceGroup"] == [{}, {"rateLimiter": {"priority": 2}}, {}]
+
+
+def test_a_custom_tokenizer_with_groups_that_differ_becomes_a_step(import_of: Import) -> None:
+    groups = 'kind: KIND_CPU host_policy: "a" }\ninstance_group { kind: KIND_CPU'
+    spec = spec_of(import_of(replaced("tok/config.pbtxt", "kind: KIND_CPU", groups), "--strict"))
+    assert "tokenizer" not in spec
+    assert spec["steps"][0]["instances"]["groups"] == [
+        {"count": 1, "kind": "CPU", "hostPolicy": "a"},
+        {"count": 1, "kind": "CPU"},
+    ]
+
+
+def test_equal_groups_of_a_tokenizer_are_merged(import_of: Import) -> None:
+    more = "kind: KIND_CPU count: 2 }\ninstance_group { kind: KIND_CPU"
+    ended = import_of(replaced("tok/config.pbtxt", "kind: KIND_CPU", more), "--strict")
+    assert spec_of(ended)["tokenizer"]["instances"] == {"initial": 3}
+    assert "2 equal groups were merged into one" in ended.err
+
+
+def test_groups_of_the_built_in_tokenizer_that_differ_are_reported(
+    tmp_path: Path, tritonpipe: Run
+) -> None:
+    folder = tmp_path / "models"
+    made = tritonpipe("render", "manifests/samples/sentiment.yaml", "--repository", str(folder))
+    assert made.code == 0, made.err
+    with (folder / "tokenizer" / "config.pbtxt").open("a") as file:
+        file.write('\ninstance_group { kind: KIND_CPU count: 2 host_policy: "numa-0" }\n')
+    ended = tritonpipe("import", str(folder), SOURCE, "--strict")
+    assert ended.code == 1
+    assert (
+        "tokenizer/config.pbtxt: instance_group: not carried over: a tokenizer has one instance"
+        " group, because it is scaled live" in " ".join(ended.err.split())
+    )
+
+
+def test_a_model_that_several_steps_call_is_repeated(import_of: Import) -> None:
+    """The call whose step keeps the model comes first, wherever the ensemble has it."""
+    title = "".join(
+        f'step {{ model_name: "{model}" model_version: -1'
+        f' input_map {{ key: "{read}" value: "{source}" }}'
+        f' output_map {{ key: "{made}" value: "{tensor}" }} }}\n'
+        for model, read, source, made, tensor in (
+            ("bert", "input_ids", "title", "logits", "title_logits"),
+            ("tok", "TEXT", "TITLE", "input_ids", "title"),
+        )
+    )
+    changed = ENSEMBLE.replace("ensemble_scheduling {\n", f"ensemble_scheduling {{\n{title}")
+    changed += 'input { name: "TITLE" data_type: TYPE_STRING dims: 1 }\n'
+    changed += 'output { name: "title_logits" data_type: TYPE_FP32 dims: 2 }\n'
+    spec = spec_of(import_of({"sentiment/config.pbtxt": changed}, "--strict"))
+    assert [spec["tokenizer"]["modelName"], spec["model"]["modelName"]] == ["tok", "bert"]
+    repeated = {one["step"]: one for one in spec["repeatedSteps"]}
+    assert set(repeated) == {"tokenizer", "model"}
+    declared = {
+        spec["tokenizer"]["inputs"]["text"],
+        repeated["tokenizer"]["inputs"][0]["from"].removeprefix("pipeline."),
+    }
+    assert len(repeated["model"]["inputs"]) == 1
+    read = repeated["model"]["inputs"][0]["from"]
+    assert read in ("tokenizer.input_ids", f"{repeated['tokenizer']['name']}.input_ids")
+    assert declared <= {"TEXT", "TITLE"}
+
+
 @pytest.mark.parametrize("name", ["tok/config.pbtxt", "bert/config.pbtxt"])
 @pytest.mark.parametrize(
     ("policy", "field"),
@@ -216,7 +293,7 @@ INFLIGHT = replaced(
 
 
 def test_the_image_decides_what_is_carried_over(import_of: Import) -> None:
-    ended = import_of(INFLIGHT)
+    ended = import_of(INFLIGHT, "--image=example.com/tritonserver:24.10-py3")
     assert "maxInflightRequests" not in spec_of(ended)["ensemble"]
     assert "max_inflight_requests: not carried over: requires Triton 25.11" in ended.err
     newer = spec_of(import_of(INFLIGHT, "--image=example.com/tritonserver:26.04-py3", "--strict"))

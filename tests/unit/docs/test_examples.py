@@ -178,7 +178,7 @@ PATHS = {re.sub(r"(\[\]|\{\})", "", path) for path, _ in structural_schema.walk(
 OPEN = {
     re.sub(r"(\[\]|\{\})", "", path)
     for path, node in structural_schema.walk(whole_schema())
-    if structural_schema.PRESERVE in node or "additionalProperties" in node
+    if "additionalProperties" in node
 }
 
 

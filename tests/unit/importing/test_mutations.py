@@ -34,10 +34,12 @@ NEEDS_USER = re.compile(
 )
 # Limits of the resource, each with its field.
 LIMITS = re.compile(
-    r"maxBatchSize\): must be at most 65536|instances\.count\): must be at most 256"
-    r"|dims\): must have at most 16 items|instances\.gpus\[\d+\]\): must be at most 63"
+    r"maxBatchSize\): must be at most 65536"
+    r"|instances(\.groups\[\d+\])?\.count\): must be at most 256"
+    r"|dims\): must have at most 16 items"
+    r"|instances(\.groups\[\d+\])?\.gpus\[\d+\]\): must be at most 63"
     r"|platform\): backend 'tensorflow'|backend\): 'Custom-Backend'"
-    r"|instances\.profiles|is called by several steps|gpus\): must be"
+    r"|instances\.profiles|instances\.groups.*profile|steps call different versions|gpus\): must be"
 )
 
 

@@ -123,17 +123,17 @@ def test_what_is_read_is_left_as_it_was(folder: Path) -> None:
     assert repository.models["outer"].config.SerializeToString(deterministic=True) == before
 
 
-def test_an_ensemble_called_twice_is_named_by_its_models(folder: Path) -> None:
+def test_an_ensemble_called_twice_has_each_of_its_models_once(folder: Path) -> None:
     path = folder / "outer" / "config.pbtxt"
     again = step("inner", {"A": "TEXT"}, {"B": "y"})
     path.write_text(
         path.read_text().replace("ensemble_scheduling {", f"ensemble_scheduling {{ {again}")
+        + ' output [{ name: "y" data_type: TYPE_STRING dims: [1] }]'
     )
-    with pytest.raises(
-        ModelRepositoryError,
-        match=r"outer/config\.pbtxt: ensemble_scheduling: clean, cut, score is called by several",
-    ):
-        select_models(read_repository(folder), None)
+    choice = select_models(read_repository(folder), None)
+    called = [one.model_name for one in choice.entry.config.ensemble_scheduling.step]
+    assert called == ["clean", "cut", "score", "clean", "cut", "score", "last"]
+    assert [one.name for one in choice.steps] == ["clean", "cut", "score", "last"]
 
 
 def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> None:

@@ -72,31 +72,12 @@ VLLM = [
     "+  decoupled: true",
     *["+}"] * 6,
 ]
-METRICS = [
-    "-model_metrics {",
-    "-  metric_control {",
-    "-    metric_identifier {",
-    '-      family: "nv_inference_first_response_histogram_ms"',
-    "-    }",
-    "-    histogram_options {",
-    *(f"-      buckets: {bucket}.0" for bucket in (1, 2, 4, 8)),
-    "-    }",
-    "-  }",
-    "-}",
-]
 DIFFERENT: dict[str, dict[str, list[str]]] = {
     # The ensemble's batcher, with which Triton refuses it, went to the step that had none.
     "article": {"bert_classifier": BATCHER},
     "image": {
-        # Two groups of one kind are one; the file of labels has no place.
-        "resnet50_trt": [
-            "-instance_group {",
-            "-  kind: KIND_GPU",
-            "-  count: 2",
-            '-  profile: "0"',
-            "-}",
-            '-  label_filename: "labels.txt"',
-        ],
+        # The file of labels has no place.
+        "resnet50_trt": ['-  label_filename: "labels.txt"'],
         "preprocess": [
             '-    string_value: "$$TRITON_MODEL_DIRECTORY/pillow.tar.gz"',
             '+    string_value: "$$TRITON_MODEL_DIRECTORY/environment.tar.gz"',
@@ -111,16 +92,11 @@ DIFFERENT: dict[str, dict[str, list[str]]] = {
             '-        value: "/models/detector/1/cache"',
             '+        value: "/tritonpipe-engines/detector"',
             # Not in the release of the default server.
-            *METRICS,
         ]
     },
     "branches": {"clip_tokenizer": ["+  kind: KIND_CPU"]},
     "oddities": {
         "count": [
-            "-instance_group {",
-            "-  kind: KIND_GPU",
-            "-  count: 1",
-            "-}",
             "-parameters {",
             '-  key: "TRITON_BATCH_STRATEGY_PATH"',
             "-  value {",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import graph, options
+from tests.support.builders import built, graph, options
 from triton_pipelines.compile.graph.graph import Graph, Implementation, Reference, Role, Step
 
 VECTORS = {
@@ -57,21 +57,21 @@ def test_defaults_of_the_smallest_resource() -> None:
         ("attention_mask INT64[-1]", "tokenizer.attention_mask", True),
     ]
     assert (
-        tokenizer.instances.kind,
+        tokenizer.instances.kinds,
         tokenizer.instances.counts.initial,
         tokenizer.instances.counts.min,
         tokenizer.instances.counts.max,
-    ) == ("KIND_CPU", 1, 1, 4)
+    ) == ({"KIND_CPU"}, 1, 1, 4)
     assert tokenizer.instances.scaled
     assert not model.instances.scaled
-    assert (model.instances.kind, model.backend, model.platform, model.file_name) == (
-        "KIND_GPU",
+    assert (model.instances.kinds, model.backend, model.platform, model.file_name) == (
+        {"KIND_GPU"},
         "onnxruntime",
         "onnxruntime_onnx",
         "model.onnx",
     )
-    assert (post.instances.kind, post.instances.counts.initial, post.source) == (
-        "KIND_CPU",
+    assert (post.instances.kinds, post.instances.counts.initial, post.source) == (
+        {"KIND_CPU"},
         1,
         None,
     )
@@ -86,6 +86,46 @@ def test_without_postprocess_the_models_outputs_are_public() -> None:
         ("mask", "model.mask"),
     ]
     assert [item.name for item in built.steps] == ["tokenizer", "model"]
+
+
+def texts_of(*dims: int, **fields: Any) -> dict[str, Any]:
+    """The pipeline's input TEXT with these dims."""
+    return {"inputs": [{"name": "TEXT", "dataType": "STRING", "dims": list(dims)}], **fields}
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"ensemble": texts_of(-1)}, [-1, -1]),
+        ({"ensemble": texts_of(3)}, [-1, 3]),
+        ({"ensemble": texts_of(2, -1)}, [-1, 2, -1]),
+        # As an import of what is rendered declares it.
+        ({"ensemble": texts_of(-1, maxBatchSize=64), "tokenizer": {"maxBatchSize": 0}}, [-1, -1]),
+        ({"ensemble": texts_of(1, maxBatchSize=64), "tokenizer": {"maxBatchSize": 0}}, [-1, 1]),
+    ],
+    ids=str,
+)
+def test_each_text_of_a_row_becomes_a_row_of_the_model(
+    changes: dict[str, Any], whole: list[int]
+) -> None:
+    """The tokenizer reads whole requests; all else batches as usual, clients included."""
+    rows = built(**changes)
+    assert rows.findings == []
+    tokenizer, model, post = rows.graph.steps
+    assert [list(entry.tensor.dims) for entry in tokenizer.inputs] == [whole]
+    assert [list(tensor.dims) for tensor in tokenizer.outputs] == [[-1, -1]] * 2
+    assert [step.max_batch_size for step in (tokenizer, model, post)] == [0, 64, 64]
+    assert tokenizer.batching is None
+    assert rows.graph.max_batch_size == 64
+    assert [list(tensor.dims) for tensor in rows.graph.inputs] == [whole[1:]]
+
+
+def test_dims_are_the_whole_shape_without_a_batch_axis() -> None:
+    """As before: texts of shape [n], which the model batches."""
+    rows = built(ensemble=texts_of(-1), tokenizer={"maxBatchSize": 0})
+    assert rows.findings == []
+    assert rows.graph.max_batch_size == 0
+    assert [list(entry.tensor.dims) for entry in rows.graph.steps[0].inputs] == [[-1]]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +205,9 @@ def test_what_runs_the_model_and_how_rows_are_padded(
     assert (
         model.implementation,
         model.backend,
-        model.instances.kind,
+        model.instances.kinds,
         built.padding.chosen.value,
-    ) == (implementation, backend, kind, padding)
+    ) == (implementation, backend, {kind}, padding)
     assert all(
         entry.ragged == (implementation is not Implementation.BACKEND or model.flat is not None)
         for entry in model.inputs

@@ -19,6 +19,7 @@ VECTORS = [
     {"name": "hidden", "dataType": "FP32", "dims": [-1, 8]},
     {"name": "mask", "dataType": "INT64", "dims": [-1]},
 ]
+SEVERAL_TEXTS = {"name": "TEXT", "dataType": "STRING", "dims": [-1]}
 CODE = {"platform": "python", "python": {"code": {"inline": "class TritonPythonModel: ..."}}}
 
 
@@ -194,6 +195,28 @@ WRONG: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
     "no batch axis in whole dims": (
         {"model": {"maxBatchSize": 0, "inputs": TOKENS}},
         "spec.model.inputs[0]",
+        FindingCode.SHAPE_MISMATCH,
+    ),
+    "several texts per row of a tokenizer that batches": (
+        {"ensemble": {"inputs": [SEVERAL_TEXTS]}, "tokenizer": {"maxBatchSize": 8}},
+        "spec.tokenizer.inputs.text",
+        FindingCode.SHAPE_MISMATCH,
+    ),
+    "several texts per row without a batch axis": (
+        {"ensemble": {"inputs": [SEVERAL_TEXTS], "maxBatchSize": 0}},
+        "spec.tokenizer.inputs.text",
+        FindingCode.SHAPE_MISMATCH,
+    ),
+    "rows of the request beside several texts per row": (
+        {
+            "ensemble": {
+                "inputs": [SEVERAL_TEXTS, {"name": "AGE", "dataType": "FP32", "dims": [1]}]
+            },
+            "model": inputs(
+                {"name": "AGE", "dataType": "FP32", "dims": [1], "from": "pipeline.AGE"}
+            ),
+        },
+        "spec.model.inputs[2]",
         FindingCode.SHAPE_MISMATCH,
     ),
     "classes without rows": (

@@ -12,7 +12,8 @@ import pytest
 
 from tests.support import builders
 from tests.support.builders import merge
-from tests.support.worlds import World, rfc3339, status_validator
+from tests.support.worldchecks import check_status
+from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import KIND_OF, Reason, ReasonKind
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
@@ -113,7 +114,7 @@ class Scene:
             world.now,
         )
         if decided.status is not None:
-            status_validator().validate(decided.status)
+            check_status(decided.status)
         return decided
 
     def conditions(self) -> dict[str, Object]:

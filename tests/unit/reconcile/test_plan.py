@@ -15,6 +15,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World
 from triton_pipelines.api import names
+from triton_pipelines.compile.graph.advisories import describe_advisories
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.controllers.pipeline import compiled_pipeline
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
@@ -406,6 +407,31 @@ def test_default_images_stay_until_the_spec_changes() -> None:
     # And from there on the new ones are kept.
     world.options = builders.options()
     assert world.step().is_empty
+
+
+def test_a_patched_default_image_reaches_a_pipeline_with_its_next_change() -> None:
+    """Until then the status says that the server that runs is affected."""
+
+    def warned() -> set[str]:
+        return {
+            item["message"].partition(";")[0]
+            for item in world.status.get("warnings", [])
+            if item["path"] == "spec.server.image"
+        }
+
+    advisory = describe_advisories((24, 10))
+    world = World(builders.document())
+    world.options = builders.options(server_image="registry.example/tritonserver:24.10-py3")
+    world.settle()
+    before, revision = containers(world), world.deployed
+    assert advisory in warned()
+    world.options = builders.options()
+    assert world.step().is_empty
+    assert (containers(world), world.deployed) == (before, revision)
+    assert advisory in warned()
+    world.change(**CHANGE).settle()
+    assert containers(world)[names.CONTAINER_SERVER] == builders.SERVER_IMAGE
+    assert warned() == set()
 
 
 def test_a_named_image_is_the_users() -> None:

@@ -29,6 +29,7 @@ from triton_pipelines.controllers.pipeline.state import (
     SloGuardState,
     StalledRolloutState,
     TuningRunState,
+    json_object,
 )
 from triton_pipelines.controllers.pipeline.status_events import transitions
 
@@ -208,3 +209,10 @@ def test_a_former_reason_in_the_status_causes_no_event() -> None:
     )
     assert transitions(before, after) == []
     assert [event.reason for event in transitions({}, after)] == ["SLOViolated"]
+
+
+@pytest.mark.parametrize("depth", [65, 500, 900, 5_000])
+def test_an_edited_document_that_is_too_deep_counts_as_empty(depth: int) -> None:
+    """The latency and the monitoring loop read it for all namespaces."""
+    assert json_object('{"a":' * depth + "1" + "}" * depth) == {}
+    assert json_object('{"a":' * 64 + "1" + "}" * 64) != {}

@@ -111,6 +111,12 @@ tokenizer = some(
     resourcesPerInstance=some(cpu=quantity, memory=quantity),
 )
 output = st.fixed_dictionaries({"name": tensor_name, "dataType": data_type, "dims": dims})
+group = some(
+    count=st.integers(1, 3),
+    kind=st.sampled_from(["GPU", "CPU", "MODEL", "Auto"]),
+    gpus=st.lists(st.integers(0, 2), unique=True, max_size=2),
+    hostPolicy=st.sampled_from(["numa-0", "numa-1"]),
+)
 model = some(
     modelName=model_name,
     source=source,
@@ -129,7 +135,10 @@ model = some(
     ),
     maxBatchSize=st.integers(1, 70),
     dynamicBatching=batching,
-    instances=some(count=st.integers(1, 3), kind=st.sampled_from(["GPU", "CPU"])),
+    instances=st.one_of(
+        some(count=st.integers(1, 3), kind=st.sampled_from(["GPU", "CPU"])),
+        st.fixed_dictionaries({"groups": st.lists(group, min_size=1, max_size=3)}),
+    ),
     parameters=st.dictionaries(text, text, max_size=2),
 )
 platform = st.sampled_from(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import built, document, options
+from tests.support.builders import SERVER_IMAGE, built, document, options
 from tests.support.schemas import validate
 from triton_pipelines.api import parse
 from triton_pipelines.compile.graph import build, check
@@ -467,4 +467,4 @@ def test_a_step_of_another_family_decides_on_the_image() -> None:
     }
     llm = built(families, tokenizer=None, postprocess=None, model=model)
     assert llm.render().server_image == "v:25.01"
-    assert built(families).render().server_image == "registry.example/tritonserver:24.10-py3"
+    assert built(families).render().server_image == SERVER_IMAGE

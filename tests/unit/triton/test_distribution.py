@@ -45,6 +45,7 @@ def test_the_environment_puts_the_interpreter_first_and_keeps_the_rest() -> None
         "TRITONPIPE_SITE": "/venv/site",
         "TOKENIZERS_PARALLELISM": "false",
         "RAYON_NUM_THREADS": "1",
+        "ORT_DISABLE_TELEMETRY": "1",
     }
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.tuning.test_choose import CURRENT, LATENCY_BUDGET
-from tests.unit.tuning.test_rates import Slow, begun
+from tests.unit.tuning.test_load_rates import Slow, begun
+from tests.unit.tuning.test_selection import CURRENT, LATENCY_BUDGET
 from triton_pipelines.tools.loadgen import LoadResult, LoadSpec
 from triton_pipelines.tools.tuner import BatchingSetting, TuningOptions
 from triton_pipelines.tools.tuner.selection import PredictedSetting, challenger

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import builders
-from tests.unit.tuning.test_predict import LENGTHS, MODEL, PIPE, TOKENIZER
+from tests.unit.tuning.test_prediction import LENGTHS, MODEL, PIPE, TOKENIZER
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.tuning_status import TuningStatus

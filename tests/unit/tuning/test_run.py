@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support import builders
-from tests.unit.tuning.test_choose import BETTER, CURRENT, GRID, LATENCY_BUDGET, measured
-from tests.unit.tuning.test_predict import LENGTHS, PIPE
+from tests.unit.tuning.test_prediction import LENGTHS, PIPE
+from tests.unit.tuning.test_selection import BETTER, CURRENT, GRID, LATENCY_BUDGET, measured
 from triton_pipelines.tools.tuner import (
     NotTunableError,
     PointOutcome,

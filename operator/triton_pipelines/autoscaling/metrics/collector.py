@@ -84,6 +84,7 @@ class PrometheusCollector:
         if self._running is not None and not self._running.done():
             return self._all_failed(wanted, "the last collection has not come back yet")
         if not pods:
+            self._up = None
             return {
                 key: assess_sample(
                     one, self._histories, CollectionEvidence(0.0, 0.0), self.source, str

@@ -73,7 +73,7 @@ class DirectReader:
         keys = {(one.namespace, pod) for one, pod, _ in targets}
         self._missed = {pod: missed for pod, missed in self._missed.items() if pod in keys}
         reads = (
-            self._read_unless_failing((one.namespace, pod), address, one.slow)
+            self._read_unless_failing((one.namespace, pod), address, one)
             for one, pod, address in targets
         )
         # An error of one pod, such as an invalid address, must not affect the others.
@@ -85,7 +85,7 @@ class DirectReader:
         }
         return {key: self._assess(one, problems) for key, one in wanted.items()}
 
-    async def _read_unless_failing(self, pod: PodKey, address: str, slow: float) -> str:
+    async def _read_unless_failing(self, pod: PodKey, address: str, one: ExpectedPods) -> str:
         """Read a pod's page, unless it has failed recently; return why it is unread, or ""."""
         missed = self._missed.get(pod)
         if missed is not None and missed.address != address:
@@ -96,7 +96,7 @@ class DirectReader:
             and 0 <= self._clock() - missed.at < UNREAD_SECONDS
         ):
             return missed.why
-        why = await self._read(pod, address, slow)
+        why = await self._read(pod, address, one)
         if why:
             self._missed[pod] = _Missed(
                 address, missed.count + 1 if missed is not None else 1, self._clock(), why
@@ -105,18 +105,18 @@ class DirectReader:
             self._missed.pop(pod, None)
         return why
 
-    async def _read(self, pod: PodKey, address: str, slow: float) -> str:
+    async def _read(self, pod: PodKey, address: str, one: ExpectedPods) -> str:
         try:
             text = await self._client.page(address)
             at = self._clock()
-            scrape, gpu = parse_metrics_page(text, at)
+            scrape, gpu = parse_metrics_page(text, at, one.models)
         except TimeoutError:
             return "no whole answer in time"
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         except MetricsPageError as error:
             return str(error)
-        self._histories.add(pod, scrape, slow)
+        self._histories.add(pod, scrape, one.slow)
         self._histories.use(pod, PodUsage(at=at, gpu=gpu))
         return ""
 

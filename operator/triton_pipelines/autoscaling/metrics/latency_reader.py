@@ -8,14 +8,14 @@ provides the counters.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
-from .metrics_page import MetricsPageError
+from .metrics_page import MetricsPageError, metric_families
 
 SUMMARY: Final = "nv_inference_request_summary_us"
 QUANTILE: Final = 0.99
@@ -41,27 +41,32 @@ def latency_of(text: str, model: str) -> ModelLatency | None:
     """
     found: list[float] = []
     requests = 0.0
-    try:
-        for family in text_string_to_metric_families(text):
-            if family.name != SUMMARY:
-                continue
-            for sample in family.samples:
-                if sample.labels.get("model") != model:
-                    continue
-                if sample.name == f"{SUMMARY}_count":
-                    requests += sample.value
-                elif (
-                    sample.name == SUMMARY
-                    and float(sample.labels.get("quantile", "nan")) == QUANTILE
-                ):
-                    found.append(sample.value / 1000)
-    except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise MetricsPageError("is not Prometheus' text format", str(error)) from error
+    samples = (
+        sample
+        for family in metric_families(text)
+        if family.name == SUMMARY
+        for sample in family.samples
+        if sample.labels.get("model") == model
+    )
+    for sample in samples:
+        if sample.name == f"{SUMMARY}_count":
+            requests += sample.value
+        elif sample.name == SUMMARY and _quantile(sample.labels) == QUANTILE:
+            found.append(sample.value / 1000)
     if not found:
         return None
     return ModelLatency(
         max((value for value in found if math.isfinite(value)), default=None), requests
     )
+
+
+def _quantile(labels: Mapping[str, str]) -> float:
+    try:
+        return float(labels.get("quantile", "nan"))
+    except ValueError as error:
+        raise MetricsPageError(
+            "is not Prometheus' text format", "a quantile is not a number"
+        ) from error
 
 
 class LatencyReader:

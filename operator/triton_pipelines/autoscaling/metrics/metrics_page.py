@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from .samples import ModelCounters, Scrape
@@ -24,6 +25,10 @@ FIELDS: Final[Mapping[str, str]] = {
     "nv_inference_pending_request_count": "pending",
 }
 GPU_UTILIZATION: Final = "nv_gpu_utilization"
+LINES_MAX: Final = 20_000
+"""Lines of the largest page: a model has about 100, with and without its GPU's label."""
+LINE_CHARACTERS_MAX: Final = 2048
+"""Length of the longest line. The time to parse its labels grows with the square of it."""
 
 
 class MetricsPageError(ValueError):
@@ -38,7 +43,25 @@ class MetricsPageError(ValueError):
         self.problem = problem
 
 
-def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
+def metric_families(text: str) -> Iterator[Metric]:
+    """Yield the metrics of a page.
+
+    Raises:
+        MetricsPageError: The page is not in the text format, or has too many or too long lines.
+    """
+    if text.count("\n") > LINES_MAX:
+        raise MetricsPageError(f"has more than {LINES_MAX} lines")
+    if any(len(line) > LINE_CHARACTERS_MAX for line in text.split("\n")):
+        raise MetricsPageError(f"has a line of more than {LINE_CHARACTERS_MAX} characters")
+    try:
+        yield from text_string_to_metric_families(text)
+    except (ValueError, KeyError, IndexError, AttributeError) as error:
+        raise MetricsPageError("is not Prometheus' text format", str(error)[:200]) from error
+
+
+def parse_metrics_page(
+    text: str, at: float, models: Collection[str] | None = None
+) -> tuple[Scrape, float | None]:
     """Return the counters of the models and the GPU utilization on a pod's metrics page.
 
     Counters of a model are summed over label sets (a GPU model has one with and one without
@@ -47,6 +70,7 @@ def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
     Args:
         text: The metrics page.
         at: When the page was read, Unix seconds.
+        models: Names of the models to keep; ``None`` keeps all.
 
     Returns:
         The scrape, and the utilization of the busiest GPU (0–1) or ``None`` if it is not reported.
@@ -56,19 +80,17 @@ def parse_metrics_page(text: str, at: float) -> tuple[Scrape, float | None]:
     """
     sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     gpus: list[float] = []
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name.removesuffix("_total")
-                if name == GPU_UTILIZATION:
-                    gpus.append(_sane(name, sample.value))
-                elif name in FIELDS and (model := sample.labels.get("model")):
+    is_tritons = False
+    for family in metric_families(text):
+        for sample in family.samples:
+            name, model = sample.name.removesuffix("_total"), sample.labels.get("model")
+            if name == GPU_UTILIZATION:
+                gpus.append(_sane(name, sample.value))
+            elif name in FIELDS and model:
+                is_tritons = True
+                if models is None or model in models:
                     sums[model][FIELDS[name]] += _sane(name, sample.value)
-    except MetricsPageError:
-        raise
-    except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise MetricsPageError("is not Prometheus' text format", str(error)) from error
-    if not sums:
+    if not is_tritons:
         raise MetricsPageError(
             "has no nv_inference_* series; the server must run with --allow-metrics=true and "
             "counter_latencies on"

@@ -195,8 +195,6 @@ class Prometheus:
             return f"cannot be reached: {system}"
         if _has(chain, requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
             return self._late()
-        if _has(chain, urllib3.exceptions.DecodeError, requests.exceptions.ContentDecodingError):
-            return "its answer cannot be unpacked"
         if _has(chain, urllib3.exceptions.ProtocolError, ConnectionError):
             return "its answer breaks off"
         return f"fails: {_short(chain[-1])}"
@@ -226,6 +224,8 @@ class _Session(requests.Session):
         # Otherwise .netrc would replace the token, and proxy variables meant for downloads would
         # apply to queries.
         self.trust_env = False
+        # The size of a compressed response is known only once it is unpacked.
+        self.headers["Accept-Encoding"] = "identity"
         self.deadline = 0.0
         self.answer: _Response | None = None
         self._monotonic = monotonic
@@ -258,7 +258,13 @@ class _Session(requests.Session):
         """
         data = bytearray()
         raw = response.raw
-        while block := raw.read1(_BLOCK, decode_content=True):
+        if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise PrometheusError(
+                "its response is compressed although that was not requested; is a proxy in front"
+                " of it that compresses?",
+                final=True,
+            )
+        while block := raw.read1(_BLOCK, decode_content=False):
             data += block
             if response.status_code != requests.codes.ok and len(data) > _ERROR_BYTES_MAX:
                 return bytes(data[:_ERROR_BYTES_MAX])

@@ -13,7 +13,11 @@ from .graph import Graph
 def check_batching(graph: Graph) -> Iterator[Finding]:
     """Yield batch sizes that contradict each other or the settings of a batcher."""
     for step in graph.steps:
-        if graph.entry is None and graph.max_batch_size > step.max_batch_size > 0:
+        if (
+            step.repeats is None
+            and graph.entry is None
+            and graph.max_batch_size > step.max_batch_size > 0
+        ):
             yield Finding(
                 "spec.ensemble.maxBatchSize",
                 f"allows {graph.max_batch_size} rows, but {step.name} accepts only"

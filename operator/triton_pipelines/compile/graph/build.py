@@ -11,15 +11,23 @@ from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline, PipelineSpec
 
 from .declared_steps import DeclaredStep, auxiliary_steps, declared_steps
-from .defaults import TOKENIZER
 from .effective_padding import MeasuredPadding, PaddingChoice
-from .ensemble import text_dims, text_inputs, with_ensemble, with_entry_point
-from .graph import Graph, Step, Tensor
+from .ensemble import (
+    ONE_TEXT,
+    declared_text_dims,
+    has_rows_of_texts,
+    text_dims,
+    text_inputs,
+    with_ensemble,
+    with_entry_point,
+)
+from .graph import Graph, Role, Step, Tensor
 from .model_step import max_batch_size, model_step
 from .options import Options
 from .padding_choice import TokenReader, choose_padding
 from .postprocess_step import postprocess_read, postprocess_step
 from .ragged_eligibility import Refusals, pads
+from .repeated_steps import repeated_steps, tokenizer_names
 from .step_context import StepContext
 from .token_readers import input_source, token_readers, tokens_read
 from .tokenizer_step import Tokens, row_length, token_tensors, tokenizer_step
@@ -56,16 +64,22 @@ def build(
         spec=spec,
         tokens=tokens,
         token_tensors=_token_tensors(spec, tokens, padding, tokenizer_batch),
+        tokenizer_batches=bool(tokenizer_batch),
         lengths=_lengths(spec, padding),
         source_of=lambda tensor: input_source(tensor, spec),
         options=options,
     )
     steps: list[Step] = []
     if spec.tokenizer is not None and tokenizer_batch is not None and padding is not None:
-        dims = text_dims(spec, tokenizer_batch)
+        dims = (
+            (-1, *(declared_text_dims(spec) or ONE_TEXT))
+            if _has_rows_of_texts(spec, declared)
+            else text_dims(spec, tokenizer_batch)
+        )
         steps.append(tokenizer_step(spec, tokenizer_batch, padding, tokens, dims))
     steps += _model_steps(declared, context, readers, padding)
-    steps += _postprocess_steps(spec, steps, tokens, tokenizer_batch)
+    last = _postprocess_steps(spec, steps, tokens, tokenizer_batch)
+    steps = [*steps, *repeated_steps(spec, [*steps, *last]), *last]
     auxiliary = [model_step(item, context) for item in auxiliary_steps(spec)]
     graph = _graph(pipeline, steps, auxiliary, padding)
     if graph.entry is not None:
@@ -91,7 +105,7 @@ def _graph(
     return Graph(
         pipeline=pipeline.name,
         model_name=pipeline.public_name,
-        max_batch_size=_ensemble_batch(spec, steps),
+        max_batch_size=_ensemble_batch(spec, steps, declared_steps(spec)),
         inputs=(),
         outputs=(),
         steps=tuple(steps),
@@ -126,7 +140,7 @@ def _model_steps(
     for item in declared:
         step, reader = model_step(item, context), readers.get(item.name)
         if adapts and reader is not None and reader.is_adaptable:
-            step = _adapted(step, context.tokens)
+            step = _adapted(step, context)
         steps.append(step)
     return steps
 
@@ -150,7 +164,7 @@ def _fixed(step: Step) -> Step:
 
     If the backend completes the config, every change of a count would reload the model.
     """
-    return replace(step, instances=replace(step.instances, counts=step.instances.counts.fixed()))
+    return replace(step, instances=step.instances.fixed())
 
 
 def _tokenizer_batch(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> int | None:
@@ -159,24 +173,36 @@ def _tokenizer_batch(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> in
         return None
     if spec.tokenizer.max_batch_size is not None:
         return spec.tokenizer.max_batch_size
+    if _has_rows_of_texts(spec, declared):
+        return 0
     return max_batch_size(declared[0].fields) if declared else 0
 
 
-def _ensemble_batch(spec: PipelineSpec, steps: Sequence[Step]) -> int:
+def _has_rows_of_texts(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> bool:
+    """Return whether a row of a request has several texts."""
+    return has_rows_of_texts(spec, [max_batch_size(step.fields) for step in declared])
+
+
+def _ensemble_batch(
+    spec: PipelineSpec, steps: Sequence[Step], declared: Sequence[DeclaredStep]
+) -> int:
     """Return the rows of a request: as written, else the smallest batch of the steps."""
     if spec.ensemble.max_batch_size is not None:
         return spec.ensemble.max_batch_size
+    if _has_rows_of_texts(spec, declared):
+        steps = [step for step in steps if step.role is not Role.TOKENIZER]
     # If one step has no batch axis, the whole pipeline has none. The axis is then part of the dims
     # of every tensor.
     return min((step.max_batch_size for step in steps), default=0)
 
 
-def _adapted(step: Step, tokens: Tokens) -> Step:
+def _adapted(step: Step, context: StepContext) -> Step:
     """Return the step with its file adapted to ragged batches."""
+    tokens, tokenizers = context.tokens, tokenizer_names(context.spec)
     fed = {
         entry.tensor.name: entry.source
         for entry in step.inputs
-        if entry.source is not None and entry.source.step == TOKENIZER
+        if entry.source is not None and entry.source.step in tokenizers
     }
     kinds = {
         name: tokens[source.tensor].kind for name, source in fed.items() if source.tensor in tokens

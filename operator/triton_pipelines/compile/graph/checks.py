@@ -21,6 +21,7 @@ from .model_checks import check_models
 from .name_checks import check_names
 from .options import Options
 from .postprocess_checks import check_postprocess
+from .repeated_steps import check_repeated
 from .server_checks import check_server
 from .source_checks import check_sources
 from .tokenizer_checks import check_tokenizer
@@ -37,6 +38,7 @@ def check(pipeline: InferencePipeline, graph: Graph, options: Options) -> list[F
     If the result is empty, the pipeline may be rendered.
     """
     return [
+        *check_repeated(pipeline, graph),
         *check_wiring(pipeline, graph),
         *check_names(pipeline, graph),
         *check_batching(graph),

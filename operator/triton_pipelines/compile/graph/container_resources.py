@@ -39,20 +39,16 @@ class Sizes:
     """Size of /dev/shm."""
 
 
-def _processes(step: Step, count: int, gpus: int) -> int:
-    """Return the number of python processes of a step.
+def _processes(step: Step, gpus: int) -> tuple[int, int]:
+    """Return the initial and the highest number of python processes of a step.
 
-    Triton counts instances of KIND_GPU per GPU, and any of them per served version.
+    Triton counts instances per served version.
     """
     versions = 1
     if step.version_policy is not None:
         versions = max(step.version_policy.latest or 1, len(step.version_policy.specific))
-    per_gpu = (
-        (len(step.instances.gpus) or max(gpus, 1))
-        if step.instances.kind in ("KIND_GPU", "KIND_AUTO")
-        else 1
-    )
-    return count * per_gpu * versions
+    initial, most = step.instances.processes(gpus)
+    return initial * versions, most * versions
 
 
 def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
@@ -64,12 +60,8 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     """
     server = pipeline.spec.server
     python = [step for step in graph.models if step.python]
-    low = [
-        (step, _processes(step, step.instances.counts.initial, server.gpu.count)) for step in python
-    ]
-    high = [
-        (step, _processes(step, step.instances.counts.max, server.gpu.count)) for step in python
-    ]
+    low = [(step, _processes(step, server.gpu.count)[0]) for step in python]
+    high = [(step, _processes(step, server.gpu.count)[1]) for step in python]
     shared = SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * sum(count for _, count in high)
     if server.shared_memory:
         shared = bytes_of(server.shared_memory)
@@ -112,7 +104,7 @@ def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | No
         return None
     start = millis(sizes(pipeline, graph).cpu_limit)
     high = [
-        (step, _processes(step, step.instances.counts.max, pipeline.spec.server.gpu.count))
+        (step, _processes(step, pipeline.spec.server.gpu.count)[1])
         for step in graph.models
         if step.python
     ]

@@ -12,6 +12,15 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 from .defaults import POSTPROCESS
 from .graph import PIPELINE, Graph, PublicTensor, Reference, Step, Tensor
 
+ONE_TEXT = (1,)
+"""Shape of the texts in a row of a batch, unless declared otherwise."""
+
+
+def declared_text_dims(spec: PipelineSpec) -> tuple[int, ...] | None:
+    """Return the shape of the texts that the pipeline's inputs declare; ``None`` if none is."""
+    name = spec.tokenizer.inputs.text if spec.tokenizer else ""
+    return next((one.dims for one in spec.ensemble.inputs if one.name == name), None)
+
 
 def text_dims(spec: PipelineSpec, batch: int) -> tuple[int, ...]:
     """Return the shape of the text tensors.
@@ -19,9 +28,33 @@ def text_dims(spec: PipelineSpec, batch: int) -> tuple[int, ...]:
     It is the shape of the pipeline's input if declared, else one text per row. Without a batch axis
     it is any number of texts.
     """
-    name = spec.tokenizer.inputs.text if spec.tokenizer else ""
-    declared = next((one.dims for one in spec.ensemble.inputs if one.name == name), None)
-    return declared or ((1,) if batch > 0 else (-1,))
+    return declared_text_dims(spec) or (ONE_TEXT if batch > 0 else (-1,))
+
+
+def has_rows_of_texts(spec: PipelineSpec, batches: Sequence[int]) -> bool:
+    """Return whether a row of a request has several texts, such as dims [-1].
+
+    The built-in tokenizer then has no batch axis: it reads the whole request, and each text becomes
+    one row of the steps after it, which batch as usual.
+
+    Args:
+        spec: The spec of the pipeline.
+        batches: Rows of a batch of the model and of each further step.
+    """
+    tokenizer = spec.tokenizer
+    if (
+        tokenizer is None
+        or tokenizer.python is not None
+        or tokenizer.inputs.text_from
+        or spec.ensemble.entry_point is not None
+    ):
+        return False
+    rows = spec.ensemble.max_batch_size
+    if tokenizer.max_batch_size is not None:
+        # Without the ensemble's batch size the pipeline has no batch axis either.
+        return tokenizer.max_batch_size == 0 and bool(rows)
+    is_batched = min(batches, default=0) > 0 if rows is None else rows > 0
+    return is_batched and declared_text_dims(spec) not in (None, ONE_TEXT)
 
 
 def text_inputs(spec: PipelineSpec, batch: int | None) -> list[Tensor]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from triton_pipelines.api.batching import DynamicBatching
-from triton_pipelines.api.instances import CountBounds, InstanceResources
+from triton_pipelines.api.instances import InstanceResources
 from triton_pipelines.api.loadplan import FetchKind, source_key
 from triton_pipelines.api.observability import Tracing
 from triton_pipelines.api.optimization import TokenLengths, VersionPolicy
@@ -21,6 +21,7 @@ from triton_pipelines.api.source import SourceSpec
 from triton_pipelines.api.tensors import DataType
 
 from .effective_padding import PaddingChoice
+from .instance_groups import StepInstances
 from .tokenizer_settings import TokenizerSettings
 
 PIPELINE = "pipeline"
@@ -104,32 +105,6 @@ class Input:
     """Whether requests of different shape may share a batch."""
     optional: bool = False
     """Whether a request may omit the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInstances:
-    """Instances of a step: how many, and where they run."""
-
-    kind: str
-    """Triton's kind, such as ``KIND_CPU``."""
-    counts: CountBounds
-    """The initial count and its bounds."""
-    gpus: tuple[int, ...] = ()
-    """GPUs of the pod to run on, by index; empty: all."""
-    profiles: tuple[str, ...] = ()
-    """TensorRT optimization profiles, by index."""
-    host_policy: str = ""
-    """Triton's host policy; empty: none."""
-
-    @property
-    def count(self) -> int:
-        """Return the count that the template of ``config.pbtxt`` writes."""
-        return self.counts.initial
-
-    @property
-    def scaled(self) -> bool:
-        """Return whether the count may change while the pod runs."""
-        return self.counts.scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +216,8 @@ class Step:
     """
     tokenizer: TokenizerSettings | None = None
     """Settings of the operator's tokenizer; ``None`` for any other step."""
+    repeats: str | None = None
+    """Name of the step whose model it runs; ``None`` if the model is its own."""
 
     @property
     def python(self) -> bool:
@@ -330,7 +307,8 @@ class Graph:
     @property
     def models(self) -> tuple[Step, ...]:
         """Return every model of the repository except the ensemble."""
-        return (*self.steps, *self.auxiliary)
+        own = (step for step in self.steps if step.repeats is None)
+        return (*own, *self.auxiliary)
 
     @property
     def load(self) -> tuple[str, ...]:
@@ -349,6 +327,27 @@ class Graph:
     def tokenizer(self) -> Step | None:
         """Return the tokenizer step; ``None`` without one."""
         return next((step for step in self.steps if step.role is Role.TOKENIZER), None)
+
+    @property
+    def tokenizers(self) -> frozenset[str]:
+        """Return the names of the steps that run the tokenizer: itself and its repetitions."""
+        first = self.tokenizer
+        if first is None:
+            return frozenset()
+        return frozenset(
+            step.name for step in self.steps if (step.repeats or step.name) == first.name
+        )
+
+    @property
+    def token_readers(self) -> tuple[Step, ...]:
+        """Return the steps whose model reads tokens, each model once."""
+        tokenizers = self.tokenizers
+        names = {
+            step.repeats or step.name
+            for step in self.steps
+            if any(entry.source and entry.source.step in tokenizers for entry in step.inputs)
+        }
+        return tuple(step for step in self.steps if step.name in names)
 
     @property
     def decoupled(self) -> bool:

@@ -78,7 +78,7 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 f" ({max(budget, 0)} ms), and a single request waits the full delay; lower it",
                 code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
-    first = graph.steps[0] if graph.steps else None
+    first = next((step for step in graph.steps if step.repeats is None), None)
     if first is not None and first.batching is not None:
         policy = first.batching.queue_policy
         if policy is None or not policy.max_queue_size:
@@ -182,18 +182,18 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for step in graph.models:
         if step.path == "spec.tokenizer":
             continue
-        if (
-            step.python
-            and step.role in (Role.STEP, Role.POSTPROCESS)
-            and step.instances.kind == "KIND_GPU"
-        ):
+        if not step.python or step.role not in (Role.STEP, Role.POSTPROCESS):
+            continue
+        for group in step.instances.groups:
+            if group.kind != "KIND_GPU":
+                continue
             yield warning(
-                f"{step.path}.instances.kind",
+                f"{step.path}.{group.field}.kind",
                 "kind GPU starts one process per GPU for a python step; use CPU unless its code"
                 " uses the GPU",
                 code=FindingCode.GPU_INSTANCES_OF_PYTHON,
             )
-    kinds = {step.instances.kind for step in graph.models}
+    kinds = {kind for step in graph.models for kind in step.instances.kinds}
     uses = kinds & {"KIND_GPU", "KIND_MODEL", "KIND_AUTO"} or any(
         step.backend in ENGINES for step in graph.models
     )

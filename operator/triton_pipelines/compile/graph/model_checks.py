@@ -48,26 +48,31 @@ def _placement(fields: StepFields, step: Step, pipeline: InferencePipeline) -> I
     """Yield instances that cannot run where they are placed, or cannot be scaled."""
     gpu = pipeline.spec.server.gpu
     no_gpu = gpu.count == 0
-    if fields.platform is Platform.TENSORRT and step.instances.kind in ("KIND_CPU", "KIND_MODEL"):
-        yield Finding(
-            "spec.server.gpu.count" if no_gpu else f"{step.path}.instances.kind",
-            "a TensorRT plan runs only on GPUs; request a GPU, and omit instances.kind",
-            code=FindingCode.GPU_UNAVAILABLE,
-        )
-    if step.instances.kind == "KIND_GPU" and no_gpu and step.path != "spec.model":
-        yield Finding(
-            f"{step.path}.instances.kind",
-            "kind GPU requires a GPU, but server.gpu.count is 0; set kind to CPU, or request a GPU",
-            code=FindingCode.GPU_UNAVAILABLE,
-        )
-    for index in step.instances.gpus:
-        if gpu.claim_template is None and not no_gpu and index >= gpu.count:
+    for group in step.instances.groups:
+        path = f"{step.path}.{group.field}"
+        if fields.platform is Platform.TENSORRT and group.kind in ("KIND_CPU", "KIND_MODEL"):
             yield Finding(
-                f"{step.path}.instances.gpus",
-                f"GPU {index} does not exist; a pod has {gpu.count}, counted from 0; raise"
-                " server.gpu.count",
+                "spec.server.gpu.count" if no_gpu else f"{path}.kind",
+                f"a TensorRT plan runs only on GPUs; request a GPU, and omit {group.field}.kind",
                 code=FindingCode.GPU_UNAVAILABLE,
             )
+        # A rule of the resource covers the kind of the model's only group.
+        covered = step.path == "spec.model" and not fields.instances.groups
+        if group.kind == "KIND_GPU" and no_gpu and not covered:
+            yield Finding(
+                f"{path}.kind",
+                "kind GPU requires a GPU, but server.gpu.count is 0; set kind to CPU, or request a"
+                " GPU",
+                code=FindingCode.GPU_UNAVAILABLE,
+            )
+        for index in group.gpus:
+            if gpu.claim_template is None and not no_gpu and index >= gpu.count:
+                yield Finding(
+                    f"{path}.gpus",
+                    f"GPU {index} does not exist; a pod has {gpu.count}, counted from 0; raise"
+                    " server.gpu.count",
+                    code=FindingCode.GPU_UNAVAILABLE,
+                )
     if fields.instances.ranged and pipeline.spec.server.auto_complete is Switch.ENABLED:
         yield Finding(f"{step.path}.instances", FIXED_COUNTS, code=FindingCode.NOT_SCALABLE)
 

@@ -23,17 +23,17 @@ from .defaults import (
     ENGINE_FILE,
     FILE_NAMES,
     STRATEGY_PARAMETER,
-    TOKENIZER,
     VERSION_FOLDER,
     VLLM_OUTPUTS,
 )
 from .fetches import inline_code, model_fetches, python_parameters
-from .graph import Fetch, Implementation, Input, Role, Step, StepInstances, Tensor
+from .graph import Fetch, Implementation, Input, Role, Step, Tensor
+from .instance_groups import StepInstances, moved_to_cpu, one_group, several_groups
 from .options import Options
+from .repeated_steps import tokenizer_names
 from .step_context import StepContext
 from .step_inputs import step_inputs
 from .tokenizer_settings import prefixed
-from .tokenizer_step import Tokens
 from .warmup import warmup_samples
 
 # Values with which the runner may pad a shorter request in a batch with a longer one. The mask
@@ -80,7 +80,7 @@ def model_step(declared: DeclaredStep, context: StepContext) -> Step:
     default_file = _default_file(fields, implementation)
     fetches = model_fetches(declared, context.spec, implementation, default_file)
     file_name = _file_name(fetches)
-    instances, scaled = _instances(declared.role, implementation, fields, context.spec)
+    instances = _instances(declared.role, implementation, fields, context.spec)
     return Step(
         name=declared.name,
         role=declared.role,
@@ -93,7 +93,7 @@ def model_step(declared: DeclaredStep, context: StepContext) -> Step:
         outputs=_outputs(fields),
         instances=instances,
         resources=fields.resources_per_instance
-        or (InstanceResources() if scaled else FIXED_RESOURCES),
+        or (InstanceResources() if instances.scaled else FIXED_RESOURCES),
         batching=None if fields.sequence_batching else _batching(fields),
         sequences=fields.sequence_batching,
         parameters=_parameters(fields, model_name, implementation, inputs, file_name, context),
@@ -155,33 +155,33 @@ def _batching(fields: StepFields) -> DynamicBatching | None:
 
 def _instances(
     role: Role, implementation: Implementation, fields: StepFields, spec: PipelineSpec
-) -> tuple[StepInstances, bool]:
-    """Return the instances of the step, and whether their number is scaled."""
+) -> StepInstances:
+    """Return the instances of the step."""
     declared = fields.instances
-    counts = declared.bounds(scaled=False)
-    no_gpu = spec.server.gpu.count == 0
-    if declared.kind is not None:
-        kind = declared.kind
-    elif declared.ranged or (fields.platform is Platform.PYTHON and role is not Role.MODEL):
-        kind = InstanceKind.CPU
-    elif fields.platform is Platform.VLLM:
-        kind = InstanceKind.MODEL
-    else:
-        kind = InstanceKind.CPU if no_gpu else InstanceKind.GPU
-    if implementation is Implementation.ONNX_RUNNER and fields.platform is not Platform.PYTHON:
-        kind = InstanceKind.CPU
-    gpus = declared.gpus if kind is InstanceKind.GPU else ()
-    profiles = declared.profiles if implementation is Implementation.BACKEND else ()
-    return (
-        StepInstances(
-            f"KIND_{kind.value.upper()}",
-            counts,
-            gpus,
-            profiles,
-            declared.host_policy or "",
-        ),
-        counts.scaled,
+    default = _default_kind(role, fields, spec)
+    substituted = (
+        implementation is Implementation.ONNX_RUNNER and fields.platform is not Platform.PYTHON
     )
+    if declared.groups:
+        instances = several_groups(declared.groups, default)
+        return moved_to_cpu(instances) if substituted else instances
+    kind = InstanceKind.CPU if substituted else declared.kind or default
+    return one_group(
+        kind,
+        declared.bounds(scaled=False),
+        gpus=declared.gpus if kind is InstanceKind.GPU else (),
+        profiles=declared.profiles if implementation is Implementation.BACKEND else (),
+        host_policy=declared.host_policy,
+    )
+
+
+def _default_kind(role: Role, fields: StepFields, spec: PipelineSpec) -> InstanceKind:
+    """Return the kind of instances whose resource does not set one."""
+    if fields.instances.ranged or (fields.platform is Platform.PYTHON and role is not Role.MODEL):
+        return InstanceKind.CPU
+    if fields.platform is Platform.VLLM:
+        return InstanceKind.MODEL
+    return InstanceKind.CPU if spec.server.gpu.count == 0 else InstanceKind.GPU
 
 
 def _parameters(
@@ -198,7 +198,7 @@ def _parameters(
         parameters |= prefixed(
             {
                 "model_file": file_name or "model.onnx",
-                "pad_inputs": json.dumps(_pad_values(inputs, context.tokens)),
+                "pad_inputs": json.dumps(_pad_values(inputs, context)),
             }
         )
     parameters |= python_parameters(fields.python)
@@ -235,16 +235,17 @@ def _accelerator(
     return tuple(sorted(result.items()))
 
 
-def _pad_values(inputs: Sequence[Input], tokens: Tokens) -> dict[str, int]:
+def _pad_values(inputs: Sequence[Input], context: StepContext) -> dict[str, int]:
     """Return the inputs that the runner may pad across requests, with the value that pads them.
 
     Only inputs whose mask hides the padding may be padded.
     """
+    tokens, tokenizers = context.tokens, tokenizer_names(context.spec)
     kinds: dict[str, Any] = {
         entry.tensor.name: tokens[entry.source.tensor].kind
         for entry in inputs
         if entry.source is not None
-        and entry.source.step == TOKENIZER
+        and entry.source.step in tokenizers
         and entry.source.tensor in tokens
     }
     if TokenTensor.ATTENTION_MASK not in kinds.values():

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from triton_pipelines.api.names import PATH_ENGINES, PATH_MODELS
 
-DEFAULT_SERVER_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
+DEFAULT_SERVER_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 DEFAULT_LOADER_IMAGE = "triton-pipelines/operator:0.1.0"
 # Platform or backend → family of server images that carries it; all others are of the default
 # family.
 IMAGE_FAMILIES = {"vllm": "vllm", "tensorrtllm": "tensorrtllm"}
 DEFAULT_FAMILY_IMAGES = {
-    "vllm": "nvcr.io/nvidia/tritonserver:24.10-vllm-python-py3",
-    "tensorrtllm": "nvcr.io/nvidia/tritonserver:24.10-trtllm-python-py3",
+    "vllm": "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3",
+    "tensorrtllm": "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",
 }
 # Platforms whose steps the project's own runner can run.
 SUBSTITUTABLE = frozenset({"onnxruntime_onnx"})

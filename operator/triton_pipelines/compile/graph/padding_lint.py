@@ -22,11 +22,7 @@ def lint_padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
     # Custom code chooses the lengths itself.
     if graph.padding is None or graph.tokenizer is None or spec is None or spec.python is not None:
         return
-    readers = [
-        step
-        for step in graph.steps
-        if any(entry.source and entry.source.step == graph.tokenizer.name for entry in step.inputs)
-    ]
+    readers = graph.token_readers
     yield from _padding_cost(graph.padding, readers)
     for step in readers:
         yield from _lengths(spec, graph.padding.chosen, step)
@@ -103,7 +99,7 @@ def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             # The operator's tokenizer pads its tensors, and lint_padding checks the padding.
             if (
                 origin is not None
-                and (origin is not graph.tokenizer or custom_tokenizer)
+                and (origin.name not in graph.tokenizers or custom_tokenizer)
                 and made is not None
                 and made.variable
                 and not entry.ragged

@@ -15,7 +15,8 @@ from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import MODEL, POSTPROCESS, TOKENIZER
 from .fetches import inline_code, python_fetches, python_parameters
-from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
+from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, Tensor
+from .instance_groups import StepInstances, one_group, several_groups
 from .model_step import FIXED_RESOURCES
 from .step_inputs import input_of
 from .tokenizer_settings import prefixed
@@ -50,7 +51,7 @@ def postprocess_step(
         read: The tensor that feeds each input of custom code.
     """
     model = next((step for step in steps if step.role is Role.MODEL), steps[-1])
-    counts = post.instances.bounds(scaled=False)
+    instances = _instances(post)
     inputs, outputs, parameters = (
         _custom(post, read)
         if post.python is not None
@@ -68,14 +69,9 @@ def postprocess_step(
         max_batch_size=model.max_batch_size,
         inputs=inputs,
         outputs=outputs,
-        instances=StepInstances(
-            f"KIND_{(post.instances.kind or InstanceKind.CPU).value.upper()}",
-            counts,
-            post.instances.gpus,
-            host_policy=post.instances.host_policy or "",
-        ),
+        instances=instances,
         resources=post.resources_per_instance
-        or (InstanceResources() if counts.scaled else FIXED_RESOURCES),
+        or (InstanceResources() if instances.scaled else FIXED_RESOURCES),
         batching=_batching(post, model.max_batch_size > 0),
         path="spec.postprocess",
         parameters=parameters,
@@ -84,6 +80,18 @@ def postprocess_step(
         ),
         code=inline_code(post.python),
         config_patch=post.config_patch,
+    )
+
+
+def _instances(post: Postprocess) -> StepInstances:
+    declared = post.instances
+    if declared.groups:
+        return several_groups(declared.groups, InstanceKind.CPU)
+    return one_group(
+        declared.kind or InstanceKind.CPU,
+        declared.bounds(scaled=False),
+        gpus=declared.gpus,
+        host_policy=declared.host_policy,
     )
 
 

@@ -50,8 +50,8 @@ _OWN = frozenset(
 
 def on_cpu(fields: StepFields, spec: PipelineSpec) -> bool:
     """Return whether a step in one of Triton's backends runs on CPU."""
-    if fields.instances.kind is not None:
-        return fields.instances.kind is InstanceKind.CPU
+    if None not in fields.instances.kinds:
+        return fields.instances.kinds == {InstanceKind.CPU}
     return spec.server.gpu.count == 0 or fields.instances.ranged
 
 

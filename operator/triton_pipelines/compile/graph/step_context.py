@@ -23,6 +23,8 @@ class StepContext:
     """The tokenizer's outputs by name; empty without a tokenizer."""
     token_tensors: Sequence[Tensor]
     """The same outputs as tensors, with the shape that padding gives them."""
+    tokenizer_batches: bool
+    """Whether the tokenizer has a batch axis; else their dims include the rows."""
     lengths: tuple[int, ...]
     """Lengths in tokens that a padded row may have."""
     source_of: Callable[[InputTensor], Reference | None]

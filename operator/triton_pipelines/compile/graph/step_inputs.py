@@ -35,11 +35,12 @@ def step_inputs(
     result = []
     for tensor in context.token_tensors:
         kind = context.tokens[tensor.name].kind
+        dims = tensor.dims[1:] if batch > 0 and not context.tokenizer_batches else tensor.dims
         axis = 0 if batch > 0 else 1
         # Declared as the file has it (any length), also where every row is padded to one length.
         shape = tuple(
             -1 if index == axis and kind is not TokenTensor.LENGTHS else size
-            for index, size in enumerate(tensor.dims)
+            for index, size in enumerate(dims)
         )
         read = replace(tensor, dims=shape)
         ragged = python and read.variable and batch > 0

@@ -46,7 +46,7 @@ def with_tensor_origin(graph: Graph, said: str) -> str:
     made = _made(graph, said)
     if made is None:
         return said
-    step = next((one for one in graph.models if one.name == made.step), None)
+    step = next((one for one in (*graph.steps, *graph.auxiliary) if one.name == made.step), None)
     tensor = step.output(made.tensor) if step is not None else None
     if step is None or tensor is None:
         return said

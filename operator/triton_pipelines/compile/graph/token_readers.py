@@ -18,6 +18,7 @@ from .options import Options
 from .padding_choice import TokenReader
 from .postprocess_step import postprocess_read
 from .ragged_eligibility import PAD_VALUE, Refusals, adaptation_blocker, on_cpu, refusal_key
+from .repeated_steps import tokenizer_names
 from .tensorrt_profiles import boxes
 from .tokenizer_step import Token, Tokens, token_outputs, token_read
 
@@ -45,26 +46,45 @@ def tokens_read(spec: PipelineSpec, declared: Sequence[DeclaredStep]) -> dict[st
     """Return the tokenizer's outputs by name, as the steps and clients read them."""
     if spec.tokenizer is None:
         return {}
-    read: list[tuple[str, DataType | None]] = []
+    tokenizers = tokenizer_names(spec)
+    read: list[tuple[str, DataType | None]] = _read_again(spec, declared)
     for item in declared:
         for tensor in item.fields.inputs:
             reference = input_source(tensor, spec)
-            if reference is not None and reference.step == TOKENIZER:
+            if reference is not None and reference.step in tokenizers:
                 read.append((reference.tensor, tensor.data_type))
     post = spec.postprocess
     for tensor in post.inputs:
         reference = postprocess_read(tensor, spec) or input_source(tensor, spec)
-        if reference is not None and reference.step == TOKENIZER:
+        if reference is not None and reference.step in tokenizers:
             read.append((reference.tensor, tensor.data_type))
     texts = [post.from_, post.mask_from, *(output.from_ for output in spec.ensemble.outputs)]
     named = [Reference.parse(text) for text in texts if text]
-    read += [(one.tensor, None) for one in named if one.step == TOKENIZER]
+    read += [(one.tensor, None) for one in named if one.step in tokenizers]
     return token_outputs(
         spec.tokenizer,
         read,
         default=any(_reads_tokens_by_default(item.fields) for item in declared),
         mask=post.type is PostprocessType.MEAN_POOLING and post.mask_from is None,
     )
+
+
+def _read_again(
+    spec: PipelineSpec, declared: Sequence[DeclaredStep]
+) -> list[tuple[str, DataType | None]]:
+    """Return the tokens that repeated steps read, with the types of the same inputs elsewhere."""
+    types = {
+        (item.name, tensor.name): tensor.data_type
+        for item in declared
+        for tensor in item.fields.inputs
+    }
+    tokenizers = tokenizer_names(spec)
+    return [
+        (source.tensor, types.get((step.step, entry.name)))
+        for step in spec.repeated_steps
+        for entry in step.inputs
+        if (source := Reference.parse(entry.from_)).step in tokenizers
+    ]
 
 
 def _reads_tokens_by_default(fields: StepFields) -> bool:
@@ -99,7 +119,7 @@ def token_readers(
         own = {
             tensor.name: (tensor, source)
             for tensor, source in sources
-            if source is not None and source.step == TOKENIZER
+            if source is not None and source.step in tokenizer_names(spec)
         }
         if own or _reads_tokens_by_default(item.fields):
             result[item.name] = _token_reader(item, spec, own, tokens, options, refused)
@@ -145,5 +165,5 @@ def _token_reader(
         blocker=adaptation_blocker(fields, spec, kinds),
         refused=refused.get(key, ""),
         key=key,
-        profiles=boxes(fields.lengths, fields.instances.profiles),
+        profiles=boxes(fields.lengths, fields.instances.loaded_profiles),
     )

@@ -11,9 +11,10 @@ from triton_pipelines.api.tensors import INTEGER_TYPES, TokenTensor
 from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerType
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
-from .defaults import DEFAULT_MAX_LENGTH, TOKENIZER, USUAL_NAMES
+from .defaults import DEFAULT_MAX_LENGTH, USUAL_NAMES
 from .effective_padding import PaddingChoice
-from .graph import Graph, Reference, Step
+from .ensemble import ONE_TEXT
+from .graph import PIPELINE, Graph, Input, Reference, Step
 from .tensorrt_profiles import boxes, uncovered, unfit
 
 
@@ -25,7 +26,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
     custom = spec.type is TokenizerType.PYTHON
     yield from _declared_outputs(spec, custom)
     if not spec.outputs:
-        yield from _undeclared_outputs(graph, step)
+        yield from _undeclared_outputs(graph)
     for tensor in step.outputs:
         if tensor.data_type not in INTEGER_TYPES:
             readers = (
@@ -40,7 +41,7 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
                 " its dataType",
                 code=FindingCode.DATA_TYPE_MISMATCH,
             )
-    if step.instances.kind == "KIND_GPU":
+    if "KIND_GPU" in step.instances.kinds:
         yield Finding(
             "spec.tokenizer.instances.kind",
             "the tokenizer runs on CPU, and kind GPU would start one process per GPU; use CPU, or"
@@ -65,11 +66,13 @@ def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
             )
 
 
-def _undeclared_outputs(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
+def _undeclared_outputs(graph: Graph) -> Iterator[Finding]:
     """Yield inputs that read a token tensor of unknown name."""
     for entry in (entry for reader in graph.steps for entry in reader.inputs):
         source = entry.source
-        if source is None or source.step != tokenizer.name or source.tensor.lower() in USUAL_NAMES:
+        if source is None or source.step not in graph.tokenizers:
+            continue
+        if source.tensor.lower() in USUAL_NAMES:
             continue
         # Where the names differ, `from` is written already.
         fix = (
@@ -92,14 +95,49 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
     for entry in step.inputs:
         made = graph.resolve(entry.source) if entry.source is not None else None
         dims = entry.tensor.dims if made is None else made.dims
-        if step.max_batch_size > 0 and dims != (1,):
+        if step.max_batch_size > 0 and dims != ONE_TEXT:
             yield Finding(
                 entry.path,
-                f"has dims {list(dims)}, but the tokenizer reads one text per row (dims [1]); for"
-                " texts of shape [n] or [1, n], set maxBatchSize to 0 on tokenizer and model,"
-                " whose dims then include the rows",
+                f"has dims {list(dims)}, but with maxBatchSize {step.max_batch_size} the"
+                f" tokenizer reads one text per row (dims [1]); {_text_remedy(graph, entry)}",
                 code=FindingCode.SHAPE_MISMATCH,
             )
+    if graph.max_batch_size > 0 and step.max_batch_size == 0:
+        yield from _rows_beside_texts(graph, step)
+
+
+def _text_remedy(graph: Graph, entry: Input) -> str:
+    """Return what to change so that the tokenizer can read these texts."""
+    if entry.source is not None and entry.source.step != PIPELINE:
+        return f"change {entry.source.step} to write one text per row"
+    if graph.max_batch_size > 0:
+        return "omit spec.tokenizer.maxBatchSize to send several texts per row"
+    return "set spec.tokenizer.maxBatchSize to 0, so that dims include the rows"
+
+
+def _rows_beside_texts(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
+    """Yield inputs with one row per row of the request, where each text makes a row.
+
+    Triton rejects a request of a step whose inputs have different numbers of rows.
+    """
+    texts = [
+        str(entry.source.tensor)
+        for entry in tokenizer.inputs
+        if entry.source is not None and entry.source.step == PIPELINE
+    ]
+    if not texts:
+        return
+    for step in graph.steps:
+        for entry in step.inputs if step.max_batch_size > 0 else ():
+            if entry.source is not None and entry.source.step == PIPELINE:
+                yield Finding(
+                    entry.path,
+                    f"{entry.tensor.name} reads {entry.source} with one row per row of the"
+                    f" request, but each text of {' and '.join(texts)} becomes a row of its own;"
+                    f" declare {texts[0]} with dims [1] in spec.ensemble.inputs, or read"
+                    f" {entry.source.tensor} in a step with maxBatchSize: 0",
+                    code=FindingCode.SHAPE_MISMATCH,
+                )
 
 
 def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
@@ -118,16 +156,13 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     """Check that each TensorRT plan that reads tokens has a profile for every padded batch."""
     for step in graph.steps:
-        yield from _unknown_profiles(step)
+        yield from _unknown_profiles(step) if step.repeats is None else ()
     tokenizer, choice = pipeline.spec.tokenizer, graph.padding
     if tokenizer is None or choice is None or choice.chosen is Padding.AUTO:
         return
-    readers = [
-        step
-        for step in graph.steps
-        if any(entry.source is not None and entry.source.step == TOKENIZER for entry in step.inputs)
+    declared = [
+        step for step in graph.token_readers if step.lengths is not None and step.lengths.profiles
     ]
-    declared = [step for step in readers if step.lengths is not None and step.lengths.profiles]
     if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
         yield Finding(
             "spec.tokenizer.buckets",
@@ -141,10 +176,15 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
 
 def _unknown_profiles(step: Step) -> Iterator[Finding]:
     count = len(step.lengths.profiles) if step.lengths is not None else 0
-    for place, name in enumerate(step.instances.profiles):
+    listed = [
+        (f"{step.path}.{group.field}.profiles[{place}]", name)
+        for group in step.instances.groups
+        for place, name in enumerate(group.profiles)
+    ]
+    for path, name in listed:
         if count and int(name) >= count:
             yield Finding(
-                f"{step.path}.instances.profiles[{place}]",
+                path,
                 f"profile {name} does not exist; {step.path}.lengths.profiles has {count}"
                 f" profile{'' if count == 1 else 's'}, counted from 0",
                 code=FindingCode.UNKNOWN_PROFILE,

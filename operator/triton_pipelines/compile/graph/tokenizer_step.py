@@ -19,7 +19,8 @@ from .defaults import (
 )
 from .effective_padding import PaddingChoice
 from .fetches import inline_code, python_fetches, python_parameters, tokenizer_fetches
-from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, StepInstances, Tensor
+from .graph import PIPELINE, Implementation, Input, Reference, Role, Step, Tensor
+from .instance_groups import one_group
 from .tokenizer_settings import TokenizerSettings
 
 
@@ -152,10 +153,10 @@ def tokenizer_step(
         max_batch_size=max_batch_size,
         inputs=_text_inputs(tokenizer, text_dims),
         outputs=token_tensors(tokens, length, batched),
-        instances=StepInstances(
-            f"KIND_{kind.value.upper()}",
+        instances=one_group(
+            kind,
             tokenizer.instances.bounds(scaled=True),
-            host_policy=tokenizer.instances.host_policy or "",
+            host_policy=tokenizer.instances.host_policy,
         ),
         resources=tokenizer.resources_per_instance,
         batching=None if batching is None or batching.mode is Switch.DISABLED else batching,

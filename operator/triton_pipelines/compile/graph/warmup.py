@@ -10,8 +10,8 @@ from triton_pipelines.api.optimization import MAX_TOKENS
 from triton_pipelines.api.steps import Platform, StepFields
 from triton_pipelines.api.tensors import TokenTensor
 
-from .defaults import TOKENIZER
 from .graph import Input, WarmupSample
+from .repeated_steps import tokenizer_names
 from .step_context import StepContext
 
 # Token tensors for which zeros are a request that every model answers: the padding's own values.
@@ -34,11 +34,12 @@ def warmup_samples(
     tokens from the operator's tokenizer into one of Triton's backends. The lengths and values that
     a tokenizer with custom code produces are unknown.
     """
+    tokenizers = tokenizer_names(context.spec)
 
     def is_token(entry: Input) -> bool:
         known = (
             context.tokens.get(entry.source.tensor)
-            if entry.source is not None and entry.source.step == TOKENIZER
+            if entry.source is not None and entry.source.step in tokenizers
             else None
         )
         return known is not None and known.kind in WARM_KINDS

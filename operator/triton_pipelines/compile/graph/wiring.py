@@ -126,7 +126,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
 def _make_both_alike(step: Step) -> str:
     """Return the remedy if a required input reads an optional one."""
     remove = "remove optional from the pipeline's input"
-    if step.role is Role.TOKENIZER:
+    if step.role is Role.TOKENIZER or step.repeats == TOKENIZER:
         return remove
     return f"set optional: Enabled on this input too, or {remove}"
 

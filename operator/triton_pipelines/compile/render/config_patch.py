@@ -32,6 +32,8 @@ REFUSED = {
         " decrypted before it starts; use source"
     ),
 }
+MAX_FINDINGS = 100
+"""Findings of one message: each costs a search for the field that was meant."""
 # Parts of the messages below these fields that others may set.
 _TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
 _TENSOR_OWNED = ("name", "data_type", "dims", "optional")
@@ -75,6 +77,8 @@ def _merge(message: Any, changes: Mapping[str, Any], path: str) -> list[Finding]
         name: field for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)
     }
     for key, value in changes.items():
+        if len(findings) >= MAX_FINDINGS:
+            break
         field = fields.get(key)
         here = f"{path}.{key}"
         if field is None:

@@ -56,5 +56,8 @@ def _path(step: Step, field: str) -> str:
         return f"{step.path}.{to_camel(first)}"
     if first not in _FIELDS:
         return step.path
+    groups = step.instances.groups
+    if first == "instance_group" and index and (place := int(index[1:-1])) < len(groups):
+        return f"{step.path}.{groups[place].field}"
     listed = index if first in ("input", "output") and index else ""
     return f"{step.path}.{_FIELDS[first]}{listed}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import resources
+from itertools import chain, islice
 from typing import Any
 
 import yaml
@@ -22,6 +24,8 @@ KEYS = {
     "env": "name",
     "volumeMounts": "mountPath",
 }
+MAX_FINDINGS = 100
+"""Findings of one template: each costs a search for the field that was meant."""
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCALARS: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -48,10 +52,12 @@ def check_template(template: Any, path: str) -> list[Finding]:
     ``path`` is its field in the resource. Shapes are checked first. Relations between parts are
     checked only if every part has the right shape.
     """
-    return list(_check(template, "PodTemplateSpec", path, "")) or [
-        *_metadata(template, path),
-        *_pod(template.get("spec") or {}, f"{path}.spec"),
-    ]
+    return list(islice(_check(template, "PodTemplateSpec", path, ""), MAX_FINDINGS)) or list(
+        islice(
+            chain(_metadata(template, path), _pod(template.get("spec") or {}, f"{path}.spec")),
+            MAX_FINDINGS,
+        )
+    )
 
 
 def item_path(field: str, index: int, item: Any) -> str:
@@ -141,14 +147,14 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
 
 
 def _names(found: list[str], path: str) -> Iterator[Finding]:
-    for name in dict.fromkeys(found):
+    for name, count in Counter(found).items():
         if not _DNS_LABEL.fullmatch(name):
             yield Finding(
                 f"{path}[{name}].name",
                 "is not a valid name; use at most 63 lowercase letters, digits and '-'",
                 code=FindingCode.INVALID_FORMAT,
             )
-        if found.count(name) > 1:
+        if count > 1:
             yield Finding(
                 f"{path}[{name}]",
                 "is used by two containers or init containers; choose another name",

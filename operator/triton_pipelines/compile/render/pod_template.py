@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from triton_pipelines.api.v1alpha1 import InferencePipeline
@@ -11,7 +13,7 @@ from triton_pipelines.compile.graph.options import Options
 from .errors import RefusedError
 from .passthrough import plain
 from .pod_owned_fields import PATH, owned_fields
-from .pod_schema import KEYS, check_template
+from .pod_schema import KEYS, MAX_FINDINGS, check_template
 
 APPENDED = frozenset({"tolerations"})
 
@@ -27,7 +29,7 @@ def merged(
     """
     given = plain(pipeline.spec.server.pod_template)
     result: dict[str, Any] = merge(template, given)
-    findings = [*owned_fields(given, template, pipeline, options)]
+    findings = [*islice(owned_fields(given, template, pipeline, options), MAX_FINDINGS)]
     refused = [finding.path for finding in findings]
     before = set(check_template(template, PATH))
     # Errors from other fields of the resource are not reported for this field, and a rejected part
@@ -61,26 +63,31 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
         return result
     if not isinstance(patch, list):
         return patch
-    items = list(base) if isinstance(base, list) and (field in KEYS or field in APPENDED) else []
+    known = base if isinstance(base, list) and (field in KEYS or field in APPENDED) else []
+    return _merge_items(known, patch, field)
+
+
+def _merge_items(base: list[Any], patch: list[Any], field: str) -> list[Any]:
+    """Merge a list; linear in the length of both."""
+    items = list(base)
+    indexes: dict[str, int] = {}
+    for place, item in enumerate(items):
+        indexes.setdefault(_identity(item, field), place)
     for entry in patch:
-        index = _index_of(items, entry, KEYS[field]) if field in KEYS else None
-        added = merge(None, entry)
-        if index is not None:
+        identity = _identity(entry, field)
+        index = indexes.get(identity) if identity else None
+        if index is None:
+            indexes.setdefault(identity, len(items))
+            items.append(merge(None, entry))
+        elif field not in APPENDED:
             items[index] = merge(items[index], entry)
-        elif field not in APPENDED or added not in items:
-            items.append(added)
     return items
 
 
-def _index_of(items: list[Any], entry: Any, key: str) -> int | None:
-    """Return the index of the item with the same key; ``None`` if there is none."""
-    if not isinstance(entry, Mapping) or key not in entry:
-        return None
-    return next(
-        (
-            index
-            for index, item in enumerate(items)
-            if isinstance(item, Mapping) and item.get(key) == entry[key]
-        ),
-        None,
-    )
+def _identity(item: Any, field: str) -> str:
+    """Return what tells an item of a list apart; empty if nothing does."""
+    if field in APPENDED:
+        return json.dumps(merge(None, item), sort_keys=True)
+    if field not in KEYS or not isinstance(item, Mapping) or KEYS[field] not in item:
+        return ""
+    return json.dumps(item[KEYS[field]], sort_keys=True)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-import structlog
-
 from triton_pipelines.api import names
 from triton_pipelines.autoscaling.decide import decide
 from triton_pipelines.autoscaling.metrics.samples import (
@@ -33,7 +31,7 @@ from triton_pipelines.autoscaling.pods_and_cpu import (
 from triton_pipelines.autoscaling.state_json import loads
 from triton_pipelines.autoscaling.types import PipelineLimits, ScalingDecision, ScalingState
 from triton_pipelines.cluster.client import Object
-from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.compile.graph.example_request import example_of
 from triton_pipelines.controllers.autoscaler import pipeline_state, pods_and_cpu, stored_objects
@@ -46,22 +44,22 @@ from triton_pipelines.controllers.autoscaler.pipeline_state import (
     PipelineScalingState,
     ReportedStatus,
 )
-from triton_pipelines.controllers.autoscaler.pod_counts import known_targets, query_counts
+from triton_pipelines.controllers.autoscaler.pod_counts import (
+    COUNTS_AT_ONCE,
+    known_targets,
+    query_counts,
+)
 from triton_pipelines.controllers.autoscaler.sample_collection import Collector, collect_samples
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
 from triton_pipelines.controllers.autoscaler.triton_pod import TritonPod
+from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
 from triton_pipelines.controllers.handover import Handover, ScalingView
 from triton_pipelines.controllers.pipeline.live_config_map import stored_state
 from triton_pipelines.controllers.pipeline.plan import is_unmanaged
 from triton_pipelines.controllers.pipeline.pod_probes import Prober, ProbeTarget
 from triton_pipelines.controllers.pipeline.pods_and_cpu import bounds_of
-from triton_pipelines.controllers.pipeline.snapshot import (
-    Pod,
-    is_alive,
-    is_pipeline_pod,
-)
-
-_log = structlog.get_logger(__name__)
+from triton_pipelines.controllers.pipeline.snapshot import Pod, is_alive
+from triton_pipelines.controllers.pod_ownership import owned_pods
 
 TICK_SECONDS: Final = 2.0
 # How long a change waits for its intent to be recorded; without an API server nothing is changed.
@@ -100,8 +98,14 @@ class Autoscaler:
     """Pause after a first failed change."""
     pace: Pace = field(default_factory=Pace)
     """Times of the actuator."""
+    _count_places: asyncio.Semaphore = field(
+        default_factory=partial(asyncio.Semaphore, COUNTS_AT_ONCE)
+    )
     _states: dict[Key, PipelineScalingState] = field(default_factory=dict)
-    _logged: dict[tuple[Key, str], str] = field(default_factory=dict)
+    _failures: FailureLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failures = FailureLog("scaling failed", self.metrics.errors)
 
     # --- loop -----------------------------------------------------------------------------------
 
@@ -114,7 +118,7 @@ class Autoscaler:
                 try:
                     await self.tick()
                 except Exception as error:
-                    await self._log_failure(("", ""), "Tick", error)
+                    await self._failures.report(NO_PIPELINE, "Tick", error)
                 await asyncio.sleep(max(0.0, due - loop.time()))
         finally:
             for state in self._states.values():
@@ -127,18 +131,13 @@ class Autoscaler:
             try:
                 self._observe(key)
             except Exception as error:
-                await self._log_failure(key, "Observe", error)
-        known = {*self._states, *(key for key, _ in self._logged if any(key))}
-        self._forget(known - set(self.store.pipelines()))
+                await self._failures.report(key, "Observe", error)
+        self._forget({*self._states, *self._failures.pipelines} - set(self.store.pipelines()))
         scaled = {key: state for key, state in self._states.items() if state.steps}
         serving = {key: state for key, state in scaled.items() if state.pods}
         now = self.clock().timestamp()
-        await asyncio.gather(
-            *(query_counts(state, partial(self._control, state), now) for state in serving.values())
-        )
-        samples = await collect_samples(
-            serving, self.collectors, partial(self._log_failure, ("", ""), "Collect")
-        )
+        await asyncio.gather(*(self._count(key, state, now) for key, state in serving.items()))
+        samples = await collect_samples(serving, self.collectors, self._report_collect)
         for key, state in scaled.items():
             sample = samples.get(key) or MetricsFailure(MetricsProblem.MISSING, "no pod is ready")
             if not any(self.collectors):
@@ -146,23 +145,16 @@ class Autoscaler:
             try:
                 self._reconcile(key, state, sample)
             except Exception as error:
-                await self._log_failure(key, "Decide", error)
+                await self._failures.report(key, "Decide", error)
 
-    async def _log_failure(self, key: Key, kind: str, error: BaseException) -> None:
-        """Count and log an unexpected error: a bug, or what a pod or an edited object caused."""
-        self.metrics.errors.labels(*key, kind).inc()
-        message = f"{type(error).__name__}: {error}"
-        if self._logged.get((key, kind)) == message:
-            return  # it recurs with every tick, and the counter shows that
-        self._logged[key, kind] = message
-        await _log.aerror(
-            "scaling failed",
-            namespace=key[0],
-            pipeline=key[1],
-            kind=kind,
-            error=str(error),
-            exc_info=error,
-        )
+    async def _count(self, key: Key, state: PipelineScalingState, now: float) -> None:
+        try:
+            await query_counts(state, partial(self._control, state), now, self._count_places)
+        except Exception as error:
+            await self._failures.report(key, "Count", error)
+
+    async def _report_collect(self, key: Key, error: BaseException) -> None:
+        await self._failures.report(key, "Collect", error)
 
     # --- observe --------------------------------------------------------------------------------
 
@@ -178,11 +170,8 @@ class Autoscaler:
         if not state.steps:
             self._clear(key, state)
             return
-        state.all_pods = tuple(
-            Pod.of(item)
-            for item in self.store.children(PODS, key)
-            if is_alive(item) and is_pipeline_pod(item)
-        )
+        found = owned_pods(self.store, self.handover.replica_sets.get(key, {}), key)
+        state.all_pods = tuple(Pod.of(item) for item in found.server if is_alive(item))
         state.pods = tuple(
             pod
             for pod in state.all_pods
@@ -232,10 +221,7 @@ class Autoscaler:
 
     def _forget(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            if any(where[0] == key for where in self._logged):
-                self._logged = {
-                    where: message for where, message in self._logged.items() if where[0] != key
-                }
+            if self._failures.forget(key):
                 self.metrics.forget(key)
             state = self._states.pop(key, None)
             self.handover.scaling.pop(key, None)
@@ -370,7 +356,7 @@ class Autoscaler:
             self.clock,
             self.enqueue,
             self.metrics,
-            self._log_failure,
+            self._failures.report,
             self.pace,
             self.intent_seconds,
         )

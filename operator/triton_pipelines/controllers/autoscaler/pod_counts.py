@@ -23,10 +23,15 @@ RECOUNT_SECONDS: Final = 30.0
 # A pod that did not report counts is queried again after this long (seconds), so that many
 # unreachable pods do not keep the operator busy.
 UNANSWERED_SECONDS: Final = 10.0
+# Pods that are queried at the same time, of all pipelines: a response may have 1 MiB.
+COUNTS_AT_ONCE: Final = 128
 
 
 async def query_counts(
-    state: PipelineScalingState, control: Callable[[Pod], PodControl], now: float
+    state: PipelineScalingState,
+    control: Callable[[Pod], PodControl],
+    now: float,
+    places: asyncio.Semaphore,
 ) -> None:
     """Query the pods whose counts are unknown or outdated.
 
@@ -34,9 +39,10 @@ async def query_counts(
         state: the pipeline.
         control: returns the control API of a pod.
         now: Unix seconds.
+        places: :data:`COUNTS_AT_ONCE` places, shared by all pipelines.
     """
     due = [pod for pod in state.pods if _is_query_due(state, pod, now)]
-    counts = await asyncio.gather(*(_counts_of(state, control(pod)) for pod in due))
+    counts = await asyncio.gather(*(_counts_of(state, control(pod), places) for pod in due))
     for pod, found in zip(due, counts, strict=True):
         start = pipeline_state.server_start_id(pod)
         state.unanswered.pop(pod.uid, None)
@@ -57,9 +63,12 @@ def _is_query_due(state: PipelineScalingState, pod: Pod, now: float) -> bool:
     return failed_start != start or now - failed_at >= UNANSWERED_SECONDS
 
 
-async def _counts_of(state: PipelineScalingState, control: PodControl) -> Mapping[str, int] | None:
+async def _counts_of(
+    state: PipelineScalingState, control: PodControl, places: asyncio.Semaphore
+) -> Mapping[str, int] | None:
     try:
-        return {step.name: await control.count(step.model_name) for step in state.steps}
+        async with places:
+            return {step.name: await control.count(step.model_name) for step in state.steps}
     except (PodGoneError, PodRejectedError, PodUnresponsiveError):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from triton_pipelines.autoscaling.metrics.connection_messages import unknown_connection
 from triton_pipelines.autoscaling.metrics.samples import (
@@ -16,7 +16,12 @@ from triton_pipelines.autoscaling.metrics.samples import (
 from triton_pipelines.cluster.store import Key
 from triton_pipelines.controllers.autoscaler import pipeline_state
 from triton_pipelines.controllers.autoscaler.pipeline_state import PipelineScalingState
+from triton_pipelines.controllers.failure_log import NO_PIPELINE
 from triton_pipelines.controllers.scaling_limits import limits_of
+
+_UNEXPECTED: Final = MetricsFailure(
+    MetricsProblem.ERROR, "metrics could not be collected; see the operator's log"
+)
 
 
 class Collector(Protocol):
@@ -35,42 +40,45 @@ class Collector(Protocol):
 async def collect_samples(
     states: Mapping[Key, PipelineScalingState],
     collectors: Mapping[str, Collector],
-    on_failure: Callable[[BaseException], Awaitable[None]],
+    on_failure: Callable[[Key, BaseException], Awaitable[None]],
 ) -> dict[Key, PipelineSample | MetricsFailure]:
     """Return samples of all pipelines, collected once per connection.
 
-    A collector that fails is a failure of its own pipelines only.
+    A collector that fails is a failure of its own pipelines only. A collector without pipelines is
+    called, too, and forgets those that it had.
 
     Args:
         states: the pipelines.
         collectors: by name of the connection; the empty name reads the pods directly.
-        on_failure: called with the error of a collector that failed.
+        on_failure: called with the error of a pipeline, or of a collector (``NO_PIPELINE``).
     """
-    groups: dict[str, dict[Key, ExpectedPods]] = {}
+    groups: dict[str, dict[Key, ExpectedPods]] = {name: {} for name in collectors}
     found: dict[Key, PipelineSample | MetricsFailure] = {}
     connections = [name for name in collectors if name]
     for key, state in states.items():
-        limits = limits_of(state.pipeline, state.graph, "")
-        models = frozenset([*(step.model_name for step in limits.steps), *limits.gpu_steps])
-        pods = {pod.name: pipeline_state.metrics_address(pod) for pod in state.pods}
-        scaling = state.pipeline.spec.scaling
-        name = scaling.prometheus_ref
+        name = state.pipeline.spec.scaling.prometheus_ref
         if connections and name not in connections:
             found[key] = unknown_connection(name, connections)
             continue
-        groups.setdefault(name if connections else "", {})[key] = ExpectedPods(
-            key[0], pods, models, float(scaling.windows.slow)
-        )
+        try:
+            groups[name if connections else ""][key] = _expected_pods(key, state)
+        except Exception as error:
+            await on_failure(key, error)
+            found[key] = _UNEXPECTED
     results = await asyncio.gather(
         *(collectors[name].collect(group) for name, group in groups.items()),
         return_exceptions=True,
     )
     for group, result in zip(groups.values(), results, strict=True):
         if isinstance(result, BaseException):
-            await on_failure(result)
-            failure = MetricsFailure(
-                MetricsProblem.ERROR, "metrics could not be collected; see the operator's log"
-            )
-            result = dict.fromkeys(group, failure)
+            await on_failure(NO_PIPELINE, result)
+            result = dict.fromkeys(group, _UNEXPECTED)
         found |= result
     return found
+
+
+def _expected_pods(key: Key, state: PipelineScalingState) -> ExpectedPods:
+    limits = limits_of(state.pipeline, state.graph, "")
+    models = frozenset([*(step.model_name for step in limits.steps), *limits.gpu_steps])
+    pods = {pod.name: pipeline_state.metrics_address(pod) for pod in state.pods}
+    return ExpectedPods(key[0], pods, models, float(state.pipeline.spec.scaling.windows.slow))

@@ -25,6 +25,7 @@ from triton_pipelines.triton.errors import (
     TritonError,
     UnreachableError,
 )
+from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX
 
 # Triton reports a count without queueing; a slower pod (seconds) must not delay the query of all
 # others.
@@ -40,7 +41,11 @@ def grpc_address(ip: str) -> str:
 async def client_of(target: ProbeTarget) -> AsyncIterator[TritonClient]:
     """Return a client of the pod that raises the actuator's errors."""
     try:
-        async with TritonClient(grpc_address(target.pod.ip), target.control_key) as client:
+        async with TritonClient(
+            grpc_address(target.pod.ip),
+            target.control_key,
+            max_response_bytes=2 * DESCRIPTION_BYTES_MAX,
+        ) as client:
             yield client
     except UnreachableError as error:
         raise PodGoneError(str(error)) from error

@@ -49,6 +49,8 @@ class CompiledPipeline:
     pipeline: InferencePipeline
     graph: Graph
     revision: Revision | LazyRevision
+    server_image: str
+    """Image of Triton in the revision's pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +181,12 @@ def _render(
     if findings:
         return findings
     try:
-        return CompiledPipeline(pipeline, graph, render(pipeline, graph, options, digests))
+        revision = render(pipeline, graph, options, digests)
     except RefusedError as error:
         return error.findings
     except RenderError as error:
         return [Finding("spec", str(error))]
+    return CompiledPipeline(pipeline, graph, revision, revision.server_image)
 
 
 def _pinned(pipeline: InferencePipeline, inputs: CompileInputs, options: Options) -> Options:

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api.conditions import Reason
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
+from triton_pipelines.cluster.store import Key, Store, key_of
 
+from .owner_references import owned
 from .pod_problems import Problem
 from .snapshot import Snapshot
 
@@ -65,3 +68,17 @@ def is_rolling_out(deployment: Mapping[str, Any]) -> bool:
         (item for item in status.get("conditions") or () if item.get("type") == "Progressing"), {}
     )
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
+
+
+def rolling_pipelines(store: Store) -> set[Key]:
+    """Return the pipelines whose own Deployment is rolling out.
+
+    Others' Deployments with a pipeline's labels must not take the places of pipelines.
+    """
+    rolling = set()
+    for item in store.all(DEPLOYMENTS):
+        key = key_of(item)
+        pipeline = store.get(INFERENCE_PIPELINES, *key) if is_rolling_out(item) else None
+        if pipeline is not None and owned(item, pipeline["metadata"].get("uid", "")):
+            rolling.add(key)
+    return rolling

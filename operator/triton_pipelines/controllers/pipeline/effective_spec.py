@@ -41,16 +41,28 @@ class EffectiveSpec:
     """UID of the pipeline."""
     pipeline: InferencePipeline
     graph: Graph
+    server_image: str
+    """Image of Triton in its pods."""
     is_current: bool = True
     """Whether this is the current spec; otherwise it is the last good one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecIdentity:
+    """What tells the document of a spec apart."""
+
+    digest: bytes
+    """Hash of the document."""
+    size: int
+    """Bytes of the document as JSON."""
 
 
 @dataclass(slots=True)
 class ParsedSpec:
     """A parsed spec."""
 
-    digest: bytes
-    """Hash of its document."""
+    identity: SpecIdentity
+    """What tells its document apart."""
     pipeline: InferencePipeline | None
     """``None`` if it cannot be acted on because of ``findings``."""
     findings: tuple[Finding, ...]
@@ -61,27 +73,44 @@ class ParsedSpec:
     )
 
     @classmethod
-    def of(cls, raw: Object, digest: bytes) -> ParsedSpec:
+    def of(cls, raw: Object, identity: SpecIdentity) -> ParsedSpec:
         """Read a raw pipeline."""
         pipeline, findings = parse(raw)
         valid = pipeline if not findings else None
         return cls(
-            digest,
+            identity,
             valid,
             tuple(findings),
             tuple(config_map_sources(valid)) if valid is not None else (),
         )
 
+    @classmethod
+    def rejected(cls, identity: SpecIdentity, finding: Finding) -> ParsedSpec:
+        """Return a spec that cannot be acted on."""
+        return cls(identity, None, (finding,), ())
+
+    def known(self, inputs: CompileInputs) -> CompiledPipeline | tuple[Finding, ...] | None:
+        """Return the cached result for these inputs, or ``None``."""
+        return next((result for then, result in self._results if then == inputs), None)
+
     def compile(self, inputs: CompileInputs, options: Options) -> CompiledPipeline | list[Finding]:
         """Return the compiled spec or all its findings, from the cache if no input has changed."""
         if self.pipeline is None:
             return list(self.findings)
-        found = next(
-            (result for inputs_then, result in self._results if inputs_then == inputs), None
-        )
+        found = self.known(inputs)
         if found is not None:
             return found if isinstance(found, CompiledPipeline) else list(found)
         compiled = compile_parsed(self.pipeline, inputs, options)
+        self.keep(inputs, compiled, options)
+        return compiled
+
+    def keep(
+        self,
+        inputs: CompileInputs,
+        compiled: CompiledPipeline | list[Finding],
+        options: Options,
+    ) -> None:
+        """Cache the result of a compilation."""
         result = (
             tuple(compiled)
             if isinstance(compiled, list)
@@ -91,7 +120,6 @@ class ParsedSpec:
         # that the source had.
         other_results = [item for item in self._results if item[0].digests != inputs.digests]
         self._results = [(inputs, result), *other_results][:KEPT]
-        return compiled
 
 
 @dataclass(slots=True)
@@ -105,12 +133,19 @@ class Resolver:
 
     def read(self, raw: Object) -> ParsedSpec:
         """Return the spec of a raw pipeline."""
-        key, digest = _key(raw), _digest(raw)
-        known = self._read.get(key, [])
-        spec = next((entry for entry in known if entry.digest == digest), None) or ParsedSpec.of(
-            raw, digest
-        )
-        self._read[key] = [spec, *(entry for entry in known if entry is not spec)][:KEPT]
+        identity = identity_of(raw)
+        return self.keep(raw, self.known(raw, identity) or ParsedSpec.of(raw, identity))
+
+    def known(self, raw: Object, identity: SpecIdentity) -> ParsedSpec | None:
+        """Return the cached spec of a raw pipeline with this identity, or ``None``."""
+        known = self._read.get(_key(raw), ())
+        return next((entry for entry in known if entry.identity == identity), None)
+
+    def keep(self, raw: Object, spec: ParsedSpec) -> ParsedSpec:
+        """Cache the spec of a raw pipeline as the latest one, and return it."""
+        key = _key(raw)
+        others = (entry for entry in self._read.get(key, ()) if entry is not spec)
+        self._read[key] = [spec, *others][:KEPT]
         return spec
 
     def resolve(self, snapshot: Snapshot) -> CompiledPipeline | list[Finding]:
@@ -129,7 +164,11 @@ class Resolver:
         if effective is not None:
             uid = str(snapshot.pipeline["metadata"].get("uid") or "")
             self._effective[_key(snapshot.pipeline)] = EffectiveSpec(
-                uid, effective[1].pipeline, effective[1].graph, is_current=effective[0] is snapshot
+                uid,
+                effective[1].pipeline,
+                effective[1].graph,
+                effective[1].server_image,
+                is_current=effective[0] is snapshot,
             )
         return effective
 
@@ -173,12 +212,13 @@ def _revision(pipeline: InferencePipeline, inputs: CompileInputs, options: Optio
     return compiled.revision
 
 
-def _digest(raw: Object) -> bytes:
-    """Return the hash of all that is read of the resource, as text.
+def identity_of(raw: Object) -> SpecIdentity:
+    """Return the identity of all that is read of the resource, as text.
 
     In Python ``True``, 1 and 1.0 are equal; to Triton they are not.
     """
-    return hashlib.sha256(json.dumps(read_of(raw), default=str).encode()).digest()
+    text = json.dumps(read_of(raw), default=str).encode()
+    return SpecIdentity(hashlib.sha256(text).digest(), len(text))
 
 
 def _key(raw: Object) -> Key:

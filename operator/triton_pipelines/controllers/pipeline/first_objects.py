@@ -36,5 +36,5 @@ def first_objects(
         {**document, "metadata": {**document["metadata"], "generation": generation}}
     )
     context = Context(options, lambda _uid, _revision: control_key)
-    spec = ReconciledSpec(CompiledPipeline(pipeline, graph, revision))
+    spec = ReconciledSpec(CompiledPipeline(pipeline, graph, revision, revision.server_image))
     return list(plan_for(spec, snapshot, context, dt.datetime.fromtimestamp(0, dt.UTC)).apply)

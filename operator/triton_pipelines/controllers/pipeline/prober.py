@@ -12,11 +12,14 @@ from triton_pipelines.compile.graph.example_request import DEFAULT_TEXT, Example
 from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
 from triton_pipelines.controllers.pipeline.snapshot import ModelState, Probe
+from triton_pipelines.triton.errors import REASON_CHARACTERS_MAX
 from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 
 # Ids of our own sequences: the upper half of what every integer type of the control tensor holds,
 # which clients that count up do not reach.
 _LOWEST_ID = 2**30
+# Entries of a pod's index that are kept: a model has one per version.
+MODELS_MAX = 100
 
 
 async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = DEADLINE_S) -> Probe:
@@ -30,6 +33,9 @@ async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = D
     result = await probe(
         f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, request, deadline_s
     )
+    # What a pod reports of others is not kept: it may be any number of models.
+    graph = target.graph
+    expected = {graph.model_name, *graph.load, *(step.model_name for step in graph.steps)}
     failure = result.inference_error and with_tensor_origin(target.graph, result.inference_error)
     if (
         failure
@@ -41,7 +47,11 @@ async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = D
     return Probe(
         at=now,
         ensemble_ready=result.ensemble_ready,
-        models=tuple(ModelState(model.name, model.state, model.reason) for model in result.models),
+        models=tuple(
+            ModelState(model.name, model.state, model.reason[:REASON_CHARACTERS_MAX])
+            for model in result.models
+            if model.name in expected
+        )[:MODELS_MAX],
         # None: no test inference was run; only a result verifies a pod.
         inference_error="" if result.inference_ok or result.mismatch else failure,
         mismatch=(failure or "") if result.mismatch else "",

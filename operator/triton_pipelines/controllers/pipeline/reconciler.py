@@ -36,7 +36,7 @@ from triton_pipelines.cluster.resources import (
     Resource,
     resource_of,
 )
-from triton_pipelines.cluster.store import Store, owner_key
+from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key, Result
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.graph.graph import Fetch
@@ -44,17 +44,19 @@ from triton_pipelines.controllers.handover import Handover
 
 from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
+from .background_compiler import BackgroundCompiler
 from .chain import Context
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
-from .deployment_progress import is_rolling_out
+from .deployment_progress import rolling_pipelines
 from .effective_spec import Resolver
 from .owner_references import FormerChild, NameTaken, check_owner
 from .plan import is_unmanaged, plan
+from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober
 from .policies.last_good_spec import last_good_after
 from .resize_rejections import rejection_of, rejections_of
-from .snapshot import Object, Pod, Snapshot, is_alive, is_pipeline_pod
+from .snapshot import Object, Snapshot
 from .status_events import Event
 from .status_writer import StatusRejected, StatusWriter
 
@@ -98,12 +100,12 @@ class Reconciler:
     handover: Handover
     max_concurrent_rollouts: int = 5
     resolver: Resolver = field(init=False)
+    _compiler: BackgroundCompiler = field(init=False)
+    _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
-    _deleted_pods: dict[Key, set[str]] = field(default_factory=dict)
-    """Uids of pods that were deleted here."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
     """Why an object of a tuning run was rejected."""
     _terminating: set[Key] = field(default_factory=set)
@@ -113,6 +115,8 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self.resolver = Resolver(self.options)
+        self._compiler = BackgroundCompiler(self.resolver)
+        self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
         self._probes = PodProbes(self.prober, self.derive, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
@@ -133,7 +137,7 @@ class Reconciler:
                 await _log.ainfo("namespace is terminating; nothing is applied", error=str(error))
             return Result(outcome="terminating")
         self._terminating.discard(key)
-        return result
+        return replace(result, cpu_seconds=self._compiler.take_cpu_seconds(key))
 
     async def _reconcile(self, key: Key) -> Result:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
@@ -142,9 +146,9 @@ class Reconciler:
             return Result()
         if is_unmanaged(raw):
             return Result()
-        sources = self.resolver.read(raw).sources
-        snapshot = await self._observe(key, raw, sources)
-        compiled = self.resolver.resolve(snapshot)
+        spec = await self._compiler.read(key, raw)
+        snapshot = await self._observe(key, raw, spec.sources)
+        compiled = await self._compiler.compile(key, spec, snapshot)
         snapshot, probe_after = await self._probe(key, snapshot, compiled)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
@@ -177,21 +181,27 @@ class Reconciler:
             await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        poll_after = SOURCE_POLL_SECONDS if sources else None
+        poll_after = SOURCE_POLL_SECONDS if spec.sources else None
         return Result(
             requeue_after=soonest(
-                decided.requeue_after, probe_after, poll_after, 0.0 if has_unreported else None
+                decided.requeue_after,
+                probe_after,
+                poll_after,
+                self._pods.recheck_after(key),
+                0.0 if has_unreported else None,
             )
         )
 
     def _forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
+        self._pods.forget(key)
         self._probes.forget(key)
         self._status.forget(key)
         self._accepted.pop(key, None)
+        self._tuning_rejection.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
-        self.resolver.forget(key)
+        self._compiler.forget(key)
 
     # --- observe
 
@@ -201,12 +211,7 @@ class Reconciler:
             for resource in CHILD_RESOURCES
             for item in self.store.children(resource, key)
         }
-        known = list(self.store.children(PODS, key))
-        pods = tuple(Pod.of(item) for item in known if is_alive(item) and is_pipeline_pod(item))
-        tuning_pods = tuple(Pod.of(item) for item in known if not is_pipeline_pod(item))
-        if deleted := self._deleted_pods.pop(key, set()) & {pod.uid for pod in pods}:
-            self._deleted_pods[key] = deleted
-            pods = tuple(replace(pod, deleting=True) if pod.uid in deleted else pod for pod in pods)
+        pods, tuning_pods = await self._pods.observe(key)
         digests, missing = await read_sources(self.client, key[0], sources)
         unplaced = any(
             pod.condition("PodScheduled").get("status") == "False" for pod in (*pods, *tuning_pods)
@@ -259,16 +264,11 @@ class Reconciler:
         try:
             return tuple((await self.client.list(NODES)).items)
         except Forbidden:
-            # A namespaced operator may not see nodes; the scheduler's own message is shown.
-            return None
+            return None  # As for a namespaced operator; the scheduler's own message is shown.
 
     def _may_roll(self, key: Key) -> bool:
-        rolling = {
-            owner_key(DEPLOYMENTS, item)
-            for item in self.store.all(DEPLOYMENTS)
-            if is_rolling_out(item) and is_pipeline_pod(item)
-        } | self._starting
-        return len(rolling - {key, None}) < self.max_concurrent_rollouts
+        rolling = rolling_pipelines(self.store) | self._starting
+        return len(rolling - {key}) < self.max_concurrent_rollouts
 
     # --- apply ------------------------------------------------------------------------------
 
@@ -291,11 +291,9 @@ class Reconciler:
         await self._clear(key, decided)
         for event in events_after_failure(decided):
             await self._status.post(snapshot.pipeline, event)
-        waiting = isinstance(error, FormerChild)
-        return Result(
-            requeue_after=FORMER_CHILD_SECONDS if waiting else SOURCE_POLL_SECONDS,
-            outcome="waiting" if waiting else "stalled",
-        )
+        if isinstance(error, FormerChild):
+            return Result(requeue_after=FORMER_CHILD_SECONDS, outcome="waiting")
+        return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid = snapshot.pipeline["metadata"].get("uid", "")
@@ -395,6 +393,6 @@ class Reconciler:
         await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
         if resource == PODS:
             # Deletion takes time; until the watch reports it, the object must not be deleted again.
-            self._deleted_pods.setdefault(key, set()).add(deletion.uid)
+            self._pods.mark_deleted(key, deletion.uid)
             return
         self.store.remove(resource, key[0], deletion.name, uid=deletion.uid or None)

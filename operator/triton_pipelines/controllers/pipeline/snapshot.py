@@ -212,7 +212,7 @@ class Snapshot:
     latencies: Latencies | None = None
     """Latency of revisions, for the SLO; ``None``: not measured yet."""
     tuning_pods: tuple[Pod, ...] = ()
-    """Pods of a tuning run, in any phase. They do not serve the pipeline."""
+    """Pods of its tuning run, in any phase. They do not serve the pipeline."""
     tuning_rejection: str = ""
     """Why the API server rejected an object of the tuning run."""
     monitoring: Sequence[Finding] | None = ()
@@ -335,11 +335,3 @@ def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:
 def is_alive(pod: Object) -> bool:
     """Return whether a raw pod has not ended: ended ones (evicted, node lost) stay listed."""
     return (pod.get("status") or {}).get("phase") not in ("Failed", "Succeeded")
-
-
-def is_pipeline_pod(pod: Object) -> bool:
-    """Return whether a raw pod serves the pipeline; those of a tuning run do not."""
-    return (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) not in (
-        names.COMPONENT_CANARY,
-        names.COMPONENT_TUNER,
-    )

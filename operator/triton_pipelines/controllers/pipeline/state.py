@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from triton_pipelines.api.conditions import Reason
+from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
 from triton_pipelines.controllers.timestamps import moment
 
 from .field_managers import OtherManagers
@@ -306,12 +307,16 @@ FLAT_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def json_object(text: str | None) -> dict[str, Any]:
-    """Read a JSON object out of a ConfigMap; anything else, as after an edit, counts as empty."""
+    """Read a JSON object out of a ConfigMap; anything else, as after an edit, counts as empty.
+
+    So does one that is nested too deeply, because comparing it would fail.
+    """
     try:
         document = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    is_usable = isinstance(document, dict) and not is_deeper_than(document, MAX_DOCUMENT_DEPTH)
+    return document if is_usable else {}
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

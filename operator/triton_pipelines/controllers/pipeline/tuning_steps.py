@@ -260,7 +260,7 @@ def _result_of_job(
         return TuningDecision(run.failed(message, now))
     try:
         result = result_of(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         result = None
     if result is None:
         return TuningDecision(

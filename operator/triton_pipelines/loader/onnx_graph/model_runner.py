@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from triton_pipelines.api import names
 from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, inputs
 from triton_pipelines.loader.onnx_weights import open_with_mapped_weights
 
@@ -133,7 +136,7 @@ def accepts(run: Run, row: Mapping[str, Array]) -> bool:
 def choose_evaluator(weights: int) -> Evaluator:
     """Return what can run a model with ``weights`` bytes of weights in this process."""
     try:
-        import onnxruntime  # noqa: F401
+        _import_onnxruntime()
     except ImportError:
         return Evaluator.REFERENCE if weights <= REFERENCE_MAX else Evaluator.NONE
     return Evaluator.ONNX_RUNTIME
@@ -143,11 +146,16 @@ def open_model(path: Path, evaluator: Evaluator) -> Run:
     """Return the model of a file as a function."""
     if evaluator is Evaluator.REFERENCE:
         return open_with_mapped_weights(path)
-    import onnxruntime
-
+    onnxruntime = _import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def _import_onnxruntime() -> Any:
+    """Import ONNX Runtime without its telemetry, which it decides on when it is imported."""
+    os.environ[names.ENV_ORT_TELEMETRY] = "1"
+    return importlib.import_module("onnxruntime")

@@ -6,7 +6,7 @@ express becomes a note.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from triton_pipelines.api.base import Switch
@@ -27,19 +27,20 @@ from .model_selection import PipelineModels, select_models
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import ModelRepository, RepositoryModel
 from .resource_validity import make_valid
-from .step_roles import (
-    SLOTS,
-    StepCall,
-    calls_of,
-    free_name,
-    in_data_order,
-    make_required,
-    name_calls,
-    references,
-)
+from .step_calls import SLOTS, StepCall, calls_of, in_data_order, references
+from .step_roles import free_name, make_required, name_calls
 from .yaml_document import ResourceDraft, slug
 
-_ORDER = (TOKENIZER, MODEL, "steps", POSTPROCESS, "auxiliaryModels", "ensemble", "server")
+_ORDER = (
+    TOKENIZER,
+    MODEL,
+    "steps",
+    "repeatedSteps",
+    POSTPROCESS,
+    "auxiliaryModels",
+    "ensemble",
+    "server",
+)
 # Backends whose engine is on a GPU, whatever the kind of its instances.
 _GPU_BACKENDS = ("tensorrt", "tensorrtllm", "vllm")
 
@@ -188,9 +189,9 @@ def _move_batching(selection: PipelineModels, report: ImportReport) -> None:
 def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSources) -> None:
     """Add every step, and the ensemble's inputs and outputs."""
     config = selection.entry.config
-    calls = calls_of(selection.entry, selection.steps)
+    calls = calls_of(selection.entry, {model.name: model for model in selection.steps})
     name_calls(calls, selection.entry)
-    by_name = {call.name: call for call in calls}
+    by_name = {call.name: call for call in calls if call.repeats is None}
     spec = draft.spec
     if TOKENIZER in by_name:
         call = by_name[TOKENIZER]
@@ -202,7 +203,9 @@ def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSo
         )
         spec[MODEL] = _with_model_name(call.model, fields, MODEL)
     further = [
-        call for call in in_data_order(calls) if call.name not in (TOKENIZER, MODEL, POSTPROCESS)
+        call
+        for call in in_data_order(calls)
+        if call.repeats is None and call.name not in (TOKENIZER, MODEL, POSTPROCESS)
     ]
     for index, call in enumerate(further):
         fields = step_fields.step_fields(
@@ -213,6 +216,11 @@ def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSo
             **({"modelName": call.model.name} if call.model.name != call.name else {}),
         }
         spec.setdefault("steps", []).append({**named, **fields})
+    for call in in_data_order(calls):
+        if call.repeats is not None:
+            spec.setdefault("repeatedSteps", []).append(
+                _repeated_step(call, references(call, calls))
+            )
     if POSTPROCESS in by_name:
         call = by_name[POSTPROCESS]
         spec[POSTPROCESS] = step_fields.postprocess(call.model, references(call, calls), files)
@@ -222,9 +230,23 @@ def _add_ensemble(draft: ResourceDraft, selection: PipelineModels, files: FileSo
     spec["ensemble"] = _ensemble_fields(draft.name, config, calls)
 
 
+def _repeated_step(call: StepCall, wires: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a step that runs the model of another one."""
+    return {
+        "name": call.name,
+        "step": call.repeats,
+        "inputs": [
+            {"name": item.name, "from": wires[item.name]}
+            for item in call.model.config.input
+            if item.name in wires
+        ],
+    }
+
+
 def _report_extra_runtime_steps(call: StepCall, report: ImportReport) -> None:
     kind = runtime_step_of(call.model)
-    if kind in (RuntimeStep.TOKENIZER, RuntimeStep.POSTPROCESS) and call.name != str(kind):
+    built_in = kind in (RuntimeStep.TOKENIZER, RuntimeStep.POSTPROCESS)
+    if built_in and call.repeats is None and call.name != str(kind):
         report.lost(
             call.model.origin,
             f"a pipeline has at most one built-in {kind}; write a model.py for this one,"

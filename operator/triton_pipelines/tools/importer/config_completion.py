@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2
-
 from triton_pipelines.api.parse import parse
 from triton_pipelines.compile.graph import Graph, Options, build
 from triton_pipelines.compile.graph.defaults import (
@@ -26,6 +24,7 @@ from triton_pipelines.compile.render.model_config import ensemble_config, step_c
 from triton_pipelines.compile.render.model_config import parse as parse_config
 
 from . import schedulers
+from .canonical_ensemble import canonical_ensemble
 from .config_difference import differences, patch_between
 from .import_notes import ImportNote, ImportReport, NoteSeverity
 from .model_selection import PipelineModels
@@ -97,8 +96,8 @@ def _compare(
         _report_differences(rendered, models[step.model_name], step.path, report)
     if graph.entry is None:
         _report_differences(
-            _canonical_ensemble(parse_config(ensemble_config(graph))),
-            replace(selection.entry, config=_canonical_ensemble(selection.entry.config)),
+            canonical_ensemble(parse_config(ensemble_config(graph))),
+            replace(selection.entry, config=canonical_ensemble(selection.entry.config)),
             "spec.ensemble",
             report,
         )
@@ -108,10 +107,9 @@ def _report_differences(
     rendered: Any, model: RepositoryModel, path: str, report: ImportReport
 ) -> None:
     for place, desired, actual in differences(rendered, model.config):
-        if not (
-            place == "instance_group[1]"
-            or (place.startswith("instance_group[") and len(model.config.instance_group) > 1)
-        ):
+        # Groups of a tokenizer that are left out are reported already.
+        left_out = len(rendered.instance_group) < len(model.config.instance_group)
+        if not (left_out and place.startswith("instance_group[")):
             report.lost(f"{model.origin}: {place}", f"{desired} became {actual}", path)
 
 
@@ -187,23 +185,20 @@ def _adopt_operator_values(
         config.input.extend(base.input)
         config.output.extend(base.output)
         config.model_transaction_policy.CopyFrom(base.model_transaction_policy)
+    _merge_groups(base, model)
     if step.path == f"spec.{TOKENIZER}" and config.instance_group[0].kind == type(
         config.instance_group[0]
     ).Kind.Value("KIND_AUTO"):
         config.instance_group[0].kind = base.instance_group[0].kind
-    _merge_groups(base, model)
 
 
 def _merge_groups(base: Any, model: RepositoryModel) -> None:
-    """Merge the instance groups of a model into one, if that group covers the same GPUs."""
-    groups, first = model.config.instance_group, base.instance_group[0]
-    if (
-        len(groups) > 1
-        and sorted(gpu for group in groups for gpu in group.gpus) == list(first.gpus)
-        and _can_merge_groups(model)
-    ):
+    """Merge the instance groups of a tokenizer into one, as its resource has it."""
+    groups = model.config.instance_group
+    merged = schedulers.merged_group(model.config)
+    if len(groups) > len(base.instance_group) and merged is not None:
         del groups[1:]
-        groups[0].CopyFrom(first)
+        groups[0].count = merged["count"]
 
 
 def _adopt_accelerators(
@@ -224,38 +219,3 @@ def _adopt_accelerators(
                 f"{step.path}.optimization",
             )
         theirs.CopyFrom(ours)
-
-
-def _can_merge_groups(model: RepositoryModel) -> bool:
-    """Return whether all instance groups can be merged into one."""
-    return schedulers.instances(model.config).dropped is None
-
-
-def _canonical_ensemble(config: Any) -> Any:
-    """Return an ensemble in a canonical form for comparison.
-
-    Inner tensors are named after their producer and steps are sorted by name: neither the names nor
-    the order has a meaning.
-    """
-    copy = model_config_pb2.ModelConfig()
-    copy.CopyFrom(config)
-    entry = {tensor.name for tensor in (*config.input, *config.output)}
-    names = {
-        tensor: f"{step.model_name}.{output}"
-        for step in config.ensemble_scheduling.step
-        for output, tensor in step.output_map.items()
-        if tensor not in entry
-    }
-    steps = sorted(config.ensemble_scheduling.step, key=lambda step: str(step.model_name))
-    del copy.ensemble_scheduling.step[:]
-    for step in steps:
-        new_step = copy.ensemble_scheduling.step.add(
-            model_name=step.model_name,
-            model_version=step.model_version,
-            model_namespace=step.model_namespace,
-        )
-        for key, tensor in step.input_map.items():
-            new_step.input_map[key] = names.get(tensor, tensor)
-        for key, tensor in step.output_map.items():
-            new_step.output_map[key] = names.get(tensor, tensor)
-    return copy

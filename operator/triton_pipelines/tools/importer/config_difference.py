@@ -34,7 +34,7 @@ def patch_between(base: Any, desired: Any) -> dict[str, Any]:
         if field.name in _TENSORS:
             items = _items(left, right, _TENSOR_OWNED)
         elif field.name == "instance_group":
-            items = _items(left, right, _GROUP_OWNED) if len(left) == len(right) == 1 else []
+            items = _items(left, right, _GROUP_OWNED)
         else:
             result |= _field(base, desired, field)
             continue
@@ -53,10 +53,12 @@ def _items(base: Any, desired: Any, owned: tuple[str, ...]) -> list[dict[str, An
         for field in left.DESCRIPTOR.fields:
             if field.name not in owned:
                 changes |= _field(left, right, field)
-        # Tensors are matched by name, the only instance group by position.
-        if changes:
-            items.append(changes if owned is _GROUP_OWNED else {"name": left.name, **changes})
-    return items
+        # Tensors are matched by name, instance groups by position.
+        if owned is _GROUP_OWNED:
+            items.append(changes)
+        elif changes:
+            items.append({"name": left.name, **changes})
+    return items if any(items) else []
 
 
 def _field(base: Any, desired: Any, field: Any) -> dict[str, Any]:

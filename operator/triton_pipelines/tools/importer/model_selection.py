@@ -173,7 +173,7 @@ def _steps_of(
     """Return the models that an ensemble calls, each once.
 
     Raises:
-        ModelRepositoryError: a model is missing, broken, or called by several steps.
+        ModelRepositoryError: a model is missing or broken, or steps call several versions of it.
     """
     names = [step.model_name for step in entry.config.ensemble_scheduling.step]
     _raise_broken(
@@ -190,14 +190,15 @@ def _steps_of(
                 f"{entry.origin}: ensemble_scheduling: step {name!r} is not a model"
                 f" of this repository, which contains {_listed(repository.names)}"
             )
-    doubled = {name for name in names if names.count(name) > 1}
-    if doubled:
-        raise InexpressibleRepositoryError(
-            f"{entry.origin}: ensemble_scheduling: {', '.join(sorted(doubled))} is called by"
-            " several steps, but each step of a pipeline needs its own model;"
-            " copy the model's folder under another name and let one of the steps call that"
-        )
-    return [models[name] for name in names]
+    versions: dict[str, int] = {}
+    for step in entry.config.ensemble_scheduling.step:
+        if versions.setdefault(step.model_name, step.model_version) != step.model_version:
+            raise InexpressibleRepositoryError(
+                f"{entry.origin}: ensemble_scheduling: steps call different versions of"
+                f" {step.model_name}, but a pipeline calls one version of each model;"
+                " copy the model's folder under another name and let one of the steps call that"
+            )
+    return [models[name] for name in versions]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -6,7 +6,6 @@ What has no field is left to configPatch.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
@@ -149,51 +148,34 @@ def version_policy(config: Any) -> dict[str, Any] | None:
     )
 
 
-@dataclass(frozen=True)
-class InstanceGroups:
-    """The instance groups of a config as one group."""
-
-    fields: dict[str, Any]
-    """``instances`` of the step."""
-    dropped: str | None = None
-    """What could not be merged, for people; ``None``: nothing was lost."""
+def instances(config: Any) -> dict[str, Any]:
+    """Return ``instances`` of a config, with one group or several."""
+    groups = [instance_group(group) for group in config.instance_group]
+    return groups[0] if len(groups) == 1 else {"groups": groups}
 
 
-def instances(config: Any) -> InstanceGroups:
-    """Return the instance groups of a config as one group."""
+def merged_group(config: Any) -> dict[str, Any] | None:
+    """Return the instance groups as one group; ``None`` if they differ or list GPUs."""
     groups = list(config.instance_group)
-    first = groups[0]
-    name = type(first).Kind.Name(first.kind)
-    kind = "Auto" if name == "KIND_AUTO" else name.removeprefix("KIND_")
-    fields: dict[str, Any] = {"count": first.count, "kind": kind}
-    if first.gpus:
-        fields["gpus"] = list(first.gpus)
-    if first.profile:
-        fields["profiles"] = list(first.profile)
-    if re.fullmatch(HOST_POLICY_PATTERN, first.host_policy) and len(first.host_policy) <= 64:
-        fields["hostPolicy"] = first.host_policy
-    if len(groups) == 1:
-        return InstanceGroups(fields)
-    alike = all(_rest(group) == _rest(first) for group in groups)
-    gpus = [gpu for group in groups for gpu in group.gpus]
-    if (
-        alike
-        and kind == "GPU"
-        and all(group.gpus and group.count == first.count for group in groups)
-        and len(set(gpus)) == len(gpus)
-    ):
-        return InstanceGroups({**fields, "gpus": sorted(gpus)})
-    if alike and kind in ("CPU", "MODEL") and not gpus:
-        return InstanceGroups({**fields, "count": sum(group.count for group in groups)})
-    listed = ", ".join(
-        f"{group.count} of {type(group).Kind.Name(group.kind)}{list(group.gpus) or ''}"
-        for group in groups
-    )
-    return InstanceGroups(
-        fields,
-        f"a step has one instance group, but the config has {len(groups)} ({listed});"
-        " the first was used",
-    )
+    if len(groups) > 1 and any(group.gpus or _rest(group) != _rest(groups[0]) for group in groups):
+        return None
+    return {**instance_group(groups[0]), "count": sum(group.count for group in groups)}
+
+
+def instance_group(group: Any) -> dict[str, Any]:
+    """Return the fields of one instance group."""
+    name = type(group).Kind.Name(group.kind)
+    fields: dict[str, Any] = {
+        "count": group.count,
+        "kind": "Auto" if name == "KIND_AUTO" else name.removeprefix("KIND_"),
+    }
+    if group.gpus:
+        fields["gpus"] = list(group.gpus)
+    if group.profile:
+        fields["profiles"] = list(group.profile)
+    if re.fullmatch(HOST_POLICY_PATTERN, group.host_policy) and len(group.host_policy) <= 64:
+        fields["hostPolicy"] = group.host_policy
+    return fields
 
 
 def _rest(group: Any) -> Any:

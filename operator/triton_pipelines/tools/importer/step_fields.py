@@ -77,7 +77,7 @@ def step_fields(
     has_folder = fields.get("source") == files.folder(model)
     if (strategy := files.strategy(model, has_folder=has_folder)) is not None:
         fields["batchStrategy"] = strategy
-    fields["instances"] = _instances(model, path, files)
+    fields["instances"] = schedulers.instances(model.config)
     if python and path != "spec.model" and fields["instances"] == {"count": 1, "kind": "CPU"}:
         del fields["instances"]
     if policy is not None:
@@ -151,21 +151,7 @@ def tokenizer(model: RepositoryModel, wires: Mapping[str, str], files: FileSourc
             fields["inputs"] = read = {**read, f"{key}From": wires[name]}
     fields["maxBatchSize"] = config.max_batch_size
     fields |= _batching(config, vllm=False)
-    instances = _instances(model, "spec.tokenizer", files)
-    if instances["kind"] == "Auto":
-        instances["kind"] = "CPU"
-        files.report.changed(
-            f"{model.origin}: instance_group",
-            "has no kind: Triton would run a tokenizer on every GPU; KIND_CPU is used",
-            "spec.tokenizer.instances",
-        )
-    if instances["kind"] == "CPU":
-        # The initial count: the operator may change it (default: between 1 and 4).
-        instances = {
-            "initial": instances.pop("count"),
-            **{key: value for key, value in instances.items() if key != "kind"},
-        }
-    fields["instances"] = instances
+    fields["instances"] = _tokenizer_instances(model, files)
     return fields
 
 
@@ -183,7 +169,7 @@ def postprocess(model: RepositoryModel, wires: Mapping[str, str], files: FileSou
         fields["inputs"] = _inputs(config, wires, python=True)
         fields["outputs"] = _outputs(config)
     fields |= _batching(config, vllm=False)
-    instances = _instances(model, "spec.postprocess", files)
+    instances = schedulers.instances(model.config)
     return (
         fields if instances == {"count": 1, "kind": "CPU"} else {**fields, "instances": instances}
     )
@@ -297,17 +283,43 @@ def _batching(config: Any, *, vllm: bool) -> Fields:
     return {"dynamicBatching": fields} if fields or vllm or config.max_batch_size == 0 else {}
 
 
-def _instances(model: RepositoryModel, path: str, files: FileSources) -> Fields:
-    merged = schedulers.instances(model.config)
-    if merged.dropped is not None:
-        files.report.lost(f"{model.origin}: instance_group", merged.dropped, f"{path}.instances")
-    elif len(model.config.instance_group) > 1:
+def _tokenizer_instances(model: RepositoryModel, files: FileSources) -> Fields:
+    """Return the instances of the tokenizer, which is scaled and so has one group on CPU."""
+    path = "spec.tokenizer.instances"
+    groups = model.config.instance_group
+    merged = schedulers.merged_group(model.config)
+    instances = schedulers.instance_group(groups[0]) if merged is None else merged
+    if merged is None:
+        listed = ", ".join(
+            f"{group.count} of {type(group).Kind.Name(group.kind)}{list(group.gpus) or ''}"
+            for group in groups
+        )
+        files.report.lost(
+            f"{model.origin}: instance_group",
+            "a tokenizer has one instance group, because it is scaled live, but the config has"
+            f" {len(groups)} ({listed}); the first was used",
+            path,
+        )
+    elif len(groups) > 1:
         files.report.info(
             f"{model.origin}: instance_group",
-            f"{len(model.config.instance_group)} equal groups were merged into one",
-            f"{path}.instances",
+            f"{len(groups)} equal groups were merged into one",
+            path,
         )
-    return merged.fields
+    if instances["kind"] == "Auto":
+        instances["kind"] = "CPU"
+        files.report.changed(
+            f"{model.origin}: instance_group",
+            "has no kind: Triton would run a tokenizer on every GPU; KIND_CPU is used",
+            path,
+        )
+    if instances["kind"] == "CPU":
+        # The initial count: the operator may change it (default: between 1 and 4).
+        instances = {
+            "initial": instances.pop("count"),
+            **{key: value for key, value in instances.items() if key != "kind"},
+        }
+    return instances
 
 
 def accelerator_fields(config: Any) -> Fields | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from triton_pipelines.api.steps import STEP_NAME_MAX, TAKEN_STEP_NAMES
@@ -14,51 +13,15 @@ from triton_pipelines.compile.graph.defaults import (
     STRATEGY_PARAMETER,
     TOKENIZER,
 )
-from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 
 from .import_notes import ImportReport
 from .rendered_steps import RuntimeStep, runtime_step_of
 from .repository import RepositoryModel
-from .schedulers import data_type
+from .schedulers import data_type, merged_group
+from .step_calls import StepCall, originals_of, rendered_order
 from .yaml_document import slug
 
 _TOKENS = ("INT32", "INT64")
-SLOTS = (TOKENIZER, MODEL, POSTPROCESS)
-
-
-@dataclass
-class StepCall:
-    """One step of an ensemble with its wiring."""
-
-    model: RepositoryModel
-    """The model it calls."""
-    version: int
-    """The version it calls; -1: the latest."""
-    reads: dict[str, tuple[int | None, str]] = field(default_factory=dict)
-    """Input → producer (index of a call, ``None``: the pipeline) and the tensor's name there."""
-    writes: dict[str, str] = field(default_factory=dict)
-    """Output → tensor of the ensemble."""
-    name: str = ""
-    """The name that references use."""
-
-
-def calls_of(ensemble: RepositoryModel, models: Sequence[RepositoryModel]) -> list[StepCall]:
-    """Return the steps of an ensemble with their wiring; tensors without a producer stay open."""
-    steps = ensemble.config.ensemble_scheduling.step
-    producers: dict[str, tuple[int | None, str]] = {
-        tensor.name: (None, tensor.name) for tensor in ensemble.config.input
-    }
-    for index, step in enumerate(steps):
-        producers |= {tensor: (index, output) for output, tensor in step.output_map.items()}
-    calls = []
-    for step, model in zip(steps, models, strict=True):
-        reads = {
-            name: producers[tensor]
-            for name, tensor in step.input_map.items()
-            if tensor in producers
-        }
-        calls.append(StepCall(model, step.model_version, reads, dict(step.output_map)))
-    return calls
 
 
 def make_required(
@@ -94,7 +57,7 @@ def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
     tokenizer, postprocess = _tokenizer(calls, names, ensemble), _postprocess(calls, names)
     original = list(range(len(calls)))
     # Steps that are not in data order are reordered anyway.
-    ordered = _rendered_order(calls, {}) == original
+    ordered = rendered_order(calls, {}) == original
     slots: dict[str, int | None] = {}
     for model in [*_models(calls, names, tokenizer), None]:
         last = (
@@ -103,17 +66,18 @@ def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
             else _last_code(calls, names, model)
         )
         slots = {TOKENIZER: tokenizer, MODEL: model, POSTPROCESS: last}
-        if not ordered or _rendered_order(calls, slots) == original:
+        if not ordered or rendered_order(calls, slots) == original:
             break
     for slot in (POSTPROCESS, TOKENIZER):
         chosen = slots[slot]
         if (
             ordered
-            and _rendered_order(calls, slots) != original
+            and rendered_order(calls, slots) != original
             and chosen is not None
             and runtime_step_of(calls[chosen].model) is None
         ):
             slots[slot] = None
+    _leave_shared_slots(calls, slots)
     by_index = {index: slot for slot, index in slots.items() if index is not None}
     taken = {*TAKEN_STEP_NAMES, *(name for name in names if name)}
     for index, call in enumerate(calls):
@@ -122,11 +86,21 @@ def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
         )
         call.name = name or free_name(call.model.name, taken)
         taken.add(call.name)
+    originals = originals_of(calls, slots)
+    for index, call in enumerate(calls):
+        first = originals[call.model.name]
+        call.repeats = None if index == first else calls[first].name
 
 
-def in_data_order(calls: Sequence[StepCall]) -> list[StepCall]:
-    """Return the calls in data order; where that is open, in their original order."""
-    return [calls[index] for index in _rendered_order(calls, {})]
+def _leave_shared_slots(calls: Sequence[StepCall], slots: dict[str, int | None]) -> None:
+    """Leave a slot whose model has another slot already."""
+    taken: set[str] = set()
+    for slot in (MODEL, TOKENIZER, POSTPROCESS):
+        chosen = slots[slot]
+        if chosen is not None and calls[chosen].model.name in taken:
+            slots[slot] = None
+        elif chosen is not None:
+            taken.add(calls[chosen].model.name)
 
 
 def free_name(model: str, taken: set[str]) -> str:
@@ -138,14 +112,6 @@ def free_name(model: str, taken: set[str]) -> str:
         number += 1
         name = f"{base}-{number}"
     return name
-
-
-def references(call: StepCall, calls: Sequence[StepCall]) -> dict[str, str]:
-    """Return the tensor that each input reads, as ``from`` has it."""
-    return {
-        name: str(Reference(PIPELINE if index is None else calls[index].name, tensor))
-        for name, (index, tensor) in call.reads.items()
-    }
 
 
 def _name_in_tensors(call: StepCall) -> str | None:
@@ -167,7 +133,7 @@ def _tokenizer(
         if runtime_step_of(call.model) is RuntimeStep.TOKENIZER
     ]
     if ours:
-        return ours[0]
+        return next((index for index in ours if names[index] == TOKENIZER), ours[0])
     able = [index for index, call in enumerate(calls) if _makes_tokens(call, ensemble)]
     named = [index for index in able if names[index] == TOKENIZER]
     return next(iter(named or [index for index in able if names[index] is None]), None)
@@ -216,9 +182,10 @@ def _makes_tokens(call: StepCall, ensemble: RepositoryModel) -> bool:
 def _runs_on_cpu(config: Any) -> bool:
     """Return whether instances may be those of a tokenizer, which never runs on a GPU.
 
-    Without a kind they may, although Triton would put them on GPUs, which is unintended.
+    Without a kind they may, although Triton would put them on GPUs, which is unintended. A
+    tokenizer has one group, because it is scaled.
     """
-    return not any(
+    return merged_group(config) is not None and not any(
         group.kind not in (_kind(group, "KIND_CPU"), _kind(group, "KIND_AUTO"))
         or group.gpus
         or group.profile
@@ -281,7 +248,7 @@ def _postprocess(calls: Sequence[StepCall], names: Sequence[str | None]) -> int 
         if runtime_step_of(call.model) is RuntimeStep.POSTPROCESS
     ]
     if ours:
-        return ours[0]
+        return next((index for index in ours if names[index] == POSTPROCESS), ours[0])
     return next(
         (index for index, call in enumerate(calls) if names[index] == POSTPROCESS and _plain(call)),
         None,
@@ -328,29 +295,3 @@ def _plain(call: StepCall) -> bool:
         not config.version_policy.WhichOneof("policy_choice")
         and config.WhichOneof("scheduling_choice") != "sequence_batching"
     )
-
-
-def _rendered_order(calls: Sequence[StepCall], slots: Mapping[str, int | None]) -> list[int]:
-    """Return the renderer's order of the calls: as written, except where data requires another."""
-    chosen = [slots.get(slot) for slot in SLOTS]
-    first = [index for index in chosen[:2] if index is not None]
-    last = [index for index in chosen[2:] if index is not None]
-    remaining = [*first, *(index for index in range(len(calls)) if index not in chosen), *last]
-    done: set[int] = set()
-    order: list[int] = []
-    while remaining:
-        ready = next(
-            (
-                index
-                for index in remaining
-                if all(
-                    producer is None or producer in done
-                    for producer, _ in calls[index].reads.values()
-                )
-            ),
-            remaining[0],
-        )
-        remaining.remove(ready)
-        order.append(ready)
-        done.add(ready)
-    return order

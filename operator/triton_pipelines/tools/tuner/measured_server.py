@@ -26,7 +26,7 @@ from triton_pipelines.tools.loadgen import (
     LoadTarget,
     run_load,
 )
-from triton_pipelines.triton.client import TritonClient
+from triton_pipelines.triton.client import UNLIMITED_BYTES, TritonClient
 from triton_pipelines.triton.errors import (
     DeadlineError,
     OverloadedError,
@@ -82,7 +82,9 @@ class MeasuredServer:
         self._on_not_restored = on_not_restored
         self.current = setting_of(graph)
         self.rebuild = target.rebuild
-        self.client = TritonClient(target.address, target.control_key)
+        self.client = TritonClient(
+            target.address, target.control_key, max_response_bytes=UNLIMITED_BYTES
+        )
         self._own = {name: parse(text) for name, text in configs(graph).items()}
         self._first: dict[str, Any] = {}
         self._running: dict[str, Any] = {}

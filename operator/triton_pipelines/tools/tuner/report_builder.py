@@ -89,7 +89,7 @@ def _advice(
         seen,
         recommended.rate >= 0.98 * MAX_UTILIZATION * recommended.capacity,
         found.options.cores,
-        model.instances.kind == "KIND_CPU" and model.platform != "python",
+        model.instances.on_cpu and model.platform != "python",
     )
 
 

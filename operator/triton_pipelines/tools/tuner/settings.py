@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,11 @@ def tuned_step(graph: Graph) -> Step:
             else "spec.ensemble.entryPoint: a custom entry point calls the model itself"
         )
         raise NotTunableError(f"{reason}; tuning needs a model step inside an ensemble")
+    if any(one.repeats is not None for one in graph.steps):
+        raise NotTunableError(
+            "spec.repeatedSteps: tuning predicts pipelines in which each request runs each model"
+            " once; set the batching by hand"
+        )
     if step.max_batch_size <= 0:
         raise NotTunableError(
             "spec.model.maxBatchSize: is 0, so the model never batches; set it to the most rows"
@@ -181,6 +186,12 @@ def _range(count: int, high: int | None, low: int | None = None) -> dict[str, in
     return result
 
 
+def _instance_counts(pipeline: InferencePipeline) -> Sequence[int]:
+    """Return the counts worth a trial; none if the resource lists its instance groups."""
+    declared = pipeline.spec.model
+    return () if declared is not None and declared.instances.groups else MODEL_INSTANCES
+
+
 def setting_grid(
     pipeline: InferencePipeline, graph: Graph, rows: int, cores: float
 ) -> Iterator[BatchingSetting]:
@@ -200,7 +211,7 @@ def setting_grid(
         | {current.max_batch_size}
     )
     delays = sorted({*DELAYS, current.queue_delay})
-    models = sorted({*MODEL_INSTANCES, current.model_instances})
+    models = sorted({*_instance_counts(pipeline), current.model_instances})
     tokenizers = [0]
     if current.tokenizer_instances:
         own = pipeline.spec.tokenizer.instances if pipeline.spec.tokenizer is not None else None

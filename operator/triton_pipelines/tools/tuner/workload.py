@@ -185,10 +185,12 @@ async def _tokens(client: TritonClient, tokenizer: Step, texts: Sequence[str]) -
     inputs = [one.tensor.name for one in tokenizer.inputs]
     limit = asyncio.Semaphore(16)
 
+    # Without a batch axis the dims are the whole shape, with -1 for any number of texts.
+    dims = (1, 1) if tokenizer.max_batch_size > 0 else tokenizer.inputs[0].tensor.dims
+    shape = [max(size, 1) for size in dims]
+
     async def one(text: str) -> int:
-        rows = np.array(
-            [[text.encode()]] if tokenizer.max_batch_size > 0 else [text.encode()], dtype=object
-        )
+        rows = np.full(shape, text.encode(), dtype=object)
         async with limit:
             answer = (
                 await client.infer(

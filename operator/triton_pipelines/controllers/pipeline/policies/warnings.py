@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import replace
 
 from triton_pipelines.compile.graph import lint
+from triton_pipelines.compile.graph.advisories import lint_server
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.latency_figures import latency_budget_of
 from triton_pipelines.controllers.pipeline.loader_warnings import loader_warnings
@@ -24,8 +25,9 @@ from .tuning_run import stale_result_warnings
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Collect all warnings.
 
-    They are of the spec, the SLO, the tuning run, monitoring, the loader and outputs, in this
-    order. What is only observed from time to time is recorded: ``status.warnings`` may lack some.
+    They are of the spec, the server, the SLO, the tuning run, monitoring, the loader and outputs,
+    in this order. What is only observed from time to time is recorded: ``status.warnings`` may lack
+    some.
     """
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     before = draft.state.warnings
@@ -45,6 +47,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         states=(state if state.loader else replace(state, loader_revision=""),),
         warnings=(
             *lint(spec.pipeline, spec.graph),
+            *lint_server(spec.pipeline, spec.graph, spec.compiled.server_image),
             *unknown_latency_warnings(state.unknown_latency),
             *stale_result_warnings(draft.of(TunedPadding).run, desired),
             *state.monitoring,

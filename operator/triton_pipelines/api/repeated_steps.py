@@ -1,0 +1,67 @@
+"""Steps that run the model of another step once more, on other tensors."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from .base import ApiModel, FieldRule, TensorName, TensorReference
+from .steps import STEP_NAME_MAX, STEP_NAME_PATTERN, TAKEN_STEP_NAMES
+from .tensors import BY_NAME, MAX_TENSORS
+
+
+class RepeatedInput(ApiModel):
+    """One connected input of a repeated step."""
+
+    name: Annotated[TensorName, Field(description="An input of the repeated step's model.")]
+    from_: Annotated[
+        TensorReference,
+        Field(alias="from", description="The tensor it reads: STEP.OUTPUT or pipeline.INPUT."),
+    ]
+
+
+class RepeatedStep(ApiModel):
+    """A step that runs the model of another step, in the same instances."""
+
+    name: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=STEP_NAME_MAX,
+            pattern=STEP_NAME_PATTERN,
+            description=(
+                "Name used in from: a DNS label; tokenizer, model, postprocess and pipeline are"
+                " reserved."
+            ),
+        ),
+    ]
+    step: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=STEP_NAME_MAX,
+            pattern=STEP_NAME_PATTERN,
+            description="The step to repeat: tokenizer, model, postprocess or one of spec.steps.",
+        ),
+    ]
+    inputs: Annotated[
+        tuple[RepeatedInput, ...],
+        Field(
+            min_length=1,
+            max_length=MAX_TENSORS,
+            description="All inputs that it reads; only optional ones may be left out.",
+            json_schema_extra=BY_NAME,
+        ),
+    ]
+
+    rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
+            message=(
+                "the names tokenizer, model, postprocess and pipeline are reserved; choose another"
+            ),
+            holds=lambda s: s.name not in TAKEN_STEP_NAMES,
+            field="name",
+        ),
+    )

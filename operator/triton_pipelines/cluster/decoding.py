@@ -1,0 +1,65 @@
+"""Decode answers of the API server, with a bounded nesting depth.
+
+Everything that reads an object recursively (``json``, ``copy.deepcopy``, Kopf's diffs) fails at
+some depth of nesting. An object that is stored with a deeper value must not stop the operator for
+all others, so values below :data:`MAX_DEPTH` are read as ``null``. What remains is still deeper
+than any valid resource: :func:`triton_pipelines.api.parse.parse` reports it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from triton_pipelines.api.depth import is_deeper_than
+
+# Levels of objects and lists that are kept. copy.deepcopy takes three stack frames per level, and
+# Python allows 1000.
+MAX_DEPTH: Final = 100
+# A string (whose brackets do not count) or a bracket.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+
+
+def loads(raw: bytes) -> Any:
+    """Return the decoded JSON; values nested deeper than :data:`MAX_DEPTH` are ``None``.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        document = json.loads(raw)
+    except RecursionError:
+        return json.loads(without_deep_values(raw))
+    if is_deeper_than(document, MAX_DEPTH):
+        return json.loads(without_deep_values(raw))
+    return document
+
+
+def bounded(raw: bytes) -> bytes:
+    """Return JSON text without values that are nested deeper than :data:`MAX_DEPTH`."""
+    # Cheap and enough for most lines: fewer brackets than levels.
+    if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
+        return raw
+    return without_deep_values(raw)
+
+
+def without_deep_values(raw: bytes, depth: int = MAX_DEPTH) -> bytes:
+    """Return the JSON text with every object and list below ``depth`` levels replaced by null.
+
+    Linear in the length of the text, and without recursion.
+    """
+    kept: list[bytes] = []
+    level = start = 0
+    for token in _TOKEN.finditer(raw):
+        bracket = token.group()
+        if bracket in (b"{", b"["):
+            level += 1
+            if level == depth + 1:
+                kept += (raw[start : token.start()], b"null")
+        elif bracket in (b"}", b"]"):
+            if level == depth + 1:
+                start = token.end()
+            level -= 1
+    kept.append(raw[start:])
+    return b"".join(kept)

@@ -1,0 +1,74 @@
+"""The HTTP session of Kopf's watches: as Kopf's own, but it decodes objects of any depth.
+
+Kopf decodes answers with ``json``, which fails at about a thousand levels of nesting, and a failed
+watch ends the operator. Answers are therefore cut at :data:`.decoding.MAX_DEPTH` before Kopf reads
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import aiohttp
+import kopf
+
+from triton_pipelines.cluster import decoding
+
+
+class _BoundedLines:
+    """Body of a watch: the same lines, of bounded depth.
+
+    Only ``iter_chunked`` changes; everything else is that of the wrapped stream.
+    """
+
+    def __init__(self, stream: aiohttp.StreamReader) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Yield whole lines, in pieces of the stream's own size."""
+        pending: list[bytes] = []
+        async for chunk in self._stream.iter_chunked(size):
+            head, newline, tail = chunk.rpartition(b"\n")
+            if not newline:
+                pending.append(chunk)
+                continue
+            lines = b"".join((*pending, head)).split(b"\n")
+            pending = [tail] if tail else []
+            yield b"".join(decoding.bounded(line) + b"\n" for line in lines)
+        if pending:
+            yield decoding.bounded(b"".join(pending))
+
+
+class BoundedResponse(aiohttp.ClientResponse):
+    """An answer of the API server, decoded with a bounded depth."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """Begin to read the answer."""
+        await super().start(connection)
+        self.content = cast(aiohttp.StreamReader, _BoundedLines(self.content))
+        return self
+
+    async def json(self, **_: Any) -> Any:
+        """Return the decoded body."""
+        return decoding.loads(await self.read())
+
+
+def bounded_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """Return the credentials with a session like the one that Kopf would open for them."""
+    return kopf.AiohttpSession(
+        server=info.server,
+        default_namespace=info.default_namespace,
+        priority=info.priority,
+        expiration=info.expiration,
+        aiohttp_session=aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            proxy=info.proxy_url,
+            trust_env=bool(info.trust_env),
+            response_class=BoundedResponse,
+        ),
+    )

@@ -1,0 +1,102 @@
+"""Observe the pods of a pipeline. Reads the ReplicaSets that they name from the API server, once.
+
+ReplicaSets are not watched: they change seldom, and 1 000 pipelines keep several thousand of them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.resources import DEPLOYMENTS, REPLICA_SETS
+from triton_pipelines.cluster.store import Key, Store
+from triton_pipelines.controllers.handover import Handover
+from triton_pipelines.controllers.pod_ownership import (
+    ReplicaSetOwner,
+    controller_of,
+    named_replica_sets,
+    owned_pods,
+    unknown_replica_sets,
+)
+
+from .snapshot import LABEL_TEMPLATE_HASH, Pod, is_alive
+
+# ReplicaSets that one iteration reads at most: pods with forged owner references must not delay
+# other pipelines. A Deployment has pods of two or three at a time.
+READS_MAX: Final = 16
+# A ReplicaSet that was not one of the pipeline's is read again after this long (seconds): a
+# Deployment that was recreated adopts those of its predecessor.
+REREAD_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class PodObserver:
+    """Returns the pods that pipelines own; one instance per process."""
+
+    client: Client
+    store: Store
+    handover: Handover
+    clock: Callable[[], dt.datetime]
+    """Returns the current time in UTC."""
+    _deleted: dict[Key, set[str]] = field(default_factory=dict)
+    """Uids of pods that were deleted here."""
+
+    async def observe(self, key: Key) -> tuple[tuple[Pod, ...], tuple[Pod, ...]]:
+        """Return the pods that serve a pipeline, and those of its tuning run in any phase.
+
+        Raises:
+            ClusterError: A ReplicaSet cannot be read.
+        """
+        await self._read_replica_sets(key)
+        found = owned_pods(self.store, self.handover.replica_sets.get(key, {}), key)
+        pods = tuple(Pod.of(item) for item in found.server if is_alive(item))
+        if deleted := self._deleted.pop(key, set()) & {pod.uid for pod in pods}:
+            self._deleted[key] = deleted
+            pods = tuple(replace(pod, deleting=True) if pod.uid in deleted else pod for pod in pods)
+        return pods, tuple(Pod.of(item) for item in found.tuning)
+
+    def recheck_after(self, key: Key) -> float | None:
+        """Return the seconds until a ReplicaSet is read again; ``None`` if all are known."""
+        known = self.handover.replica_sets.get(key, {})
+        return REREAD_SECONDS if unknown_replica_sets(self.store, known, key) else None
+
+    def mark_deleted(self, key: Key, uid: str) -> None:
+        """Remember that a pod was deleted until the watch reports it."""
+        self._deleted.setdefault(key, set()).add(uid)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is known about a deleted pipeline."""
+        self._deleted.pop(key, None)
+        self.handover.replica_sets.pop(key, None)
+
+    async def _read_replica_sets(self, key: Key) -> None:
+        """Read what is not known, and drop what no pod names any more."""
+        named, now = named_replica_sets(self.store, key), self.clock().timestamp()
+        before = self.handover.replica_sets.get(key, {})
+        known = {uid: owner for uid, owner in before.items() if uid in named}
+        self.handover.replica_sets[key] = known
+        due = [
+            (uid, name)
+            for uid, name in unknown_replica_sets(self.store, known, key).items()
+            if uid not in known or now - known[uid].at >= REREAD_SECONDS
+        ]
+        for uid, name in due[:READS_MAX]:
+            known[uid] = await self._read(key[0], name, uid, now)
+
+    async def _read(self, namespace: str, name: str, uid: str, now: float) -> ReplicaSetOwner:
+        try:
+            metadata = (await self.client.get(REPLICA_SETS, namespace, name))["metadata"]
+        except NotFound:
+            return ReplicaSetOwner("", "", now)
+        if metadata.get("uid") != uid:
+            return ReplicaSetOwner("", "", now)
+        controller = controller_of({"metadata": metadata}, DEPLOYMENTS)
+        return ReplicaSetOwner(
+            deployment=str(controller.get("uid") or ""),
+            template_hash=str((metadata.get("labels") or {}).get(LABEL_TEMPLATE_HASH) or ""),
+            at=now,
+        )

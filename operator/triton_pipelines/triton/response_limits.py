@@ -1,0 +1,150 @@
+"""Check responses of pods before they are decoded.
+
+A pod chooses what it answers, and two bytes of a response can become an object of a hundred. So
+the size of a response does not bound the memory that it takes once it is decoded. Here everything
+but the data of tensors is limited to :data:`DESCRIPTION_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+DESCRIPTION_BYTES_MAX: Final = 512 * 1024
+"""Largest config, index or statistics, and what an inference response has besides tensor data."""
+_LENGTH_DELIMITED: Final = 2
+_FIXED_SIZES: Final[Mapping[int, int]] = {1: 8, 5: 4}
+# Method → path of field numbers to the bytes of tensors (``raw_output_contents``), which are
+# decoded without copies of their elements.
+_TENSOR_FIELDS: Final[Mapping[str, tuple[int, ...]]] = {
+    "ModelInfer": (6,),
+    "ModelStreamInfer": (2, 6),
+}
+
+
+class UndecodedResponse:
+    """Stands for a response that was not decoded. An exception would only be logged by gRPC."""
+
+    # Attributes that the client library reads from responses itself.
+    ready = live = False
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+TOO_LARGE: Final = UndecodedResponse(
+    f"it has more than {DESCRIPTION_BYTES_MAX // 1024} KiB besides the data of tensors"
+)
+UNREADABLE: Final = UndecodedResponse("it is not a message of Triton's protocol")
+
+
+class CheckedChannel:
+    """A gRPC channel whose responses are checked before they are decoded."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def unary_unary(self, method: str, *, response_deserializer: Any, **options: Any) -> Any:
+        """Return a call with one request and one response."""
+        decode = checked(method, response_deserializer)
+        return self._channel.unary_unary(method, response_deserializer=decode, **options)
+
+    def stream_stream(self, method: str, *, response_deserializer: Any, **options: Any) -> Any:
+        """Return a call with streams in both directions."""
+        decode = checked(method, response_deserializer)
+        return self._channel.stream_stream(method, response_deserializer=decode, **options)
+
+
+@dataclass(slots=True)
+class ResponseBudget:
+    """Shares memory between clients that work at the same time, without any waiting for another."""
+
+    large: int
+    """How many more clients may accept a large response."""
+    large_bytes: int
+    """Largest response that these accept."""
+    small_bytes: int
+    """Largest response that all others accept."""
+
+    @contextmanager
+    def share(self) -> Iterator[int]:
+        """Return the largest response that a client may accept while the context lasts."""
+        if self.large <= 0:
+            yield self.small_bytes
+            return
+        self.large -= 1
+        try:
+            yield self.large_bytes
+        finally:
+            self.large += 1
+
+
+def checked(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return a function that decodes responses of a method, or returns an `UndecodedResponse`.
+
+    Args:
+        method: Full name of the gRPC method.
+        decode: Decodes the bytes of a response.
+    """
+    path = _TENSOR_FIELDS.get(method.rpartition("/")[2], ())
+
+    def decode_checked(data: bytes) -> Any:
+        try:
+            if description_bytes(memoryview(data), path) > DESCRIPTION_BYTES_MAX:
+                return TOO_LARGE
+            return decode(data)
+        except (DecodeError, IndexError):
+            return UNREADABLE
+
+    return decode_checked
+
+
+def description_bytes(data: memoryview, path: tuple[int, ...]) -> int:
+    """Return the number of bytes of a message besides the content of the field at ``path``.
+
+    Counting stops above :data:`DESCRIPTION_BYTES_MAX`.
+
+    Raises:
+        IndexError: The message ends within a number.
+        DecodeError: It contains an unknown kind of field.
+    """
+    if not path:
+        return len(data)
+    described = position = 0
+    while position < len(data) and described <= DESCRIPTION_BYTES_MAX:
+        start, content = position, 0
+        tag, position = _varint(data, position)
+        number, kind = tag >> 3, tag & 7
+        if kind == _LENGTH_DELIMITED:
+            size, position = _varint(data, position)
+            inside = data[position : position + size]
+            position += size
+            if number == path[0]:
+                rest = path[1:]
+                content = len(inside) - (description_bytes(inside, rest) if rest else 0)
+        elif kind in _FIXED_SIZES:
+            position += _FIXED_SIZES[kind]
+        elif kind == 0:
+            _, position = _varint(data, position)
+        else:
+            raise DecodeError(f"field {number} is of kind {kind}")
+        described += position - start - content
+    return described
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return a number of variable length and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise DecodeError("a number is too long")

@@ -1,0 +1,290 @@
+"""Only pods that a pipeline's own Deployment or Job controls are its pods."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support import builders, ownership
+from tests.support.loops import loop_of
+from tests.support.passes import Recording, passed
+from tests.support.reconcilers import (
+    KEY,
+    AcceptingClient,
+    ready_pod,
+    reconciler_of,
+    stored,
+)
+from tests.support.tuningworld import RESULT, asked
+from tests.support.worlds import START, World
+from tests.unit.app.test_slo_latency import staged
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.errors import Forbidden
+from triton_pipelines.cluster.resources import (
+    DEPLOYMENTS,
+    INFERENCE_PIPELINES,
+    PODS,
+    REPLICA_SETS,
+    Resource,
+)
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.pipeline.deployment_progress import rolling_pipelines
+from triton_pipelines.controllers.pipeline.pod_observer import READS_MAX, REREAD_SECONDS
+from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline.snapshot import LABEL_TEMPLATE_HASH, Probe
+from triton_pipelines.controllers.pod_ownership import owned_pods
+
+SCALED: dict[str, Any] = {"tokenizer": {"instances": {"initial": 1, "min": 1, "max": 4}}}
+
+
+def reference(**fields: Any) -> Object:
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "sentiment-hash", "uid": "rs"}
+    return {**owner, "controller": True, **fields}
+
+
+FORGED: dict[str, Callable[[Object], object]] = {
+    "no owner": lambda metadata: metadata.pop("ownerReferences"),
+    "an owner that is no controller": lambda metadata: metadata.update(
+        ownerReferences=[{**metadata["ownerReferences"][0], "controller": False}]
+    ),
+    "another kind of controller": lambda metadata: metadata.update(
+        ownerReferences=[{**metadata["ownerReferences"][0], "kind": "StatefulSet"}]
+    ),
+    "another group of the kind": lambda metadata: metadata.update(
+        ownerReferences=[{**metadata["ownerReferences"][0], "apiVersion": "other.example/v1"}]
+    ),
+    "the pipeline itself": lambda metadata: metadata.update(
+        ownerReferences=[reference(apiVersion=names.API_VERSION, kind=names.KIND, uid="uid")]
+    ),
+    "the Deployment itself": lambda metadata: metadata.update(
+        ownerReferences=[reference(kind="Deployment", uid="uid-sentiment")]
+    ),
+    "an unknown uid under the ReplicaSet's name": lambda metadata: metadata.update(
+        ownerReferences=[{**metadata["ownerReferences"][0], "uid": "forged"}]
+    ),
+    "another template's hash": lambda metadata: metadata["labels"].update(
+        {LABEL_TEMPLATE_HASH: "other"}
+    ),
+}
+
+
+@pytest.fixture
+def place() -> tuple[Store, Object, Object, Object]:
+    """Caches with a pipeline and its Deployment; Deployment, ReplicaSet and a pod of it."""
+    store, document = Store(), stored()
+    store.put(INFERENCE_PIPELINES, document)
+    deployment = ownership.deployment(document)
+    deployment["spec"] = {"template": {"metadata": {"labels": names.labels("sentiment")}}}
+    store.put(DEPLOYMENTS, deployment)
+    made = ownership.replica_set(
+        deployment, ownership.template_hash(deployment["spec"]["template"])
+    )
+    return store, deployment, made, ready_pod(deployment)
+
+
+Place = tuple[Store, Object, Object, Object]
+
+
+def test_a_pod_of_the_deployments_replica_set_is_owned(place: Place) -> None:
+    store, _, made, pod = place
+    store.put(PODS, pod)
+    assert owned_pods(store, ownership.read(made), KEY).server == (pod,)
+    assert owned_pods(store, {}, KEY).server == ()
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_labels_alone_make_no_pod_the_pipelines(
+    place: Place, forge: Callable[[Object], object]
+) -> None:
+    store, _, made, pod = place
+    forge(pod["metadata"])
+    store.put(PODS, pod)
+    assert store.children(PODS, KEY) == [pod]
+    assert owned_pods(store, ownership.read(made), KEY) == owned_pods(Store(), {}, KEY)
+
+
+@pytest.mark.parametrize("owner", [None, "uid of an earlier pipeline"])
+def test_a_deployment_of_another_owner_has_no_pods_of_the_pipeline(
+    place: Place, owner: str | None
+) -> None:
+    store, deployment, made, pod = place
+    references = [{**deployment["metadata"]["ownerReferences"][0], "uid": owner}] if owner else []
+    metadata = {"ownerReferences": references, "resourceVersion": "2"}
+    store.put(DEPLOYMENTS, {**deployment, "metadata": deployment["metadata"] | metadata})
+    store.put(PODS, pod)
+    assert owned_pods(store, ownership.read(made), KEY).server == ()
+
+
+async def test_an_unowned_pod_gets_no_key_and_makes_no_pipeline_ready(place: Place) -> None:
+    store, _, _, pod = place
+    del pod["metadata"]["ownerReferences"]
+    store.put(PODS, pod)
+    client = AcceptingClient()
+    # Its prober fails the test: a probe sends the control key.
+    await reconciler_of(client, store).reconcile(KEY)
+    ready = next(item for item in client.statuses[-1]["conditions"] if item["type"] == "Ready")
+    assert ready["status"] == "False"
+    assert client.statuses[-1]["replicas"] == 0
+
+
+class CountingClient(AcceptingClient):
+    """A fake API server that counts the ReplicaSets it is asked for."""
+
+    def __init__(self, *replica_sets: Object) -> None:
+        super().__init__()
+        self.replica_sets = list(replica_sets)
+        self.asked: list[str] = []
+
+    async def apply(self, obj: Object, **_: Any) -> Object:
+        uid = f"uid-{obj['metadata']['name']}"
+        return {**obj, "metadata": {**obj["metadata"], "uid": uid}}
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+        if resource == REPLICA_SETS:
+            self.asked.append(name)
+        return await super().get(resource, namespace, name)
+
+
+async def answers(target: ProbeTarget, now: dt.datetime) -> Probe:
+    return Probe(now, ensemble_ready=True, inference_error="")
+
+
+async def test_each_replica_set_is_read_once_and_dropped_with_its_pods(place: Place) -> None:
+    store, _, made, pod = place
+    client = CountingClient(made)
+    reconciler = reconciler_of(client, store, prober=answers)
+    for number in range(3):
+        name = f"pod-{number}"
+        store.put(PODS, {**pod, "metadata": pod["metadata"] | {"name": name, "uid": name}})
+        await reconciler.reconcile(KEY)
+    assert client.asked == [made["metadata"]["name"]]
+    assert list(reconciler.handover.replica_sets[KEY]) == [made["metadata"]["uid"]]
+    for number in range(3):
+        store.remove(PODS, KEY[0], f"pod-{number}")
+    await reconciler.reconcile(KEY)
+    assert reconciler.handover.replica_sets[KEY] == {}
+
+
+async def test_a_replica_set_of_another_is_read_again_after_a_while(place: Place) -> None:
+    """A Deployment that was recreated adopts the ReplicaSets of its predecessor."""
+    store, deployment, made, pod = place
+    orphan = copy.deepcopy(made)
+    orphan["metadata"]["ownerReferences"] = []
+    client, elapsed = CountingClient(orphan), 0.0
+    reconciler = reconciler_of(
+        client, store, prober=answers, clock=lambda: START + dt.timedelta(seconds=elapsed)
+    )
+    store.put(PODS, pod)
+    result = await reconciler.reconcile(KEY)
+    assert result.requeue_after is not None
+    assert result.requeue_after <= REREAD_SECONDS
+    elapsed = REREAD_SECONDS / 2
+    await reconciler.reconcile(KEY)
+    assert client.asked == [made["metadata"]["name"]]
+    orphan["metadata"]["ownerReferences"] = ownership.controlled_by(deployment)
+    elapsed = REREAD_SECONDS
+    await reconciler.reconcile(KEY)
+    assert client.asked == [made["metadata"]["name"]] * 2
+    (known,) = reconciler.handover.replica_sets[KEY].values()
+    assert known.deployment == deployment["metadata"]["uid"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["other-hash", "sentiment-../../secrets/key", "sentiment-" + "x" * 300, "sentiment-\n", ""],
+)
+async def test_no_request_is_sent_for_names_that_no_deployment_gives(
+    place: Place, name: str
+) -> None:
+    store, _, _, pod = place
+    pod["metadata"]["ownerReferences"] = [reference(name=name)]
+    store.put(PODS, pod)
+    client = CountingClient()
+    await reconciler_of(client, store).reconcile(KEY)
+    assert client.asked == []
+
+
+async def test_forged_owner_references_cause_a_bounded_number_of_requests(place: Place) -> None:
+    store, _, made, pod = place
+    for number in range(3 * READS_MAX):
+        metadata = pod["metadata"] | {
+            "name": f"pod-{number}",
+            "uid": f"{number}",
+            "ownerReferences": [reference(name=f"sentiment-{number}", uid=f"forged-{number}")],
+        }
+        store.put(PODS, {**pod, "metadata": metadata})
+    client = CountingClient(made)
+    await reconciler_of(client, store).reconcile(KEY)
+    assert len(client.asked) == READS_MAX
+
+
+async def test_without_the_right_to_read_replica_sets_nothing_is_decided(place: Place) -> None:
+    store, _, _, pod = place
+    store.put(PODS, pod)
+
+    class RefusingClient(AcceptingClient):
+        async def get(self, resource: Resource, namespace: str | None, name: str) -> Object:
+            raise Forbidden(403, "Forbidden", f'{resource.plural} "{name}" is forbidden')
+
+    client = RefusingClient()
+    with pytest.raises(Forbidden, match="replicasets"):
+        await reconciler_of(client, store).reconcile(KEY)
+    assert client.statuses == []
+
+
+async def test_the_scaling_loop_reaches_no_unowned_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = loop_of(monkeypatch, World(builders.document(**SCALED)).settle())
+    cache = loop.cache
+
+    def with_foreign_pod() -> None:
+        cache()
+        pod = copy.deepcopy(loop.store.children(PODS, loop.key)[0])
+        del pod["metadata"]["ownerReferences"]
+        pod["metadata"] |= {"name": "foreign", "uid": "foreign"}
+        loop.store.put(PODS, pod)
+
+    loop.cache = with_foreign_pod  # type: ignore[method-assign]
+    loop.flow(10.0)
+    for _ in range(3):
+        await loop.tick()
+    assert loop.tritons.asked
+    assert "foreign" not in loop.tritons.asked
+    assert "foreign" not in {pod.name for pod in loop.scaler._states[loop.key].all_pods}
+    assert all("foreign" not in one.pods for call in loop.collector.asked for one in call.values())
+
+
+async def test_the_latency_of_unowned_pods_is_not_read() -> None:
+    stage = staged()
+    stage.watch.handover.replica_sets.clear()
+    await stage.look(2)
+    assert stage.reader.asked == []
+
+
+@pytest.mark.parametrize("uid", ["", "forged"])
+async def test_the_result_of_a_tuning_run_comes_from_its_own_job(uid: str) -> None:
+    world = asked().measuring()
+    ended = {"exitCode": 0, "reason": "Completed", "message": json.dumps(RESULT)}
+    container = {"name": names.CONTAINER_TUNER, "state": {"terminated": ended}}
+    world.pod("Job", phase="Succeeded", containerStatuses=[container])
+    (owner,) = world.run_pods_raw[-1]["metadata"]["ownerReferences"]
+    owner["uid"] = uid or owner["uid"]
+    told = await passed(world, Recording(world))
+    assert (("status", "Succeeded") in told) is (uid == "")
+
+
+def test_only_own_deployments_take_the_places_of_rollouts(place: Place) -> None:
+    store, deployment, _, _ = place
+    assert rolling_pipelines(store) == {KEY}
+    document = stored()
+    document["metadata"] |= {"name": "no-such-pipeline", "uid": "forged"}
+    store.put(DEPLOYMENTS, ownership.deployment(document))
+    store.put(DEPLOYMENTS, ownership.deployment(stored(), name="renamed", uid="renamed"))
+    unowned = {**deployment["metadata"], "ownerReferences": [], "resourceVersion": "2"}
+    store.put(DEPLOYMENTS, {**deployment, "metadata": unowned})
+    assert rolling_pipelines(store) == set()

@@ -1,0 +1,211 @@
+"""Responses of pods that try to exhaust the operator's memory, over real gRPC on loopback.
+
+The client runs in a process of its own, whose peak memory is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from tests.support.peakmemory import MIB, peak_growth
+from triton_pipelines.triton.client import RESPONSE_BYTES_MAX, TritonClient
+from triton_pipelines.triton.errors import RejectedError, TooLargeError
+from triton_pipelines.triton.probe import ProbeRequest, probe
+from triton_pipelines.triton.response_limits import (
+    DESCRIPTION_BYTES_MAX,
+    TOO_LARGE,
+    UNREADABLE,
+    ResponseBudget,
+    checked,
+    description_bytes,
+)
+
+SERVICE = "/inference.GRPCInferenceService/"
+PROBE = """
+import sys
+import numpy as np
+from triton_pipelines.triton.probe import ProbeRequest, probe
+
+async def main(address, stream, error):
+    request = ProbeRequest({"X": np.zeros((1, 1), np.float32)}, stream=stream == "stream")
+    found = await probe(address, "m", "key", request)
+    assert error in f"{found.error} {found.inference_error} {found.inference_ok}", found
+    assert len(f"{found}") < 10_000
+"""
+COUNT = """
+from types import SimpleNamespace
+from triton_pipelines.controllers.autoscaler import triton_pod
+from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
+
+async def main(address, *_):
+    triton_pod.grpc_address = lambda ip: address
+    pod = SimpleNamespace(ip="")
+    target = SimpleNamespace(pod=pod, control_key="key")
+    try:
+        await triton_pod.TritonPod(target, None, None).count("m")
+    except PodRejectedError:
+        return
+    raise AssertionError("the response is accepted")
+"""
+
+
+class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers each method with bytes that need not be a message."""
+
+    def __init__(self, answers: Mapping[str, bytes]) -> None:
+        self.answers = answers
+
+    def service(self, details: Any) -> Any:
+        answer = self.answers[details.method.removeprefix(SERVICE)]
+
+        async def once(request: bytes, context: Any) -> bytes:
+            return answer
+
+        async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
+            yield answer
+
+        if details.method.endswith("StreamInfer"):
+            return grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(once)
+
+
+def good() -> dict[str, bytes]:
+    """Answers of a pod whose model has one output."""
+    config = model_config_pb2.ModelConfig(name="m", max_batch_size=1)
+    config.output.add(name="Y", data_type=model_config_pb2.TYPE_FP32, dims=[1])
+    tensor = service_pb2.ModelInferResponse(
+        model_name="m", raw_output_contents=[np.ones((1, 1), np.float32).tobytes()]
+    )
+    tensor.outputs.add(name="Y", datatype="FP32", shape=[1, 1])
+    index = service_pb2.RepositoryIndexResponse()
+    index.models.add(name="m", version="1", state="READY")
+    return {
+        "ModelReady": service_pb2.ModelReadyResponse(ready=True).SerializeToString(),
+        "RepositoryIndex": index.SerializeToString(),
+        "ModelConfig": service_pb2.ModelConfigResponse(config=config).SerializeToString(),
+        "ModelInfer": tensor.SerializeToString(),
+        "ModelStreamInfer": service_pb2.ModelStreamInferResponse(
+            infer_response=tensor
+        ).SerializeToString(),
+    }
+
+
+@asynccontextmanager
+async def pod(**answers: bytes) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=[("grpc.max_send_message_length", 2**31 - 1)])
+    server.add_generic_rpc_handlers((Answers(good() | answers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def nested(number: int, inner: bytes) -> bytes:
+    """A message with one field of this number."""
+    size, length = b"", len(inner)
+    while length > 0x7F:
+        size += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return bytes([number << 3 | 2]) + size + bytes([length]) + inner
+
+
+MANY = RESPONSE_BYTES_MAX // 2 - 1024
+EMPTY_GROUPS = nested(1, bytes([7 << 3 | 2, 0]) * MANY)
+EMPTY_MODELS = bytes([1 << 3 | 2, 0]) * MANY
+EMPTY_OUTPUTS = bytes([5 << 3 | 2, 0]) * MANY
+EMPTY_TENSORS = bytes([6 << 3 | 2, 0]) * MANY
+HOSTILE: dict[str, tuple[dict[str, bytes], str, str]] = {
+    "large config": ({"ModelConfig": b"\0" * 200 * MIB}, "", "True"),
+    "config of empty groups": ({"ModelConfig": EMPTY_GROUPS}, "", "True"),
+    "index of empty models": ({"RepositoryIndex": EMPTY_MODELS}, "", "KiB"),
+    "empty outputs": ({"ModelInfer": EMPTY_OUTPUTS}, "", "True"),
+    "empty tensors": ({"ModelInfer": EMPTY_TENSORS}, "", "True"),
+    "empty outputs on a stream": (
+        {"ModelStreamInfer": nested(2, EMPTY_OUTPUTS)},
+        "stream",
+        "True",
+    ),
+    "long error on a stream": (
+        {"ModelStreamInfer": nested(1, b"#" * (DESCRIPTION_BYTES_MAX - 100))},
+        "stream",
+        "####",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_probe_of_a_hostile_pod_takes_little_memory(case: str) -> None:
+    answers, kind, error = HOSTILE[case]
+    async with pod(**answers) as address:
+        growth = await asyncio.to_thread(peak_growth, PROBE, address, kind, error)
+    assert growth < 4 * RESPONSE_BYTES_MAX
+
+
+@pytest.mark.parametrize("config", [b"\0" * 200 * MIB, EMPTY_GROUPS], ids=["large", "groups"])
+async def test_a_count_of_a_hostile_pod_takes_little_memory(config: bytes) -> None:
+    async with pod(ModelConfig=config) as address:
+        growth = await asyncio.to_thread(peak_growth, COUNT, address)
+    assert growth < 32 * MIB
+
+
+@pytest.mark.parametrize("method", sorted(good()))
+async def test_bytes_that_are_no_message_are_a_fault_of_the_pod(method: str) -> None:
+    stream = method == "ModelStreamInfer"
+    request = ProbeRequest({"X": np.zeros((1, 1), np.float32)}, stream=stream)
+    async with pod(**{method: b"\xff" * 20}) as address:
+        found = await probe(address, "m", "key", request)
+    assert not found.inference_ok
+    assert not found.healthy
+
+
+async def test_good_responses_are_accepted() -> None:
+    request = ProbeRequest({"X": np.zeros((1, 1), np.float32)})
+    async with pod() as address:
+        assert (await probe(address, "m", "key", request)).healthy
+        assert (await probe(address, "m", "key", ProbeRequest(request.inputs, stream=True))).healthy
+
+
+async def test_the_client_says_why_a_response_is_not_used() -> None:
+    async with pod(ModelConfig=EMPTY_GROUPS) as address, TritonClient(address) as client:
+        with pytest.raises(TooLargeError, match="512 KiB besides the data of tensors"):
+            await client.model_config("m")
+    async with pod(ModelConfig=b"\xff" * 20) as address, TritonClient(address) as client:
+        with pytest.raises(RejectedError, match="not a message of Triton's protocol"):
+            await client.model_config("m")
+
+
+def test_tensor_data_do_not_count() -> None:
+    data = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=[bytes(8 * MIB)])
+    encoded = data.SerializeToString()
+    assert description_bytes(memoryview(encoded), (6,)) == len(encoded) - 8 * MIB
+    decode = checked(f"{SERVICE}ModelInfer", service_pb2.ModelInferResponse.FromString)
+    assert decode(encoded) == data
+    stream = service_pb2.ModelStreamInferResponse(infer_response=data).SerializeToString()
+    assert description_bytes(memoryview(stream), (2, 6)) == len(stream) - 8 * MIB
+    assert checked(f"{SERVICE}ModelConfig", bytes)(encoded) is TOO_LARGE
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0b", b"\x80", b"\x32\xff"])
+def test_malformed_messages_are_unreadable(data: bytes) -> None:
+    decode = checked(f"{SERVICE}ModelInfer", service_pb2.ModelInferResponse.FromString)
+    assert decode(data) is UNREADABLE
+
+
+def test_a_budget_gives_few_clients_the_large_limit() -> None:
+    budget = ResponseBudget(large=1, large_bytes=10, small_bytes=1)
+    with budget.share() as first, budget.share() as second:
+        assert (first, second) == (10, 1)
+    with pytest.raises(KeyError), budget.share():
+        raise KeyError
+    with budget.share() as third:
+        assert third == 10
