@@ -82,13 +82,13 @@ class Cluster:
     """The local cluster of this name; making the object changes nothing.
 
     Raises:
-        ClusterError: `name` is not a short lower-case name.
+        ClusterError: `name` is not a short lowercase name.
     """
 
     def __init__(self, name: str = DEFAULT_NAME) -> None:
         if not NAME_PATTERN.fullmatch(name):
             raise ClusterError(
-                f"bad cluster name {name!r}: use up to 31 lower-case letters, digits and "
+                f"bad cluster name {name!r}: use up to 31 lowercase letters, digits and "
                 f"dashes, a letter first"
             )
         self.name = name

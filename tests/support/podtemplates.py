@@ -82,12 +82,12 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{"name": "X", "image": "x"}]}},
         "spec.containers[X].name",
-        "lower-case",
+        "lowercase",
     ),
     (
         {"spec": {"containers": [SIDECAR], "initContainers": [SIDECAR]}},
         "spec.containers[proxy]",
-        "is used twice",
+        "is used by two",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "imagePullPolcy": "x"}]}},
@@ -112,7 +112,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{"containerPort": "80"}]}]}},
         "spec.containers[proxy].ports[0].containerPort",
-        "whole number",
+        "integer",
     ),
     (
         {"spec": {"containers": [{**SIDECAR, "ports": [{}]}]}},
@@ -120,7 +120,7 @@ WRONG: list[tuple[Any, str, str]] = [
         "is required",
     ),
     ({"spec": {"hostNetwork": 1}}, "spec.hostNetwork", "true or false"),
-    ({"spec": {"priority": True}}, "spec.priority", "whole number"),
+    ({"spec": {"priority": True}}, "spec.priority", "integer"),
     ({"spec": {"nodeSelector": {"a": 1}}}, "spec.nodeSelector[a]", "put it in quotes"),
     ({"spec": {"nodeSelector": []}}, "spec.nodeSelector", "must be a mapping"),
     (
@@ -137,7 +137,11 @@ WRONG: list[tuple[Any, str, str]] = [
         "spec.containers[proxy].volumeMounts[/x].name",
         "'none' is not a volume of the pod; it has dshm, live",
     ),
-    ({"metadata": {"labels": {"a": "not a value"}}}, "metadata.labels[a]", "is not a label value"),
+    (
+        {"metadata": {"labels": {"a": "not a value"}}},
+        "metadata.labels[a]",
+        "is not a valid label value",
+    ),
     ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]", "put it in quotes"),
     (
         {
@@ -153,6 +157,6 @@ WRONG: list[tuple[Any, str, str]] = [
             }
         },
         "spec.containers[triton].env[A]",
-        "has both value and valueFrom",
+        "value and valueFrom cannot be combined",
     ),
 ]

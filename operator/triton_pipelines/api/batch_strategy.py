@@ -49,7 +49,9 @@ class BatchStrategy(ApiModel):
         ),
         FieldRule(
             cel="!has(self.path) || !self.path.contains('..')",
-            message="path must be inside the model's folder, without '..'",
+            message=(
+                "path must not contain '..', because the library must be inside the model's folder"
+            ),
             holds=lambda b: b.path is None or ".." not in b.path,
             field="path",
         ),

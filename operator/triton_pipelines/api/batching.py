@@ -154,8 +154,8 @@ class DynamicBatching(ApiModel):
                 " has(self.defaultPriorityLevel) || has(self.priorityQueuePolicies))"
             ),
             message=(
-                "mode Disabled allows no other settings, because Triton has no queue policy"
-                " without a batcher; remove them or set mode to Enabled"
+                "mode Disabled cannot be combined with other settings, because Triton has no queue"
+                " policy without a batcher; remove them, or set mode to Enabled"
             ),
             holds=lambda b: (
                 b.mode is Switch.ENABLED
@@ -177,8 +177,8 @@ class DynamicBatching(ApiModel):
                 f" has(self.queuePolicy) && {_DELAYS.format('self.queuePolicy')})"
             ),
             message=(
-                "preserveOrdering excludes timeoutAction DELAY with a timeout, because a delayed"
-                " request would break the order; use REJECT"
+                "preserveOrdering and timeoutAction DELAY with a timeout cannot be combined,"
+                " because a delayed request would break the order; use REJECT"
             ),
             holds=lambda b: (
                 not (
@@ -195,8 +195,8 @@ class DynamicBatching(ApiModel):
                 " has(self.priorityLevels) && self.priorityLevels > 1)"
             ),
             message=(
-                "preserveOrdering excludes more than one priority level, because an urgent request"
-                " would overtake others; remove one of them"
+                "preserveOrdering and more than one priority level cannot be combined, because an"
+                " urgent request would overtake others; remove one of them"
             ),
             holds=lambda b: (
                 not (b.preserve_ordering is Switch.ENABLED and (b.priority_levels or 0) > 1)
@@ -206,8 +206,8 @@ class DynamicBatching(ApiModel):
         FieldRule(
             cel="has(self.priorityLevels) == has(self.defaultPriorityLevel)",
             message=(
-                "priorityLevels and defaultPriorityLevel need each other, because requests may omit"
-                " their priority"
+                "priorityLevels and defaultPriorityLevel must be set together, because a request"
+                " may omit its priority"
             ),
             holds=lambda b: (b.priority_levels is None) == (b.default_priority_level is None),
             field="defaultPriorityLevel",
@@ -230,7 +230,7 @@ class DynamicBatching(ApiModel):
             " || has(self.priorityLevels) && self.priorityQueuePolicies.all(p, p.priority <="
             " self.priorityLevels)",
             message=(
-                "priorityQueuePolicies needs priorityLevels, and each priority must be at most"
+                "priorityQueuePolicies requires priorityLevels, and each priority must be at most"
                 " priorityLevels"
             ),
             holds=lambda b: all(

@@ -88,8 +88,8 @@ class Ensemble(ApiModel):
                 " has(self.outputs) || has(self.maxBatchSize) || has(self.maxInflightRequests))"
             ),
             message=(
-                "entryPoint replaces the ensemble, so name, tensors and batch size are those of the"
-                " step; remove the other fields"
+                "entryPoint replaces the ensemble, so the step determines the name, tensors and"
+                " batch size; remove the other ensemble fields"
             ),
             holds=lambda e: (
                 e.entry_point is None

@@ -131,8 +131,8 @@ def fields_of(model: type[ApiModel]) -> dict[str, FieldInfo]:
 # Fields that other steps have → why this one has not.
 _NOT_HERE: dict[Place, str] = {
     ("spec", "tokenizer", "instances", "groups"): (
-        "is not a field here: the tokenizer has one instance group, because its count is scaled"
-        " live; write count, or initial, min and max"
+        "unknown field, because the tokenizer has one instance group, whose count is scaled live;"
+        " use count, or initial, min and max"
     ),
 }
 
@@ -211,8 +211,11 @@ def unknown_field(location: Location) -> str:
         near = nearest(name, siblings)
         meant = [near] if near else []
     if meant:
-        return f"is not a field here; did you mean {' or '.join(meant)}?"
-    return f"is not a field; {written(parent) or 'the document'} has {', '.join(siblings)}"
+        return f"unknown field; did you mean {' or '.join(meant)}?"
+    return (
+        f"unknown field; the fields of {written(parent) or 'the document'} are"
+        f" {', '.join(siblings)}"
+    )
 
 
 def _sibling(name: str, siblings: Sequence[str]) -> list[str]:

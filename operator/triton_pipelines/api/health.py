@@ -76,7 +76,10 @@ class Health(ApiModel):
                 "!(has(self.text) || has(self.inputs)) || !has(self.inference) || self.inference !="
                 " 'Disabled'"
             ),
-            message="text and inputs have no effect with inference Disabled; remove one of them",
+            message=(
+                "text and inputs have no effect when inference is Disabled; remove them, or set"
+                " inference to Auto"
+            ),
             holds=lambda h: (
                 (h.text is None and not h.inputs) or h.inference is not InferenceHealth.DISABLED
             ),
@@ -84,7 +87,7 @@ class Health(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.text) && has(self.inputs))",
-            message="text and inputs exclude each other; write the text in inputs, or only text",
+            message="text and inputs cannot be combined; move the text to inputs, or remove inputs",
             holds=lambda h: h.text is None or not h.inputs,
             field="text",
         ),

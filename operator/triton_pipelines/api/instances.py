@@ -137,7 +137,10 @@ class StepCopies(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.count) || !(has(self.initial) || has(self.min) || has(self.max))",
-            message="instances.count is a fixed count and excludes initial, min and max",
+            message=(
+                "instances.count is a fixed count and cannot be combined with initial, min and"
+                " max; remove count, or the others"
+            ),
             holds=lambda i: i.count is None or (i.initial, i.min, i.max) == (None, None, None),
             field="count",
         ),
@@ -165,8 +168,8 @@ class StepCopies(ApiModel):
                 " self.kind == 'CPU'"
             ),
             message=(
-                "initial, min and max need kind CPU, because only CPU steps are scaled live; write"
-                " count for other kinds"
+                "initial, min and max are allowed only with kind CPU, because only CPU steps are"
+                " scaled live; use count for other kinds"
             ),
             holds=lambda i: (
                 (i.initial, i.min, i.max) == (None, None, None)
@@ -213,7 +216,7 @@ ProfileIndices = Annotated[
 ]
 _GPUS_NEED_KIND = FieldRule(
     cel="!(has(self.gpus) && size(self.gpus) > 0) || !has(self.kind) || self.kind == 'GPU'",
-    message="gpus needs kind GPU",
+    message="gpus is allowed only with kind GPU",
     holds=lambda i: not i.gpus or i.kind in (None, InstanceKind.GPU),
     field="gpus",
 )
@@ -270,8 +273,8 @@ class PlacedStepCopies(StepCopies):
                 " has(self.min) || has(self.max))"
             ),
             message=(
-                "a step with instances.groups is not scaled live; remove initial, min and max, and"
-                " write count in each group"
+                "a step with instances.groups cannot be scaled live; remove initial, min and max,"
+                " and set count in each group"
             ),
             holds=lambda i: not i.groups or not i.ranged,
             field="groups",
@@ -282,8 +285,8 @@ class PlacedStepCopies(StepCopies):
                 " has(self.kind) || has(self.hostPolicy) || has(self.gpus) && size(self.gpus) > 0)"
             ),
             message=(
-                "instances.groups excludes instances.count, kind, gpus and hostPolicy; write them"
-                " in each group"
+                "instances.groups cannot be combined with instances.count, kind, gpus and"
+                " hostPolicy; set them in each group"
             ),
             holds=lambda i: (
                 not i.groups
@@ -323,7 +326,10 @@ class ModelInstances(PlacedStepCopies):
                 "!(has(self.groups) && size(self.groups) > 0) || !(has(self.profiles) &&"
                 " size(self.profiles) > 0)"
             ),
-            message="instances.groups excludes instances.profiles; write profiles in each group",
+            message=(
+                "instances.groups cannot be combined with instances.profiles; set profiles in each"
+                " group"
+            ),
             holds=lambda i: not i.groups or not i.profiles,
             field="groups",
         ),

@@ -16,13 +16,13 @@ from .python import Code
 from .server import ServerSpec
 from .source import SCHEMES, URI_PATTERN
 from .suggestions import did_you_mean, plain
-from .v1alpha1 import ROOT_RULES
+from .v1alpha1 import NAME_REMEDY
 
 # The type that each of pydantic's type errors expects, in terms that users know.
 _EXPECTED_TYPE = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "string_type": "text",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "string_type": "a string",
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "a mapping",
@@ -108,12 +108,10 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
         document: The resource as written; its step names become suggestions.
     """
     kind, value, location = item["type"], item.get("input"), item["loc"]
-    if _is_env_value(location) and isinstance(value, (int, float)):
-        # The value may be a password: it is never shown.
-        return "must be text, not a number or a boolean; put it in quotes"
+    if isinstance(value, (int, float)) and (hidden := _unquoted(location)) is not None:
+        return hidden
     if location == ("metadata", "name") and kind != "missing":
-        rule = ROOT_RULES[0]["message"].removeprefix("metadata.name ")
-        return f"{shown(value)} is not allowed: it {rule}"
+        return f"{shown(value)} is not a valid name; {NAME_REMEDY}"
     if kind == "missing":
         return f"is required{_described(location)}"
     if kind == "extra_forbidden":
@@ -125,7 +123,7 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     code = code_of(item)
     if code is FindingCode.VALUE_NOT_ALLOWED:
         choices = _choices(str(context.get("expected")), value)
-        return f"{shown(value)} is not allowed; write {choices}"
+        return f"{shown(value)} is not allowed; use {choices}"
     if code is FindingCode.INVALID_FORMAT:
         return _pattern_mismatch(str(context.get("pattern")), value, document)
     if code is FindingCode.OUT_OF_RANGE:
@@ -135,15 +133,22 @@ def message(item: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     return f"{item['msg']} (got {shown(value)})"
 
 
-def _is_env_value(location: tuple[int | str, ...]) -> bool:
-    return location[:3] == ("spec", "server", "env") and location[-1] == "value"
+def _unquoted(location: tuple[int | str, ...]) -> str | None:
+    """Return the message for a number in a string field where showing it would do harm."""
+    if location[:3] == ("spec", "server", "env") and location[-1] == "value":
+        # The value may be a password.
+        return "must be a string, not a number or a boolean; put it in quotes"
+    if location == ("spec", "server", "version"):
+        # YAML reads 24.10 as 24.1, which would be wrong in quotes, too.
+        return "must be a string, not a number; quote the release, for example '24.10'"
+    return None
 
 
 def _pattern_mismatch(pattern: str, value: Any, document: Mapping[str, Any]) -> str:
     if pattern == TENSOR_REFERENCE_PATTERN:
         return _reference(str(value), document)
     hint = _source(str(value)) if pattern == URI_PATTERN else ""
-    return f"{shown(value)} is not {PATTERN_DESCRIPTIONS[pattern]}{hint}"
+    return f"{shown(value)} {PATTERN_DESCRIPTIONS[pattern]}{hint}"
 
 
 def _bound(context: Mapping[str, Any], lower: str, upper: str) -> str:
@@ -159,6 +164,8 @@ def _wrong_length(
     """Return the message for a text, key, list or mapping with too few or too many parts."""
     if location[-1:] == ("[key]",) and kind == "string_too_long":
         return f"each key must have at most {_counted(context['max_length'], 'character')}"
+    if context.get("min_length") == 1:
+        return "must not be empty"
     bound = _bound(context, "min_length", "max_length")
     limit = context.get("min_length", context.get("max_length"))
     plural = "" if limit == 1 else "s"
@@ -194,7 +201,7 @@ def _reference(value: str, document: Mapping[str, Any]) -> str:
         dot
         and (meant := next((one.name for one in known if one.model_name == step), None)) is not None
     ):
-        return f"{step!r} is the name of a model; write the step's name: {meant}.{tensor}"
+        return f"{step!r} is a model name, not a step name; use {meant}.{tensor}"
     if dot:
         hint = did_you_mean(step, ["pipeline", *(one.name for one in known)], after=f".{tensor}")
     else:
@@ -204,7 +211,7 @@ def _reference(value: str, document: Mapping[str, Any]) -> str:
                 f"{one.name}.{other[2]}" for one in known if other[1] in (one.name, one.model_name)
             ]
         hint = f"; did you mean {' or '.join(candidates)}?" if candidates else ""
-    return f"{shown(value)} is not {PATTERN_DESCRIPTIONS[TENSOR_REFERENCE_PATTERN]}{hint}"
+    return f"{shown(value)} {PATTERN_DESCRIPTIONS[TENSOR_REFERENCE_PATTERN]}{hint}"
 
 
 def _described(location: tuple[int | str, ...]) -> str:
@@ -214,7 +221,8 @@ def _described(location: tuple[int | str, ...]) -> str:
     if not text:
         return ""
     first = text.split(". ")[0].rstrip(".")
-    return f": {first[0].lower() if first[1:2].islower() else first[0]}{first[1:]}"
+    is_word = first[1:2].islower() or first.startswith("A ")
+    return f": {first[0].lower() if is_word else first[0]}{first[1:]}"
 
 
 def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
@@ -225,7 +233,7 @@ def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value):
             return "; remove the quotes"
         return (
-            "; write the number without a unit: the field name states it"
+            "; omit the unit; it is part of the field name"
             if isinstance(value, str) and re.match(r"[0-9]", value)
             else ""
         )
@@ -239,16 +247,16 @@ def _instead(kind: str, value: Any, location: tuple[int | str, ...]) -> str:
         if isinstance(value, str) and value.startswith("["):
             return "; remove the quotes"
         if required:
-            return f"; begin each item with '- {required[0]}: '"
+            return f"; start each item with '- {required[0]}: '"
         return (
-            "; begin each item with '- '"
+            "; start each item with '- '"
             if isinstance(value, (dict, str))
             else f"; write [{json.dumps(value)}]"
         )
     if model is None:
         return ""
     if isinstance(value, list):
-        return "; it is not a list: remove the '- '"
+        return "; remove the leading '- '"
     if not isinstance(value, dict) and (name := _main_field(model, required, value)) is not None:
         return f"; write {{{name}: {_switched(value)}}}"
     return f"; its fields are {', '.join(fields_of(model))}"
@@ -281,11 +289,11 @@ def _source(uri: str) -> str:
         )
     if scheme == "file" or uri.startswith("/"):
         return (
-            "; folders of the node are not readable: put the files on a claim and write"
+            "; node directories cannot be read; copy the files to a PersistentVolumeClaim and use"
             " pvc://CLAIM/PATH"
         )
     if (short := re.match(rf"({'|'.join(SCHEMES)}):/?(?!/)", uri)) is not None:
-        return f"; write '//' after {short[1]}:"
+        return f"; add '//' after {short[1]}:"
     if not separator and re.fullmatch(r"[\w.-]+/[\w.-]+", uri):
         return f"; did you mean hf://{uri}?"
     return ""
@@ -305,7 +313,7 @@ def _choices(expected: str, value: Any) -> str:
     hint = (
         f"; did you mean {called!r}?" if called in known else did_you_mean(name, known, quoted=True)
     )
-    return f"one of {text}{hint}"
+    return f"{'one of: ' if len(known) > 2 else ''}{text}{hint}"
 
 
 def _counted(number: int, noun: str) -> str:

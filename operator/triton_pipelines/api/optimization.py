@@ -92,7 +92,10 @@ class Warmup(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.mode) || self.mode != 'Disabled' || !has(self.batchSizes)",
-            message="batchSizes has no effect with mode Disabled; remove one of them",
+            message=(
+                "batchSizes has no effect when mode is Disabled; remove batchSizes, or set mode to"
+                " Enabled"
+            ),
             holds=lambda w: w.mode is Switch.ENABLED or not w.batch_sizes,
             field="batchSizes",
         ),
@@ -171,13 +174,13 @@ class LengthProfile(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.min) || self.min <= self.max",
-            message="a profile's max must be at least its min",
+            message="the max of a profile must be at least its min",
             holds=lambda p: p.min is None or p.min <= p.max,
             field="max",
         ),
         FieldRule(
             cel="!has(self.minBatchSize) || self.minBatchSize <= self.maxBatchSize",
-            message="a profile's maxBatchSize must be at least its minBatchSize",
+            message="the maxBatchSize of a profile must be at least its minBatchSize",
             holds=lambda p: p.min_batch_size is None or p.min_batch_size <= p.max_batch_size,
             field="maxBatchSize",
         ),
@@ -213,7 +216,10 @@ class TokenLengths(ApiModel):
                 "!(has(self.profiles) && size(self.profiles) > 0) || !(has(self.min) ||"
                 " has(self.max))"
             ),
-            message="lengths.profiles excludes lengths.min and lengths.max",
+            message=(
+                "lengths.profiles cannot be combined with lengths.min and lengths.max; remove"
+                " profiles, or min and max"
+            ),
             holds=lambda r: not r.profiles or (r.min is None and r.max is None),
             field="profiles",
         ),

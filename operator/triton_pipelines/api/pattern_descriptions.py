@@ -1,4 +1,4 @@
-"""Descriptions of the values that the patterns of the resource accept, with an example."""
+"""What is wrong with a value that a pattern of the resource rejects, and what to use instead."""
 
 from __future__ import annotations
 
@@ -26,80 +26,84 @@ from .source import (
 )
 from .steps import BACKEND_PATTERN, STEP_NAME_PATTERN
 
-# Description of a value that matches the pattern, with an example.
+# Message for a value that does not match the pattern, without the value itself.
 PATTERN_DESCRIPTIONS = {
     TRITON_NAME_PATTERN: (
-        "a model name: letters, digits and _+=@~-, parts joined by single dots, such as bert-base"
-        " or sst2.v3"
+        "is not a valid model name; use letters, digits and _+=@~-, optionally separated by single"
+        " dots, for example bert-base or sst2.v3"
     ),
-    TENSOR_NAME_PATTERN: "a tensor name: any characters but control characters, such as input_ids",
+    TENSOR_NAME_PATTERN: "is not a valid tensor name; remove the control characters",
     TENSOR_REFERENCE_PATTERN: (
-        "a tensor: write STEP.OUTPUT (such as model.logits) or pipeline.INPUT"
+        "is not a tensor reference; use STEP.OUTPUT (such as model.logits) or pipeline.INPUT"
     ),
     QUANTITY_PATTERN: (
-        "a quantity: a number with a unit of Kubernetes, such as 500m, 2, 400Mi or 1.5Gi"
+        "is not a valid Kubernetes quantity; use a value such as 500m, 2, 400Mi or 1.5Gi"
     ),
     OBJECT_NAME_PATTERN: (
-        "the name of a Kubernetes object: lower-case letters, digits, '-' and '.', such as"
-        " models-reader"
+        "is not a valid Kubernetes object name; use lowercase letters, digits, '-' and '.', for"
+        " example models-reader"
     ),
     DATA_KEY_PATTERN: (
-        "a key of a Secret or ConfigMap: letters, digits, '-', '_' and '.', such as ca.crt"
+        "is not a valid key of a Secret or ConfigMap; use letters, digits, '-', '_' and '.', for"
+        " example ca.crt"
     ),
     URI_PATTERN: (
-        f"a source: it starts with {', '.join(f'{scheme}://' for scheme in SCHEMES[:-1])} or"
-        f" {SCHEMES[-1]}://, without spaces"
+        "is not a valid source URI; it must start with"
+        f" {', '.join(f'{scheme}://' for scheme in SCHEMES[:-1])} or {SCHEMES[-1]}:// and contain"
+        " no spaces"
     ),
     STEP_NAME_PATTERN: (
-        "a step name: lower-case letters, digits and '-', starting with a letter, such as"
-        " image-decoder"
+        "is not a valid step name; use lowercase letters, digits and '-', starting with a letter,"
+        " for example image-decoder"
     ),
     BACKEND_PATTERN: (
-        "a backend name: the name of its folder in the server image, with lower-case letters,"
-        " digits and '_', such as dali or fil"
+        "is not a valid backend name; use the name of the backend's folder in the server image"
+        " (lowercase letters, digits and '_'), for example dali or fil"
     ),
-    PATH_PATTERN: "a path inside the source: it does not start with '/', such as onnx/model.onnx",
+    PATH_PATTERN: (
+        "is not a path inside the source; it must not start with '/', for example onnx/model.onnx"
+    ),
     FILE_NAME_PATTERN: (
-        "a file name without folders, such as model_fp16.onnx (path selects a folder or file inside"
-        " the source)"
+        "must be a file name without a folder, for example model_fp16.onnx; use path to select a"
+        " folder or file inside the source"
     ),
-    SHA256_PATTERN: "a SHA-256: 64 hex digits in lower case, as sha256sum prints them",
+    SHA256_PATTERN: "is not a SHA-256 digest; use 64 lowercase hex digits, as printed by sha256sum",
     ENDPOINT_PATTERN: (
-        "an address: it starts with https:// (or http://), such as https://minio.storage.svc:9000"
+        "is not a valid URL; it must start with https:// or http://, for example"
+        " https://minio.storage.svc:9000"
     ),
     OTLP_PATTERN: (
-        "the address of a collector: it starts with http:// or https:// and has the path, such as"
-        " http://collector:4318/v1/traces"
+        "is not a valid collector URL; it must start with http:// or https:// and include the path,"
+        " for example http://collector:4318/v1/traces"
     ),
     ENV_NAME_PATTERN: (
-        "the name of a variable: letters, digits, '_', '-' and '.', not starting with a digit,"
-        " such as LOG_LEVEL"
+        "is not a valid environment variable name; use letters, digits, '_', '-' and '.', and do"
+        " not start with a digit, for example LOG_LEVEL"
     ),
-    IMAGE_PATTERN: (
-        "an image reference without spaces, such as nvcr.io/nvidia/tritonserver:24.10-py3"
-    ),
+    IMAGE_PATTERN: "is not a valid image reference; remove the spaces",
     RELEASE_PATTERN: (
-        "a Triton release: YY.MM as in the image's tag, such as 24.10 (not Triton's own version,"
-        " such as 2.51.0)"
+        "is not a Triton release; use YY.MM as in the image tag, for example 24.10 (not the Triton"
+        " server version, such as 2.51.0)"
     ),
     RESOURCE_PATTERN: (
-        "an extended resource: write it with its domain, such as nvidia.com/gpu or"
+        "is not an extended resource name; include the domain, for example nvidia.com/gpu or"
         " nvidia.com/mig-1g.10gb"
     ),
     SIDE_PATH_PATTERN: (
-        "a path below the folder of model.py: letters, digits, '_', '-' and '.', parts joined by"
-        " '/', such as data/labels.txt"
+        "is not a relative path below the folder of model.py; use letters, digits, '_', '-' and '.'"
+        " separated by '/', for example data/labels.txt"
     ),
     LIBRARY_PATTERN: (
-        "a path below the model's folder: letters, digits, '_', '-', '.' and '/', not starting with"
-        " '/', such as 1/libvolume.so"
+        "is not a relative path below the model's folder; use letters, digits, '_', '-' and '.'"
+        " separated by '/', for example 1/libvolume.so"
     ),
     TABLE_PATTERN: (
-        "the name of a file next to the model's file: letters, digits, '_', '-' and '.', such as"
-        " calibration.flatbuffers"
+        "is not a valid name of a file next to the model file; use letters, digits, '_', '-' and"
+        " '.', for example calibration.flatbuffers"
     ),
-    PROFILE_PATTERN: "an optimization profile: its index as text, such as '0'",
+    PROFILE_PATTERN: "is not a profile index; write the index as a quoted string, for example '0'",
     HOST_POLICY_PATTERN: (
-        "a host policy: its name in server.args (--host-policy=NAME,…), such as numa0"
+        "is not a host policy name; use the NAME from --host-policy=NAME,… in server.args, for"
+        " example numa0"
     ),
 }

@@ -121,13 +121,13 @@ class Postprocess(ApiModel):
                 "!(has(self.labels) && size(self.labels) > 0) || has(self.type) && self.type in"
                 " ['Softmax', 'Sigmoid']"
             ),
-            message="labels need type Softmax or Sigmoid",
+            message="labels is allowed only with type Softmax or Sigmoid",
             holds=lambda p: not p.labels or p.type in CLASSIFIERS,
             field="labels",
         ),
         FieldRule(
             cel="!has(self.topK) || has(self.labels) && self.topK <= size(self.labels)",
-            message="topK needs labels and must be at most their number",
+            message="topK requires labels and must not exceed the number of labels",
             holds=lambda p: p.top_k is None or p.top_k <= len(p.labels),
             field="topK",
         ),
@@ -136,21 +136,21 @@ class Postprocess(ApiModel):
                 "!has(self.normalize) || has(self.type) && self.type in ['MeanPooling',"
                 " 'FirstToken']"
             ),
-            message="normalize needs type MeanPooling or FirstToken",
+            message="normalize is allowed only with type MeanPooling or FirstToken",
             holds=lambda p: p.normalize is None or p.type in POOLINGS,
             field="normalize",
         ),
         FieldRule(
             cel="!has(self.maskFrom) || has(self.type) && self.type == 'MeanPooling'",
-            message="maskFrom needs type MeanPooling",
+            message="maskFrom is allowed only with type MeanPooling",
             holds=lambda p: p.mask_from is None or p.type is PostprocessType.MEAN_POOLING,
             field="maskFrom",
         ),
         FieldRule(
             cel="!has(self.from) || has(self.type) && !(self.type in ['None', 'Python'])",
             message=(
-                "from needs a type other than None and Python (inputs of type Python have a from"
-                " each)"
+                "from cannot be used with type None or Python; for type Python, set from on each"
+                " input"
             ),
             holds=lambda p: (
                 p.from_ is None
@@ -166,7 +166,10 @@ class Postprocess(ApiModel):
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="outputs is required for type Python; list each with dataType and dims",
+            message=(
+                "outputs is required for type Python; list each output tensor with dataType and"
+                " dims"
+            ),
             holds=lambda p: p.python is None or bool(p.outputs),
             field="outputs",
         ),
@@ -176,8 +179,8 @@ class Postprocess(ApiModel):
                 " !(has(self.outputs) && size(self.outputs) > 0)"
             ),
             message=(
-                "inputs and outputs need type Python; the other types define their tensors"
-                " themselves"
+                "inputs and outputs are allowed only with type Python; other types define their own"
+                " tensors"
             ),
             holds=lambda p: p.python is not None or not (p.inputs or p.outputs),
             field="inputs",

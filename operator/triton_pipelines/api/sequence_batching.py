@@ -71,7 +71,7 @@ class SequenceControl(ApiModel):
                 " 'BOOL'])"
             ),
             message=(
-                "dataType must be INT32, FP32 or BOOL for START, READY and END; UINT64, INT64,"
+                "dataType must be INT32, FP32 or BOOL for START, READY and END, and UINT64, INT64,"
                 " UINT32, INT32 or STRING for CORRID"
             ),
             holds=lambda c: (
@@ -225,7 +225,9 @@ class SequenceBatching(ApiModel):
                 "self.strategy == 'Oldest' || !(has(self.preferredBatchSizes) ||"
                 " has(self.preserveOrdering))"
             ),
-            message="preferredBatchSizes and preserveOrdering need strategy Oldest",
+            message=(
+                "preferredBatchSizes and preserveOrdering are allowed only with strategy Oldest"
+            ),
             holds=lambda s: (
                 s.strategy is SequenceStrategy.OLDEST
                 or not (s.preferred_batch_sizes or s.preserve_ordering)
@@ -234,7 +236,7 @@ class SequenceBatching(ApiModel):
         ),
         FieldRule(
             cel="self.strategy == 'Direct' || !has(self.minimumSlotUtilizationPercent)",
-            message="minimumSlotUtilizationPercent needs strategy Direct",
+            message="minimumSlotUtilizationPercent is allowed only with strategy Direct",
             holds=lambda s: (
                 s.strategy is SequenceStrategy.DIRECT or s.minimum_slot_utilization_percent is None
             ),

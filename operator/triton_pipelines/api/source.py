@@ -100,7 +100,7 @@ class SourceSpec(ApiModel):
         Field(
             pattern=SHA256_PATTERN,
             max_length=64,
-            description="SHA-256 that the file must have, in lower-case hex.",
+            description="SHA-256 that the file must have, in lowercase hex.",
         ),
     ] = None
     endpoint: Annotated[
@@ -127,15 +127,15 @@ class SourceSpec(ApiModel):
     rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             cel="!has(self.region) || self.uri.startsWith('s3://')",
-            message="region needs an s3:// source; remove it",
+            message="region is allowed only with an s3:// source; remove it",
             holds=lambda s: s.region is None or _scheme(s) == "s3",
             field="region",
         ),
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message=(
-                "endpoint needs an s3://, gs://, az://, oci:// or hf:// source; put the host into"
-                " the uri"
+                "endpoint is allowed only with an s3://, gs://, az://, oci:// or hf:// source; put"
+                " the host into the URI, or remove endpoint"
             ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
@@ -157,7 +157,7 @@ class SourceSpec(ApiModel):
         FieldRule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
             message=(
-                "a ConfigMap source must have the form configmap://NAME/KEY, with a lower-case name"
+                "a ConfigMap source must have the form configmap://NAME/KEY, with a lowercase name"
             ),
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
@@ -168,8 +168,8 @@ class SourceSpec(ApiModel):
                 " !self.uri.contains('..')"
             ),
             message=(
-                "a claim source must have the form pvc://CLAIM/PATH, with a lower-case claim name"
-                " and a path without '..'"
+                "a PersistentVolumeClaim source must have the form pvc://CLAIM/PATH, with a"
+                " lowercase claim name and a path without '..'"
             ),
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
@@ -184,7 +184,7 @@ class SourceSpec(ApiModel):
             cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
             message=(
                 "a registry source must have the form oci://REGISTRY/REPOSITORY:TAG or"
-                " oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lower-case"
+                " oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lowercase"
                 " repository"
             ),
             holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
@@ -213,8 +213,8 @@ class ModelSource(SourceSpec):
         FieldRule(
             cel="!has(self.fileName) || !self.uri.startsWith('configmap://')",
             message=(
-                "fileName needs a source that is a folder, but a configmap:// source is a single"
-                " file; remove it"
+                "fileName selects a file in a folder, but a configmap:// source is a single file;"
+                " remove it"
             ),
             holds=lambda s: s.file_name is None or _scheme(s) != "configmap",
             field="fileName",

@@ -198,9 +198,9 @@ class StepFields(ApiModel):
                 " 'tensorrt', 'pytorch', 'ensemble'])"
             ),
             message=(
-                "backend is only for backends without a platform; write platform: python, vllm,"
-                " onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the pipeline"
-                " itself)"
+                "this backend is selected with platform; remove backend and set platform to python,"
+                " vllm, onnxruntime_onnx, tensorrt_plan or pytorch_libtorch (an ensemble is the"
+                " pipeline itself)"
             ),
             holds=lambda m: (
                 m.backend
@@ -216,7 +216,7 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!has(self.vllm) || has(self.platform) && self.platform == 'vllm'",
-            message="vllm needs platform vllm",
+            message="vllm is allowed only with platform vllm",
             holds=lambda m: m.vllm is None or m.platform is Platform.VLLM,
             field="vllm",
         ),
@@ -243,7 +243,7 @@ class StepFields(ApiModel):
         ),
         FieldRule(
             cel="!(has(self.dynamicBatching) && has(self.sequenceBatching))",
-            message="dynamicBatching and sequenceBatching exclude each other; remove one of them",
+            message="dynamicBatching and sequenceBatching cannot be combined; remove one of them",
             holds=lambda m: m.dynamic_batching is None or m.sequence_batching is None,
             field="sequenceBatching",
         ),
@@ -252,8 +252,8 @@ class StepFields(ApiModel):
             " && !(has(self.dynamicBatching) && has(self.dynamicBatching.mode) &&"
             " self.dynamicBatching.mode == 'Disabled')",
             message=(
-                "batchStrategy needs dynamicBatching with mode Enabled and excludes"
-                " sequenceBatching"
+                "batchStrategy requires dynamicBatching with mode Enabled and cannot be combined"
+                " with sequenceBatching"
             ),
             holds=lambda m: (
                 m.batch_strategy is None
@@ -270,7 +270,7 @@ class StepFields(ApiModel):
                 " size(self.instances.profiles) > 0) || has(self.platform) && self.platform =="
                 " 'tensorrt_plan'"
             ),
-            message="instances.profiles needs platform tensorrt_plan",
+            message="instances.profiles is allowed only with platform tensorrt_plan",
             holds=lambda m: not m.instances.profiles or m.platform is Platform.TENSORRT,
             field="instances.profiles",
         ),
@@ -280,7 +280,7 @@ class StepFields(ApiModel):
                 " self.instances.groups.exists(g, has(g.profiles) && size(g.profiles) > 0)) ||"
                 " has(self.platform) && self.platform == 'tensorrt_plan'"
             ),
-            message="profiles of instances.groups need platform tensorrt_plan",
+            message="profiles of instances.groups are allowed only with platform tensorrt_plan",
             holds=lambda m: (
                 not any(group.profiles for group in m.instances.groups)
                 or m.platform is Platform.TENSORRT
@@ -293,8 +293,8 @@ class StepFields(ApiModel):
                 " > 0) || has(self.platform) && self.platform == 'tensorrt_plan'"
             ),
             message=(
-                "lengths.profiles needs platform tensorrt_plan; write lengths.min and lengths.max"
-                " for other platforms"
+                "lengths.profiles is allowed only with platform tensorrt_plan; use lengths.min and"
+                " lengths.max for other platforms"
             ),
             holds=lambda m: (
                 m.lengths is None or not m.lengths.profiles or m.platform is Platform.TENSORRT
@@ -307,8 +307,8 @@ class StepFields(ApiModel):
                 " && self.platform == 'onnxruntime_onnx'"
             ),
             message=(
-                "optimization.tensorrt needs platform onnxruntime_onnx: it is TensorRT inside the"
-                " ONNX Runtime backend"
+                "optimization.tensorrt is allowed only with platform onnxruntime_onnx, because it"
+                " configures TensorRT in the ONNX Runtime backend"
             ),
             holds=lambda m: (
                 m.optimization is None
@@ -324,7 +324,7 @@ class StepFields(ApiModel):
             ),
             message=(
                 "a step with sequenceBatching cannot be scaled live, because its state would be"
-                " lost; write instances.count"
+                " lost; use instances.count instead"
             ),
             holds=lambda m: m.sequence_batching is None or not m.instances.ranged,
             field="instances",
@@ -374,6 +374,7 @@ class StepSpec(StepFields):
             cel="!(self.name in ['tokenizer', 'model', 'postprocess', 'pipeline'])",
             message=(
                 "the names tokenizer, model, postprocess and pipeline are reserved; choose another"
+                " name"
             ),
             holds=lambda s: s.name not in TAKEN_STEP_NAMES,
             field="name",

@@ -86,7 +86,10 @@ class TokenizerInputs(ApiModel):
     rules = (
         FieldRule(
             cel="!has(self.textPairFrom) || has(self.textPair)",
-            message="textPairFrom needs textPair, the tokenizer's name for that input",
+            message=(
+                "textPairFrom requires textPair; set textPair to the tokenizer's name for that"
+                " input"
+            ),
             holds=lambda t: t.text_pair_from is None or t.text_pair is not None,
             field="textPairFrom",
         ),
@@ -273,7 +276,7 @@ class Tokenizer(ApiModel):
                 "!(has(self.buckets) && size(self.buckets) > 0) || has(self.padding) &&"
                 " self.padding == 'Bucketed'"
             ),
-            message="buckets need padding Bucketed",
+            message="buckets is allowed only with padding Bucketed",
             holds=lambda t: not t.buckets or t.padding is Padding.BUCKETED,
             field="buckets",
         ),
@@ -285,13 +288,16 @@ class Tokenizer(ApiModel):
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",
-            message="outputs is required for type Python; list each",
+            message="outputs is required for type Python; list each output tensor",
             holds=lambda t: t.python is None or bool(t.outputs),
             field="outputs",
         ),
         FieldRule(
             cel="has(self.python) || !has(self.outputs) || self.outputs.all(o, !has(o.dims))",
-            message="outputs[].dims needs type Python; the shape of tokens follows from padding",
+            message=(
+                "outputs[].dims is allowed only with type Python; for other types, padding"
+                " determines the shape"
+            ),
             holds=lambda t: (
                 t.python is not None or all(output.dims is None for output in t.outputs)
             ),
@@ -303,8 +309,8 @@ class Tokenizer(ApiModel):
                 " has(self.inputs) && has(self.inputs.textPair)"
             ),
             message=(
-                "truncation OnlyFirst and OnlySecond need text pairs; set inputs.textPair, or write"
-                " LongestFirst or Refuse"
+                "truncation OnlyFirst and OnlySecond require text pairs; set inputs.textPair, or"
+                " use LongestFirst or Refuse"
             ),
             holds=lambda t: (
                 t.truncation not in (Truncation.ONLY_FIRST, Truncation.ONLY_SECOND)

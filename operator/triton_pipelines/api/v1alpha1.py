@@ -25,6 +25,11 @@ from .tuning import Tuning
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_MAX = 40
+# What to do about an invalid metadata.name.
+NAME_REMEDY = (
+    f"use at most {NAME_MAX} lowercase letters, digits and '-', starting with a letter, because a"
+    " Service gets the same name"
+)
 MAX_STEPS = 12
 
 
@@ -104,9 +109,7 @@ class PipelineSpec(ApiModel):
     rules = (
         FieldRule(
             cel="has(self.model) || has(self.steps) && size(self.steps) > 0",
-            message=(
-                "model or steps is required: a pipeline needs at least one step that runs a model"
-            ),
+            message="model or steps is required, because a pipeline must run at least one model",
             holds=lambda s: s.model is not None or bool(s.steps),
             field="model",
         ),
@@ -146,7 +149,7 @@ class PipelineSpec(ApiModel):
                 "!has(self.tokenizer) || !has(self.model) || self.tokenizer.modelName !="
                 " self.model.modelName"
             ),
-            message="modelName must differ between tokenizer and model",
+            message="tokenizer.modelName and model.modelName must be different; change one of them",
             holds=lambda s: (
                 s.tokenizer is None
                 or s.model is None
@@ -160,7 +163,7 @@ class PipelineSpec(ApiModel):
                 " self.tokenizer.modelName) && (!has(self.model) || self.postprocess.modelName !="
                 " self.model.modelName)"
             ),
-            message="postprocess.modelName must differ from the tokenizer's and the model's",
+            message="postprocess.modelName must differ from the modelName of tokenizer and model",
             holds=lambda s: (
                 s.postprocess.type in (None, PostprocessType.NONE)
                 or s.postprocess.model_name not in _slot_names(s)
@@ -174,8 +177,8 @@ class PipelineSpec(ApiModel):
             " && (!has(self.postprocess) || !has(self.postprocess.type) || self.postprocess.type"
             " == 'None' || self.ensemble.modelName != self.postprocess.modelName)",
             message=(
-                "ensemble.modelName must differ from the tokenizer's, the model's and the"
-                " postprocess's"
+                "ensemble.modelName must differ from the modelName of tokenizer, model and"
+                " postprocess"
             ),
             holds=lambda s: (
                 s.ensemble.model_name is None
@@ -188,7 +191,7 @@ class PipelineSpec(ApiModel):
                 "!(has(self.steps) && has(self.auxiliaryModels)) || self.steps.all(s,"
                 " self.auxiliaryModels.all(a, a.name != s.name))"
             ),
-            message="steps and auxiliaryModels must not share a name; choose another",
+            message="a step and an auxiliary model must not have the same name; rename one of them",
             holds=lambda s: (
                 not {step.name for step in s.steps} & {step.name for step in s.auxiliary_models}
             ),
@@ -201,7 +204,8 @@ class PipelineSpec(ApiModel):
                 " self.auxiliaryModels.exists(a, a.name == r.name)))"
             ),
             message=(
-                "repeatedSteps must not share a name with steps or auxiliaryModels; choose another"
+                "a repeated step must not have the name of a step or auxiliary model; rename one"
+                " of them"
             ),
             holds=lambda s: (
                 not {step.name for step in s.repeated_steps}
@@ -215,8 +219,8 @@ class PipelineSpec(ApiModel):
                 " !has(self.ensemble) || !has(self.ensemble.entryPoint)"
             ),
             message=(
-                "repeatedSteps needs an ensemble, but with ensemble.entryPoint custom code calls"
-                " the models; remove one of them"
+                "repeatedSteps cannot be combined with ensemble.entryPoint, because custom code"
+                " then calls the models; remove one of them"
             ),
             holds=lambda s: not s.repeated_steps or s.ensemble.entry_point is None,
             field="repeatedSteps",
@@ -229,7 +233,7 @@ class PipelineSpec(ApiModel):
                 " 0)"
             ),
             message=(
-                "instances.kind GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or"
+                "instances.kind GPU requires a GPU, but server.gpu.count is 0; set kind to CPU, or"
                 " request a GPU"
             ),
             holds=lambda s: (
@@ -302,9 +306,6 @@ ROOT_RULES: tuple[dict[str, Any], ...] = (
             f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <="
             f" {NAME_MAX}"
         ),
-        "message": (
-            f"metadata.name must be at most {NAME_MAX} characters, lower-case letters, digits and"
-            " '-', starting with a letter, because it becomes the name of a Service"
-        ),
+        "message": f"metadata.name is not a valid name; {NAME_REMEDY}",
     },
 )

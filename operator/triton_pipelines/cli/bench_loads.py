@@ -67,7 +67,7 @@ def concurrencies(text: str) -> list[int]:
     values = _values(text, "--concurrency")
     if any(value != int(value) for value in values) or values[-1] > MOST_CONCURRENCY:
         raise CommandError(
-            f"--concurrency {text}: must be whole numbers up to {MOST_CONCURRENCY}", EXIT_USAGE
+            f"--concurrency {text}: must be integers up to {MOST_CONCURRENCY}", EXIT_USAGE
         )
     return [int(value) for value in values]
 
@@ -80,7 +80,7 @@ def rates(text: str) -> list[float]:
     """
     if text.count(":") == 1:
         raise CommandError(
-            f"--rate {text}: a range of rates needs a step: FIRST:LAST:STEP", EXIT_USAGE
+            f"--rate {text}: a range of rates requires a step; use FIRST:LAST:STEP", EXIT_USAGE
         )
     return _values(text, "--rate")
 
@@ -92,7 +92,10 @@ def _values(text: str, option: str) -> list[float]:
     else:
         numbers = [_number(part, option, text) for part in text.split(":")]
         if len(numbers) > 3 or numbers[1] < numbers[0]:
-            raise CommandError(f"{option} {text}: write N, N,N,… or FIRST:LAST[:STEP]", EXIT_USAGE)
+            raise CommandError(
+                (f"{option} {text}: is not a list or range; use N, N,N,… or FIRST:LAST[:STEP]"),
+                EXIT_USAGE,
+            )
         values = _powers(*numbers) if len(numbers) == 2 else _steps(numbers, option, text)
     if len(values) > MOST_POINTS:
         raise CommandError(
@@ -126,9 +129,9 @@ def build_requests(
         CommandError: names the option or file.
     """
     if rows > 1 and not model.batched:
-        raise CommandError(f"--rows {rows}: the model does not batch; leave --rows out", EXIT_USAGE)
+        raise CommandError(f"--rows {rows}: the model does not batch; omit --rows", EXIT_USAGE)
     if file is not None and lengths is not None:
-        raise CommandError("--texts and --lengths: choose one", EXIT_USAGE)
+        raise CommandError("--texts and --lengths cannot be combined; omit one of them", EXIT_USAGE)
     content = None if file is None else _read(file)
     if file is not None and content is not None and is_perf_analyzer(content):
         try:

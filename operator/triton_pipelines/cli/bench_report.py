@@ -212,7 +212,8 @@ def warnings_of(report: BenchReport) -> list[str]:
         if max(run.cpu_share for run in item.runs) > _BUSY_CORES
     ]:
         result.append(
-            f"the load generator used a full core at {', '.join(busy)}: the server may sustain more"
+            f"the load generator used a full core at {', '.join(busy)}, so the server may sustain"
+            " more"
         )
     late = [
         item.spec.name

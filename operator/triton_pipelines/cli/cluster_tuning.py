@@ -81,7 +81,7 @@ def check_options(given: Mapping[str, str]) -> None:
     """
     for name, option in given.items():
         if name not in CARRIED:
-            instead = _INSTEAD.get(name, "leave it out, or measure here or with --server")
+            instead = _INSTEAD.get(name, "omit it, or measure here or with --server")
             raise CommandError(
                 f"{option}: not supported with --in-cluster; {instead}",
                 EXIT_USAGE,

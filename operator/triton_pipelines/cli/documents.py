@@ -207,7 +207,7 @@ def _describe_contents(documents: list[Any]) -> str:
         return "the document is not a mapping"
     named = list(dict.fromkeys(str(kind) for kind in kinds if kind))
     if not named:
-        return f"kind is missing; write kind: {names.KIND}"
+        return f"kind is missing; add kind: {names.KIND}"
     return f"found kind {', '.join(named)}{did_you_mean(named[0], [names.KIND])}"
 
 

@@ -123,8 +123,7 @@ def _tokenizer_source(path: Path, prefix: str) -> tuple[dict[str, Any], Path]:
             else "file does not exist"
         )
         raise CommandError(
-            f"--tokenizer: {path}: {problem};"
-            " write it with tokenizer.save_pretrained of a fast tokenizer",
+            f"--tokenizer: {path}: {problem}; create it with save_pretrained of a fast tokenizer",
             EXIT_USAGE,
         )
     _check_tokenizer(file, f"--tokenizer: {file}")
@@ -143,7 +142,8 @@ def _check_convertible(files: dict[str, Path], name: str) -> None:
     there = {key: path for key, path in files.items() if path.is_file()}
     if model_facts.TOKENIZER_CONFIG not in there:
         raise CommandError(
-            f"{name}: {tokenizers.VOCABULARY} needs {model_facts.TOKENIZER_CONFIG} next to it",
+            f"{name}: {tokenizers.VOCABULARY} requires {model_facts.TOKENIZER_CONFIG} in the same"
+            " folder; add it",
             EXIT_USAGE,
         )
     try:
@@ -182,7 +182,9 @@ def hub_inputs(
     """
     if tokenizer is not None:
         raise CommandError(
-            "--tokenizer goes with --onnx; a repository already has a tokenizer", EXIT_USAGE
+            "--tokenizer is allowed only with --onnx, because a repository already has a"
+            " tokenizer; omit it",
+            EXIT_USAGE,
         )
     rules_map = parse_source_map(rules)
     token = read_text(token_file, "--token-file").strip() if token_file is not None else None
@@ -272,8 +274,8 @@ def _graph_path(uri: str, names: tuple[str, ...], chosen: str | None) -> str:
         return common or graphs[0]
     if not graphs:
         raise CommandError(
-            f"{uri}: contains no ONNX file; export the model (optimum-cli export onnx)"
-            " and use --onnx",
+            f"{uri}: contains no ONNX file; export the model (optimum-cli export onnx), and use"
+            " --onnx",
             EXIT_USAGE,
         )
     raise CommandError(

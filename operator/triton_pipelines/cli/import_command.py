@@ -91,13 +91,13 @@ def import_repository(
     check_absent(output)
     if source_uri is not None and "://" not in source_uri:
         raise CommandError(
-            f"--source-uri: {source_uri!r} is not a URI; write one such as s3://models/repository",
+            f"--source-uri: {source_uri!r} is not a URI; use one such as s3://models/repository",
             EXIT_USAGE,
         )
     if image is not None and server_version(None, image) is None:
         raise CommandError(
-            f"--image: the tag of {image} does not contain a Triton release; write one that does,"
-            " such as nvcr.io/nvidia/tritonserver:24.10-py3",
+            f"--image: the tag of {image} does not contain a Triton release; use one that does,"
+            " for example nvcr.io/nvidia/tritonserver:24.10-py3",
             EXIT_USAGE,
         )
     filled = {}

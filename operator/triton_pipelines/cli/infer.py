@@ -94,7 +94,8 @@ def infer(
     """
     if not (text or value or file):
         raise CommandError(
-            "nothing to send: give texts, or tensors with --input and --input-file", EXIT_USAGE
+            "there is nothing to send; give texts, or tensors with --input and --input-file",
+            EXIT_USAGE,
         )
     for item in (*(text or []), *(pair or []), *(value or [])):
         _check_encoding(item)
@@ -154,8 +155,8 @@ def model_url(target: str, server: str) -> str:
         found = _MODEL.match(parts.path)
         if found is None:
             raise CommandError(
-                f"{target}: does not name a model;"
-                f" write {parts.scheme}://{parts.netloc}/v2/models/MODEL",
+                f"{target}: does not name a model; use"
+                f" {parts.scheme}://{parts.netloc}/v2/models/MODEL",
                 EXIT_USAGE,
             )
         return f"{parts.scheme}://{parts.netloc}{found['model']}"
@@ -174,7 +175,7 @@ def _parse_url(address: str) -> Any:
         raise CommandError(f"{address}: is not a valid URL: {error}", EXIT_USAGE) from error
     if not usable:
         raise CommandError(
-            f"{address}: is not a valid URL; write http://HOST:PORT or https://HOST", EXIT_USAGE
+            f"{address}: is not a valid URL; use http://HOST:PORT or https://HOST", EXIT_USAGE
         )
     return parts
 
@@ -237,7 +238,7 @@ def _connection_error(url: str, error: httpx.HTTPError) -> CommandError:
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         hint = "set SSL_CERT_FILE to a file of trusted certificate authorities (PEM)"
     elif any(isinstance(cause, ssl.SSLError) for cause in causes):
-        hint = "does the server speak http instead of https?"
+        hint = "does the server use http instead of https?"
     else:
         hint = "is the pipeline served there?"
     return CommandError(f"cannot reach {url}: {error or type(error).__name__}; {hint}", EXIT_FAILED)

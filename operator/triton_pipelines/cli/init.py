@@ -148,7 +148,7 @@ def _check_options(
     """Refuse options that contradict each other or are malformed."""
     if (repository is None) == (onnx is None):
         raise CommandError(
-            "give either a repository (hf://org/name) or a file (--onnx model.onnx)", EXIT_USAGE
+            "specify either a repository (hf://org/name) or a file (--onnx model.onnx)", EXIT_USAGE
         )
     if postprocess is not None and postprocess not in POSTPROCESS_TYPES:
         raise CommandError(
@@ -157,13 +157,13 @@ def _check_options(
         )
     if source_uri is not None and "://" not in source_uri:
         raise CommandError(
-            f"--source-uri: {source_uri!r} is not a URI; write one such as s3://models/topics",
+            f"--source-uri: {source_uri!r} is not a URI; use one such as s3://models/topics",
             EXIT_USAGE,
         )
     if repository is not None and onnx_path is None and not repository.startswith(HUB):
         raise CommandError(
-            f"{repository}: is not a repository of a model hub; write hf://org/name,"
-            " or use --onnx for a local file",
+            f"{repository}: is not a repository of a model hub; use hf://org/name, or --onnx for a"
+            " local file",
             EXIT_USAGE,
         )
 
@@ -177,8 +177,8 @@ def _resource_name(name: str | None, derived: str) -> str:
     valid = slug(name or derived, NAME_MAX)
     if name is not None and valid != name:
         raise CommandError(
-            f"--name: {name!r} is not a valid resource name: use lower-case letters, digits and"
-            f" '-', at most {NAME_MAX} characters; such as {valid}",
+            f"--name: {name!r} is not a valid resource name; use at most {NAME_MAX} lowercase"
+            f" letters, digits and '-', for example {valid}",
             EXIT_USAGE,
         )
     return valid

@@ -60,7 +60,7 @@ def request_arrays(
     missing = [item for item in model.inputs if item.name not in arrays and not item.optional]
     if missing:
         raise CommandError(
-            f"values are missing for {_listed(missing)}: give texts as TEXT (the second of a pair"
+            f"values are missing for {_listed(missing)}; give texts as TEXT (the second of a pair"
             " with --pair), others with --input NAME=VALUE or --input-file NAME=PATH",
             EXIT_USAGE,
         )
@@ -76,8 +76,8 @@ def _by_input(
         name, separator, value = item.partition("=")
         if not separator or name not in known:
             raise CommandError(
-                f"{option} {item:.80}: write NAME=…, where NAME is an input;"
-                f" the model takes {_listed(tuple(known.values()))}",
+                f"{option} {item:.80}: does not start with NAME=, where NAME is an input;"
+                f" the inputs are {_listed(tuple(known.values()))}",
                 EXIT_USAGE,
             )
         result.setdefault(name, []).append(value)
@@ -95,7 +95,8 @@ def _text_arrays(
             continue
         if not free:
             raise CommandError(
-                f"{option}: the model has no further text input; it takes {_listed(model.inputs)}",
+                f"{option}: the model has no further text input; the inputs are"
+                f" {_listed(model.inputs)}",
                 EXIT_USAGE,
             )
         target = free.pop(0)
@@ -118,7 +119,8 @@ def _repeat_rows(arrays: dict[str, Array]) -> dict[str, Array]:
         if len(array) not in (1, rows):
             counts = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
             raise CommandError(
-                f"inputs differ in rows: {counts}; give {name} as many rows as the others, or one",
+                f"the inputs have different numbers of rows ({counts}); give {name} as many rows"
+                " as the others, or one",
                 EXIT_USAGE,
             )
     return {
@@ -148,8 +150,8 @@ def _value(info: TensorMetadata, words: Sequence[str]) -> Array:
         return _fitted(info, _elements(info, words), texts=True)
     if len(words) > 1:
         raise CommandError(
-            f"--input {info.name}: given {len(words)} times; write all numbers into one,"
-            f" such as {info.name}=1,2,3",
+            f"--input {info.name}: given {len(words)} times; combine all numbers in one, for"
+            f" example {info.name}=1,2,3",
             EXIT_USAGE,
         )
     (text,) = words

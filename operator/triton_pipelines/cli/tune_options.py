@@ -35,8 +35,8 @@ def check_server_options(
     """Refuse options that contradict each other."""
     if texts is not None and lengths is not None:
         raise CommandError(
-            "--lengths: sets the lengths of generated texts, but --texts gives real ones;"
-            " leave one out",
+            "--lengths: sets the lengths of generated texts, but --texts provides real ones; omit"
+            " one of them",
             EXIT_USAGE,
         )
     if server is not None and mounts:
@@ -47,8 +47,8 @@ def check_server_options(
         )
     if server is not None and not _ADDRESS.fullmatch(server):
         raise CommandError(
-            f"--server: {server!r} is not HOST:PORT, the address of a server's gRPC API"
-            " such as 127.0.0.1:8001",
+            f"--server: {server!r} is not the address of a gRPC API; use HOST:PORT, for example"
+            " 127.0.0.1:8001",
             EXIT_USAGE,
         )
     if control_key_file is not None and server is None:

@@ -177,13 +177,13 @@ class MonitoringObjects:
                 found |= {key_of(item): item for item in listed.items}
         except NotFound:
             return (
-                f"the cluster does not serve {resource.kind} ({resource.group}): install the "
-                "Prometheus operator's CRDs, or set Disabled"
+                f"the cluster does not serve {resource.kind} ({resource.group}); install the"
+                " Prometheus operator's CRDs, or set Disabled"
             )
         except Forbidden as error:
             return (
-                f"the operator may not list {resource.plural}: {error.message}; "
-                "the chart's roles grant it"
+                f"the operator cannot list {resource.plural}: {error.message}; use the roles of the"
+                " chart, which grant it"
             )
         except ClusterError as error:
             return f"{resource.plural} cannot be listed: {error.message}"

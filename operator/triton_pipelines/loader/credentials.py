@@ -61,8 +61,8 @@ def ssl_context(ca: Path | None) -> ssl.SSLContext:
             context.load_verify_locations(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise SourceError(
-                f"the CA bundle of caRef cannot be used ({error}): it must contain certificates "
-                "in PEM under the key ca.crt"
+                f"the CA bundle of caRef cannot be used ({error}); it must contain PEM certificates"
+                " under the key ca.crt"
             ) from error
     return context
 
@@ -187,8 +187,8 @@ def _registry(
     if not all(user):
         if not values.get(DOCKER_CONFIG):
             raise SourceError(
-                f"secretRef: the secret needs {DOCKER_CONFIG}, or username and password "
-                f"(it has {_keys(values)})"
+                f"secretRef: the secret must contain {DOCKER_CONFIG}, or username and password (it"
+                f" has {_keys(values)})"
             )
         user = _docker(values[DOCKER_CONFIG], parse_registry(location.uri), redact)
     redact.add_basic(*user)
@@ -201,7 +201,8 @@ def _web(values: Mapping[str, str], redact: Redactor) -> SourceCredentials:
     user = (values.get("username", ""), values.get("password", ""))
     if not all(user):
         raise SourceError(
-            f"secretRef: the secret needs token, or username and password (it has {_keys(values)})"
+            "secretRef: the secret must contain token, or username and password (it has"
+            f" {_keys(values)})"
         )
     redact.add_basic(*user)
     return SourceCredentials(user=user)
@@ -239,7 +240,8 @@ def _azure(
     account = parse_azure(location.uri).account
     if values.get("accountName", account) != account:
         raise SourceError(
-            f"secretRef: the secret is for account {values['accountName']}, the URI names {account}"
+            f"secretRef: the secret is for account {values['accountName']}, but the URI names"
+            f" {account}"
         )
     if values.get("sasToken"):
         token = values["sasToken"].lstrip("?")
@@ -250,13 +252,13 @@ def _azure(
             base64.b64decode(values["accountKey"], validate=True)
         except ValueError:
             raise SourceError(
-                "secretRef: accountKey is not base64: copy the storage account's access key "
-                "as the portal shows it"
+                "secretRef: accountKey is not base64; copy the storage account's access key as the"
+                " portal shows it"
             ) from None
         return SourceCredentials(account_key=values["accountKey"])
     raise SourceError(
-        "secretRef: the secret needs accountKey (with accountName) or sasToken (it has "
-        f"{_keys(values)})"
+        "secretRef: the secret must contain accountKey (with accountName) or sasToken (it has"
+        f" {_keys(values)})"
     )
 
 
@@ -268,8 +270,8 @@ def _docker(text: str, uri: RegistryUri, redact: Redactor) -> tuple[str, str]:
     auths = _json(text, DOCKER_CONFIG).get("auths")
     if not isinstance(auths, dict):
         raise SourceError(
-            f"secretRef: {DOCKER_CONFIG} has no auths: "
-            "create it with kubectl create secret docker-registry"
+            f"secretRef: {DOCKER_CONFIG} has no auths; create it with kubectl create secret"
+            " docker-registry"
         )
     matching = [
         name for name, entry in auths.items() if isinstance(entry, dict) and _is_for(name, uri)

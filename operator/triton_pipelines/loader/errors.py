@@ -7,8 +7,7 @@ from typing import Final
 from triton_pipelines.api.loadplan import LoadFinding, LoadReason
 
 PROXY_REFUSED: Final = (
-    "the proxy in HTTPS_PROXY rejects the credentials (407): "
-    "write user and password into its address"
+    "the proxy in HTTPS_PROXY rejects the credentials (407); put user and password into its address"
 )
 
 
@@ -97,9 +96,9 @@ class NoSpaceError(LoaderError):
         amount = "more" if needed is None else f"{needed} bytes"
         super().__init__(
             LoadReason.NO_SPACE,
-            f"{what}: needs {amount}, the volume of the model repository has {free} bytes "
-            "free. Raise the node's ephemeral storage "
-            "or the volume's size limit, or use a smaller model.",
+            f"{what}: requires {amount}, but the volume of the model repository has {free} bytes"
+            " free. Raise the node's ephemeral storage or the volume's size limit, or use a"
+            " smaller model.",
         )
         self.needed = needed
         self.free = free

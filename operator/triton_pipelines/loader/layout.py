@@ -54,8 +54,8 @@ class Layout:
         for own in sorted(asked & self._plan):
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"{what}: holds {PurePosixPath(path).name}, and {own} is written by the "
-                "operator itself: remove or rename the file in the source.",
+                f"{what}: contains {PurePosixPath(path).name}, but {own} is written by the"
+                " operator itself; remove or rename the file in the source.",
             )
         for one in paths:
             if (other := self._written.get(one)) is not None or (
@@ -63,8 +63,8 @@ class Layout:
             ) is not None:
                 raise LoaderError(
                     LoadReason.MODEL_MISMATCH,
-                    f"{what}: would write {one}, which {other} writes too: give one of them "
-                    "another path.",
+                    f"{what}: would write {one}, which {other} also writes; give one of them"
+                    " another path.",
                 )
         for one in paths:
             self._written[one] = item.spec_field

@@ -69,7 +69,7 @@ def folder(entries: Iterable[ListedFile]) -> SourceListing:
         if _LEFT_OUT.isdisjoint(PurePosixPath(entry.name).parts):
             kept.append(entry)
         if len(kept) > MAX_FILES:
-            raise SourceError(f"contains more than {MAX_FILES} files: name the model's own folder")
+            raise SourceError(f"contains more than {MAX_FILES} files; use the model's own folder")
     names = {entry.name for entry in kept}
     for name in sorted(names):
         check_name(name)
@@ -80,7 +80,7 @@ def folder(entries: Iterable[ListedFile]) -> SourceListing:
                 "hold: rename one"
             )
     if not kept:
-        raise SourceError("has no files: check uri and path", missing=True)
+        raise SourceError("has no files; check uri and path", missing=True)
     return SourceListing(tuple(sorted(kept)))
 
 
@@ -98,8 +98,8 @@ def check_name(name: str) -> None:
         or any(len(part.encode(errors="surrogateescape")) > _MAX_PART_BYTES for part in pure.parts)
     ):
         raise SourceError(
-            f"contains a file or folder named {name[:200]!r}, which is not a plain path below its "
-            "folder: rename it"
+            f"contains a file or folder named {name[:200]!r}, which is not a plain path below its"
+            " folder; rename it"
         )
 
 

@@ -155,7 +155,7 @@ class ModelInspection:
         uri = self._uri(item, path)
         result = self._adapted(self._with_vocabulary(item), path, uri)
         if isinstance(result, AdaptationRefusal):
-            message = f"{uri} cannot take requests of different length in one batch: {result}"
+            message = f"{uri} cannot process requests of different lengths in one batch: {result}"
             self._errors.append(
                 LoaderError(
                     LoadReason.RAGGED_UNSUPPORTED, message, step=item.step, field=item.field

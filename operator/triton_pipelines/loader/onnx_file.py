@@ -76,11 +76,13 @@ def read_onnx(path: Path) -> OnnxFile:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(
-            "is a Git LFS pointer, not the model: fetch it with git lfs pull before mirroring"
+            "is a Git LFS pointer, not the model; fetch the model with git lfs pull before"
+            " mirroring"
         )
     if head.lstrip()[:1] == b"<":
         raise ValueError(
-            "is an HTML or XML page: the URI leads to a web page or a login, not to the file"
+            "is an HTML or XML page, so the URI leads to a web page or a login; use the URI of the"
+            " file"
         )
     try:
         model = load_without_weights(path).model
@@ -147,13 +149,13 @@ def _location(tensor: Any) -> str:
         or path.suffix == ".onnx"
     ):
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}: only files in or below the "
-            "model's own folder are fetched"
+            f"keeps data of tensor {tensor.name} in {location!r}, but only files in or below the"
+            " model's own folder are fetched; move the data there"
         )
     if path.suffix in _RUN or _BYTECODE in path.parts:
         raise ValueError(
-            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as "
-            "code: save the model with another file name"
+            f"keeps data of tensor {tensor.name} in {location!r}, which Python would run as code;"
+            " save the model with another file name"
         )
     return str(path)
 
@@ -265,8 +267,8 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     odd = [tensor.name for tensor in tensors if tensor.data_type not in _TYPES.values()]
     if odd:
         yield (
-            f"Triton has no data type for {', '.join(odd)}: export the model without it (for "
-            "scikit-learn models: zipmap off)."
+            f"Triton has no data type for {', '.join(odd)}; export the model without it (for"
+            " scikit-learn models, with zipmap disabled)."
         )
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
@@ -274,11 +276,11 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
     batched = check.max_batch_size > 0 and not fixed
     if check.max_batch_size and fixed:
         yield (
-            f"Export the model with a dynamic first axis, or write {check.field}.maxBatchSize: 0 "
-            "and all axes in dims:"
+            f"Export the model with a dynamic first axis, or use {check.field}.maxBatchSize: 0 and"
+            " all axes in dims:"
         )
     else:
-        yield "To fit the file, write:"
+        yield "To match the file, use:"
     for side, held, declared in (
         ("inputs", file.inputs, check.inputs),
         ("outputs", file.outputs, check.outputs),

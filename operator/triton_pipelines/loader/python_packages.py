@@ -32,8 +32,8 @@ def copy_package(package: str, site: Path) -> None:
     if bound:
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"package {package} holds {', '.join(bound)}, built for one Python version: "
-            "install its abi3 wheel",
+            f"package {package} contains {', '.join(bound)}, built for one Python version; install"
+            " its abi3 wheel",
         )
     _copy(source, site / package)
     for distribution in metadata.packages_distributions().get(package, [])[:1]:

@@ -27,7 +27,8 @@ def below(root: Path, path: str) -> Path:
     target = root / path
     if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == root.resolve():
         raise LoaderError(
-            LoadReason.INTERNAL_ERROR, f"the plan names {path!r}, which leaves the model repository"
+            LoadReason.INTERNAL_ERROR,
+            (f"the plan names {path!r}, which is outside the model repository"),
         )
     return target
 
@@ -47,7 +48,7 @@ def prepare(root: Path, keep: Collection[Path], marker: Path) -> None:
     if not marker.exists() and any(root.iterdir()):
         raise LoaderError(
             LoadReason.INTERNAL_ERROR,
-            f"{root} contains files that the loader did not write: give it an empty folder",
+            f"{root} contains files that the loader did not write; use an empty folder",
         )
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

@@ -85,8 +85,8 @@ def _plain(
 def _folder(listing: SourceListing) -> Selection:
     if listing.entries is None:
         raise SourceError(
-            "is a web server's folder, which has no listing: name one file of it, or keep the "
-            "folder in a bucket, registry or hub"
+            "is a folder of a web server, which cannot be listed; use the URI of one file, or move"
+            " the folder to a bucket, registry or hub"
         )
     ignored = (
         tuple(
@@ -106,17 +106,17 @@ def _folder(listing: SourceListing) -> Selection:
 def _single(item: PlanFetch, listing: SourceListing) -> Selection:
     assert listing.entries is not None
     (entry,) = listing.entries
-    _only_first(item, f"the one file {entry.name}")
+    _only_first(item, f"the single file {entry.name}")
     return _first({item.file or entry.name: entry}, item)
 
 
 def _unlisted(item: PlanFetch) -> Selection:
     if item.whole:
         raise SourceError(
-            "is a web server's folder, which has no listing: keep the model's files in a "
-            "bucket, registry or hub, or name one file"
+            "is a folder of a web server, which cannot be listed; move the model's files to a"
+            " bucket, registry or hub, or use the URI of one file"
         )
-    _only_first(item, "a web server's folder, which has no listing")
+    _only_first(item, "a folder of a web server, which cannot be listed")
     main = str(item.source_file or item.file)
     return _first({str(item.file): ListedFile(main)}, item)
 
@@ -165,8 +165,8 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
         # Newer versions that were published since wait for the next revision of the pipeline.
         if gone := sorted(set(held) - set(found)):
             text = (
-                f"version {', '.join(map(str, gone))} is gone, from which this pipeline revision "
-                f"was first loaded; {there}"
+                f"version {', '.join(map(str, gone))}, from which this pipeline revision was first"
+                f" loaded, no longer exists; {there}"
             )
             raise LoaderError(
                 LoadReason.SOURCE_CHANGED,
@@ -182,8 +182,8 @@ def _wanted(item: PlanFetch, found: Mapping[int, object], held: Collection[int])
     if absent := sorted(asked - set(found)):
         raise LoaderError(
             LoadReason.MODEL_MISMATCH,
-            f"version {', '.join(map(str, absent))} is requested; {there}: publish it, or request "
-            "another one.",
+            f"version {', '.join(map(str, absent))} is requested, but {there}; publish it, or"
+            " request another one.",
         )
     return tuple(sorted(chosen | asked))
 
@@ -210,8 +210,8 @@ def _version(
         if name in files or (name != entry.name and name in names):
             raise LoaderError(
                 LoadReason.MODEL_MISMATCH,
-                f"holds both {where}{main} and {where}{name}; the first is to be named "
-                f"{name}: remove one.",
+                f"contains both {where}{main} and {where}{name}, but {main} would be renamed to"
+                f" {name}; remove one of them.",
             )
         files[name] = entry
     return files, left
@@ -221,8 +221,8 @@ def _required(item: PlanFetch, main: str, names: Collection[str], where: str) ->
     if main not in names:
         raise LoaderError(
             LoadReason.SOURCE_UNAVAILABLE,
-            f"has no file {where}{main}; {where or 'the folder'} holds "
-            f"{list_some(_tops(names))}. Name the file in {item.spec_field}.path or fileName.",
+            f"has no file {where}{main}; {where or 'the folder'} contains"
+            f" {list_some(_tops(names))}. Set {item.spec_field}.path or fileName to the file.",
         )
     return main
 
@@ -245,9 +245,9 @@ def _only_first(item: PlanFetch, what: str) -> None:
         )
     raise LoaderError(
         LoadReason.MODEL_MISMATCH,
-        f"the resource asks for {asked} of the model, and the source is {what}, which is "
-        f"version {FIRST} alone: name a folder that holds a folder "
-        "per version (1, 2, …), or remove the version policy.",
+        f"the resource requests {asked} of the model, but the source is {what}, and always"
+        f" version {FIRST}; use a folder that contains a folder per version (1, 2, …), or remove"
+        " the version policy.",
     )
 
 

@@ -55,12 +55,12 @@ def build_from_vocabulary(
     name = configuration.get("tokenizer_class")
     if name is not None and name not in _WORDPIECE_CLASSES:
         raise ValueError(
-            f"{CONFIGURATION} says tokenizer_class {name}, of which no tokenizer.json can be "
-            f"built from {VOCABULARY}"
+            f"{CONFIGURATION} has tokenizer_class {name}, for which no tokenizer.json can be built"
+            f" from {VOCABULARY}"
         )
     if configuration.get("do_basic_tokenize", True) is not True:
         raise ValueError(
-            f"{CONFIGURATION} switches do_basic_tokenize off, which has no equal in tokenizer.json"
+            f"{CONFIGURATION} disables do_basic_tokenize, which has no equivalent in tokenizer.json"
         )
     tokens = {
         role: _token(role, configuration, special) for role in ("unk", "sep", "cls", "pad", "mask")
@@ -144,11 +144,13 @@ def check(path: Path, *, cuts_pairs: bool = False) -> str | None:
         raise ValueError("it is not UTF-8 text") from error
     if text.startswith("version https://git-lfs"):
         raise ValueError(
-            "it is a Git LFS pointer, not the file: fetch it with git lfs pull before mirroring"
+            "it is a Git LFS pointer, not the file; fetch the file with git lfs pull before"
+            " mirroring"
         )
     if text.lstrip()[:1] == "<":
         raise ValueError(
-            "it is an HTML or XML page: the URI leads to a web page or a login, not to the file"
+            "it is an HTML or XML page, so the URI leads to a web page or a login; use the URI of"
+            " the file"
         )
     with _library_errors_as_value_errors():
         tokenizer = Tokenizer.from_str(text)
@@ -265,8 +267,8 @@ def finding_of_settings(ignored: str, step: str, field: str) -> LoadFinding:
         reason=LoadReason.TOKENIZER_SETTINGS_IGNORED,
         field=field,
         message=(
-            f"tokenizer.json has {ignored} of its own, which are ignored: maxLength, "
-            "truncation and padding of the step decide."
+            f"tokenizer.json sets {ignored}, which is ignored; maxLength, truncation and padding of"
+            " the step apply instead."
         ),
     )
 

@@ -74,15 +74,15 @@ def find_mismatches(
         if size is not None and highest.id >= size:
             token = f" ({highest.token})" if highest.token else ""
             yield TokenizerMismatch(
-                f"{tokenizer_uri} can emit token id {highest.id}{token}, and {uri} knows {size} "
-                f"ids (0 to {size - 1}) for {name}: take the tokenizer that the model was trained "
-                "with, or a model whose embedding table was resized to it"
+                f"{tokenizer_uri} can emit token ID {highest.id}{token}, but {uri} accepts {size}"
+                f" IDs (0 to {size - 1}) for {name}; use the tokenizer that the model was trained"
+                " with, or a model whose embedding table was resized to it"
             )
     most = maximum_length(path, model, tokens)
     if most is not None:
         yield TokenizerMismatch(
-            f"{uri} accepts rows of at most {most} tokens, and {MAX_LENGTH} lets the tokenizer "
-            f"send {tokens.max_length}: set {MAX_LENGTH} to at most {most}",
+            f"{uri} accepts rows of at most {most} tokens, but {MAX_LENGTH} lets the tokenizer"
+            f" send {tokens.max_length}; set {MAX_LENGTH} to at most {most}",
             MAX_LENGTH,
         )
 

@@ -65,7 +65,7 @@ class SourceMap:
                 )
             if scheme_of(target) not in MAPPED_SCHEMES:
                 folder = (
-                    f"; a folder of this machine is written file://{target}"
+                    f"; for a folder of this machine, use file://{target}"
                     if target.startswith("/")
                     else ""
                 )
@@ -110,20 +110,20 @@ def check_scheme(location: SourceLocation) -> None:
     if ".." in unquote(location.uri.partition("://")[2].partition("?")[0]).replace("\\", "/").split(
         "/"
     ):
-        raise SourceError("the URI must not contain '..': write the path without it")
+        raise SourceError("the URI must not contain '..'; use the path without it")
     if scheme in SCHEMES or (location.mapped and scheme in MAPPED_SCHEMES):
         return
     if scheme == "http":
         if (urlsplit(location.uri).hostname or "") in LOOPBACK:
             return
         raise SourceError(
-            "http:// sends credentials and models in the clear: use https://, or map it with "
-            "--source-map"
+            "http:// sends credentials and models unencrypted; use https://, or map it with"
+            " --source-map"
         )
     if scheme == "file":
         raise SourceError(
-            "file:// is only read through --source-map: a resource cannot name files of the "
-            "loader's container"
+            "file:// is allowed only as a target of --source-map, because a resource cannot name"
+            " files of the loader's container"
         )
     raise SourceError(f"the URI must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
 
@@ -149,7 +149,7 @@ def parse_hub(uri: str) -> HubUri:
     rest, _, revision = uri.partition("://")[2].partition("@")
     parts = [part for part in rest.split("/") if part]
     if not parts or ".." in parts:
-        raise SourceError("names no repository: write hf://org/name or hf://org/name@revision")
+        raise SourceError("has no repository; use hf://org/name or hf://org/name@revision")
     return HubUri("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
 
 
@@ -160,7 +160,7 @@ def parse_bucket(uri: str) -> tuple[str, str]:
     """
     bucket, _, key = uri.partition("://")[2].partition("/")
     if not bucket:
-        raise SourceError(f"names no bucket: write {scheme_of(uri)}://bucket/key")
+        raise SourceError(f"has no bucket; use {scheme_of(uri)}://bucket/key")
     return bucket, key
 
 
@@ -180,7 +180,7 @@ def parse_azure(uri: str) -> AzureUri:
     """Split a URI of Azure Blob Storage; it names the account, as a blob's own URL does."""
     account, container, key = [*uri.partition("://")[2].split("/", 2), "", ""][:3]
     if not account or not container:
-        raise SourceError("names no container: write az://account/container/key")
+        raise SourceError("has no container; use az://account/container/key")
     return AzureUri(account, container, key)
 
 
@@ -213,14 +213,14 @@ def parse_registry(uri: str) -> RegistryUri:
     name, colon, tag = name.partition(":")
     if not registry or not _REPOSITORY.fullmatch(name):
         raise SourceError(
-            "names no repository of a registry: write oci://registry/repository:tag or "
-            "…@sha256:digest, in lower case"
+            "has no registry repository; use oci://registry/repository:tag or …@sha256:digest, in"
+            " lowercase"
         )
     reference = digest if at else tag
     if (at or colon) and not is_reference(reference):
         raise SourceError(
-            f"{reference[:140]!r} is not a tag or digest: write "
-            "oci://registry/repository:tag or …@sha256: and 64 digits"
+            f"{reference[:140]!r} is not a valid OCI tag or digest; use"
+            " oci://registry/repository:tag or …@sha256: and 64 hex digits"
         )
     return RegistryUri(registry, name, reference or None)
 
@@ -234,7 +234,7 @@ def parse_folder(uri: str) -> tuple[str, str]:
     """Return name (of a claim or ConfigMap) and path of a ``pvc://`` or ``configmap://`` URI."""
     name, _, path = uri.partition("://")[2].partition("/")
     if not name:
-        raise SourceError("names no object: write pvc://claim/path or configmap://name/key")
+        raise SourceError("has no path; use pvc://claim/path or configmap://name/key")
     return name, path.strip("/")
 
 
@@ -242,5 +242,5 @@ def file_path(uri: str) -> str:
     """Return the path of a ``file:///path`` URI."""
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
-        raise SourceError("file:// takes an absolute path: file:///path")
+        raise SourceError("file:// requires an absolute path; use file:///path")
     return unquote(parts.path)

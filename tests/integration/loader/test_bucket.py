@@ -135,7 +135,7 @@ def test_the_identity_of_the_environment_without_a_secret(
     )
     code, report = pod.load()
     assert code == 2
-    assert "the pod's own identity may not read ambient.bin" in report.findings[0].message
+    assert "the pod's own identity cannot read ambient.bin" in report.findings[0].message
 
 
 def test_a_tokenizer_folder(
@@ -163,12 +163,12 @@ def test_a_tokenizer_folder(
 @pytest.mark.parametrize(
     ("uri", "secret", "says"),
     [
-        ("s3://models/nope.bin", SECRET, "has no object nope.bin: check bucket, key and revision"),
+        ("s3://models/nope.bin", SECRET, "has no object nope.bin; check bucket, key and revision"),
         ("s3://nobucket/nope.bin", SECRET, "check bucket, key and revision"),
         (
             "s3://models/nope.bin",
             "wrong-s3cret-pass/word+9f00",
-            "the secret of source.secretRef may not read nope.bin",
+            "the secret of source.secretRef cannot read nope.bin",
         ),
     ],
 )

@@ -314,7 +314,7 @@ def test_a_model_that_does_not_fit_shows_both_sides(pod: Pod) -> None:
         "       | tensor    | declared       | in file",
         "input  | input_ids | INT32 [-1, -1] | INT64 [batch, sequence]",
         "output | logits    | FP32 [-1, 2]   | FP32 [batch, 3]",
-        "To fit the file, write:",
+        "To match the file, use:",
         "spec.model.inputs: [{name: input_ids, dataType: INT64, dims: [-1]}]",
         "spec.model.outputs: [{name: logits, dataType: FP32, dims: [3]}]",
     ]

@@ -156,10 +156,10 @@ def test_a_token_of_the_environment_is_not_presented(
 @pytest.mark.parametrize(
     ("case", "says"),
     [
-        ("no such repository", "the hub shows no repository example/minilm"),
+        ("no such repository", "the hub has no accessible repository example/minilm"),
         ("no such revision", "has no revision v9"),
-        ("gated", "is gated: accept its terms"),
-        ("private", "a private one needs source.secretRef"),
+        ("gated", "is gated; accept its terms"),
+        ("private", "set source.secretRef if it is private"),
         ("no such file", "has no file onnx/model.onnx at "),
     ],
 )

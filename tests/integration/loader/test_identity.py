@@ -113,6 +113,6 @@ def test_credentials_of_a_secret_come_before_the_identity(
         )
         code, report = bare.load()
     assert code == 2
-    assert "the secret of source.secretRef may not read" in report.findings[0].message
+    assert "the secret of source.secretRef cannot read" in report.findings[0].message
     assert server.requests[0].headers["authorization"].startswith("SharedKey account:")
     assert GIVEN not in server.requests[0].path

@@ -114,16 +114,16 @@ def test_one_version_that_does_not_fit_is_named(pod: Pod, claim: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        (model(pinned=3), "version 3 is requested; the source has 1, 2: publish it"),
+        (model(pinned=3), "version 3 is requested, but the source has 1, 2; publish it"),
         (
             model("pvc://models/bert/1", versions=PlanVersions(all=True)),
-            "asks for several versions of the model, and the source is a folder without",
+            "requests several versions of the model, but the source is a folder without",
         ),
         (
             model("pvc://models/bert/1/model.onnx", pinned=2),
-            "the source is the one file model.onnx, which is version 1 alone",
+            "the source is the single file model.onnx, and always version 1",
         ),
-        (model(file="model.plan"), "has no file 2/model.plan; 2/ holds model.onnx"),
+        (model(file="model.plan"), "has no file 2/model.plan; 2/ contains model.onnx"),
     ],
 )
 def test_versions_that_the_source_does_not_have(
@@ -188,7 +188,7 @@ def test_what_the_operator_writes_is_never_overwritten(pod: Pod, claim: Path) ->
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.MODEL_MISMATCH)
     assert (
-        "holds model.py, and bert/1/model.py is written by the operator itself"
+        "contains model.py, but bert/1/model.py is written by the operator itself"
         in report.findings[0].message
     )
 
@@ -221,7 +221,7 @@ def test_links_in_a_folder_may_not_lead_astray(pod: Pod, claim: Path, tmp_path: 
     for link, target, says in (
         ("out.bin", "/etc/passwd", "leads out of its volume"),
         ("sub", "blobs", "is a link to a folder"),
-        ("gone", "nowhere", "a link that leads nowhere"),
+        ("gone", "nowhere", "a broken link"),
     ):
         (claim / link).symlink_to(target)
         pod.another()

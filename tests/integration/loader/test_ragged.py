@@ -129,7 +129,7 @@ def test_what_cannot_be_adapted_is_a_finding_of_its_own(pod: Pod, claim: Path) -
         "spec.tokenizer.padding",
     )
     assert finding.message.startswith(
-        "pvc://models/encoder.onnx cannot take requests of different length in one batch: "
+        "pvc://models/encoder.onnx cannot process requests of different lengths in one batch: "
         "operator DynamicQuantizeLinear"
     )
     assert "set spec.tokenizer.padding to Fixed" in finding.message

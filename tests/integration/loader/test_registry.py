@@ -493,8 +493,8 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
     hub.push("models/bert", "v9", (FILE, {TITLE: "other.bin"}, b"x"))
     for uri, says in (
         ("models/bert:v8", "the registry has no models/bert:v8"),
-        ("models/bert:v9", "has no file model.bin; the folder holds other.bin"),
-        ("Models/bert:v9", "names no repository of a registry"),
+        ("models/bert:v9", "has no file model.bin; the folder contains other.bin"),
+        ("Models/bert:v9", "has no registry repository"),
         ("models/bert:a b", "is not a tag or digest"),
     ):
         trusting.plan(model(hub, uri))

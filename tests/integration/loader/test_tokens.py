@@ -74,7 +74,7 @@ def test_a_token_that_the_model_does_not_know(pod: Pod, claim: Path, padding: st
         "spec.model",
     )
     assert finding.message.startswith(
-        f"pvc://models/tokenizer.json can emit token id {VOCABULARY} (covid), and "
+        f"pvc://models/tokenizer.json can emit token ID {VOCABULARY} (covid), and "
         f"pvc://models/encoder.onnx knows {VOCABULARY} ids"
     )
 

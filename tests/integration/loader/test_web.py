@@ -87,7 +87,7 @@ def test_a_missing_file_is_final(trusting: Pod, server: LoopbackServer, faulty: 
     assert (code, len(server.requests)) == (2, 1)
     assert report.findings[0].message == (
         f"spec.model.source {server.url}/models/nope.bin: 127.0.0.1 has no file "
-        "/models/nope.bin (404): check uri, path and revision"
+        "/models/nope.bin (404); check uri, path and revision"
     )
 
 

@@ -78,7 +78,10 @@ def test_a_secret_without_its_keys_is_named(trusting: Pod, server: LoopbackServe
     trusting.plan(item(f"{server.url}/model.bin", credentials=True))
     code, report = trusting.load()
     assert (code, server.requests) == (2, [])
-    assert "needs token, or username and password (it has password)" in report.findings[0].message
+    assert (
+        "must contain token, or username and password (it has password)"
+        in report.findings[0].message
+    )
 
 
 def test_user_information_and_signatures_of_urls_are_redacted(

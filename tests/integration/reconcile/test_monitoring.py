@@ -110,7 +110,7 @@ async def test_they_follow_the_spec_and_what_the_cluster_serves(
             await applied(bare, namespace, name, value)
         said = await until_warned(bare, namespace, "enabled", *FIELDS)
         assert said["podMonitor"].startswith(
-            "the cluster does not serve PodMonitor (monitoring.coreos.com): install the "
+            "the cluster does not serve PodMonitor (monitoring.coreos.com); install the "
             "Prometheus operator's CRDs"
         )
         assert "PrometheusRule" in said["prometheusRule"]
@@ -170,7 +170,7 @@ async def test_what_others_made_stays_theirs_and_auto_is_the_operators_choice(
                 await applied(bare, namespace, name, value)
             said = await until_warned(bare, namespace, "taken", "podMonitor")
             assert (
-                "PodMonitor taken exists in this namespace and is not this pipeline's"
+                "PodMonitor taken exists in this namespace and does not belong to this pipeline"
                 in said["podMonitor"]
             )
             await until_made(bare, namespace, "auto", "prometheusRule")

@@ -264,8 +264,8 @@ async def test_others_objects_are_not_touched(
         status = await status_of(admin, namespace)
         (ready,) = (item for item in status["conditions"] if item["type"] == "Ready")
         assert (
-            "Service p exists in this namespace and is not this pipeline's; delete or rename it"
-            in ready["message"]
+            "Service p exists in this namespace and does not belong to this pipeline; delete or "
+            "rename it" in ready["message"]
         )
         assert await told(admin, namespace, "Stalled") == "True NameConflict"
         assert status["observedGeneration"] == status["generation"]

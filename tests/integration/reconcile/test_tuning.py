@@ -378,7 +378,7 @@ async def test_auto_takes_a_proven_padding_and_keeps_it_over_restarts_and_a_lost
                 "by measurement", lambda: padded(admin, namespace, "Bucketed"), DEADLINE_SECONDS
             )
             assert status["padding"]["reason"].startswith(
-                "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms"
+                "measured: Bucketed 32, 128 sustains 1.31 times the load of Fixed within 80 ms"
             )
             assert status["revision"] != first["revision"]
             assert (status["tuning"]["state"], "patch" in status["tuning"]) == ("Succeeded", False)

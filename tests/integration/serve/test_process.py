@@ -170,7 +170,7 @@ def test_an_answer_that_would_keep_it_from_becoming_ready_is_told(
         if fault is not None:
             wait_until(lambda: "InferenceFailed" in log.read_text(), running.process)
             assert (
-                f"margin: warning: the test inference failed: {fault} (made by spec.model: "
+                f"margin: warning: the test inference failed: {fault} (produced by spec.model: "
                 in log.read_text()
             )
         else:

@@ -25,16 +25,20 @@ PATTERNS = sorted(
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_pattern_is_said_in_words(pattern: str) -> None:
     text = PATTERN_DESCRIPTIONS[pattern]
-    assert re.match(r"(a|an|the) \w", text)
+    assert re.match(r"(is not|must be) an? \w", text)
     assert pattern not in text
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_example_of_each_pattern_fits_it(pattern: str) -> None:
     description = PATTERN_DESCRIPTIONS[pattern]
-    named = re.search(r"such as (\S+?)[,)]?(?: |$)|^a source: it starts with (\S+?),", description)
+    named = re.search(
+        r"(?:such as|for example) (\S+?)[,;)]?(?: |$)|source URI; it must start with (\S+?),",
+        description,
+    )
     if named is None:
-        assert "64 hex digits" in description  # too long to be shown
+        # Too long to be shown, or nothing to imitate.
+        assert re.search(r"64 lowercase hex digits|; remove the (spaces|control)", description)
         return
     example = f"{named[2]}org/name" if named[2] else named[1].strip("'")
     assert re.search(pattern, example), example
@@ -79,17 +83,17 @@ def test_fields_that_others_name_lead_to_fields_that_are_there() -> None:
 def test_an_unknown_name_leads_to_the_field_that_was_meant(
     location: tuple[str | int, ...], meant: str
 ) -> None:
-    assert unknown_field(location) == f"is not a field here; did you mean {meant}?"
+    assert unknown_field(location) == f"unknown field; did you mean {meant}?"
 
 
 def test_a_name_like_nothing_leads_to_all_that_may_stand_there() -> None:
     assert unknown_field(("spec", "slo", "colour")) == (
-        "is not a field; spec.slo has p99Milliseconds, networkAndQueueBudgetMilliseconds, "
-        "minThroughputPerSecond"
+        "unknown field; the fields of spec.slo are p99Milliseconds, "
+        "networkAndQueueBudgetMilliseconds, minThroughputPerSecond"
     )
     assert (
         unknown_field(("colour",))
-        == "is not a field; the document has apiVersion, kind, metadata, spec"
+        == "unknown field; the fields of the document are apiVersion, kind, metadata, spec"
     )
 
 

@@ -68,7 +68,7 @@ def test_the_option() -> None:
     ("option", "instead"),
     [
         (["--slo", "50"], "spec.slo.p99Milliseconds"),
-        (["--rows", "2"], "leave it out"),
+        (["--rows", "2"], "omit it"),
         (["--output", "json"], "status.tuning"),
         (["--cores", "2"], "spec.server"),
     ],
@@ -108,13 +108,13 @@ def refused(*arguments: str) -> tuple[CommandError, str]:
             "--plot: cannot write no-such-folder/plot.svg: folder no-such-folder does not exist",
         ),
         (["--report-file", "."], "--report-file: cannot write .: is a folder"),
-        (["--server", ""], "--server: '' is not HOST:PORT"),
+        (["--server", ""], "--server: '' is not the address"),
         (
             ["--server", "http://127.0.0.1:8001"],
-            "--server: 'http://127.0.0.1:8001' is not HOST:PORT",
+            "--server: 'http://127.0.0.1:8001' is not the address",
         ),
-        (["--server", "127.0.0.1"], "--server: '127.0.0.1' is not HOST:PORT"),
-        (["--server", "127.0.0.1:port"], "--server: '127.0.0.1:port' is not HOST:PORT"),
+        (["--server", "127.0.0.1"], "--server: '127.0.0.1' is not the address"),
+        (["--server", "127.0.0.1:port"], "--server: '127.0.0.1:port' is not the address"),
     ],
 )
 def test_wrong_use_is_told_before_anything_is_measured(arguments: list[str], said: str) -> None:

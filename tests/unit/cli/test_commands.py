@@ -214,7 +214,7 @@ def test_an_answer_as_table_and_as_json(tritonpipe: Run, server: Serve) -> None:
             told({**METADATA, "inputs": [{"name": "X", "datatype": "FP32"}]}),
             None,
             2,
-            "takes X FP32",
+            "the inputs are X FP32",
         ),
         (
             told(

@@ -49,7 +49,7 @@ def test_what_the_server_does_not_know_is_left_out(tritonpipe: Run, tmp_path: Pa
     ended = tritonpipe("import", str(REPOSITORIES / "accelerated"), image, "-o", str(file))
     assert ended.code == 0, ended.err
     assert (
-        "detector/config.pbtxt: model_metrics: not carried over: Triton 24.10 does not know"
+        "detector/config.pbtxt: model_metrics: not carried over: Triton 24.10 does not support"
         " model_metrics" in ended.err
     )
     assert tritonpipe("validate", str(file)).code == 0
@@ -105,7 +105,7 @@ def test_the_model_that_clients_call_may_be_code(tritonpipe: Run) -> None:
         "preprocessing",
         "tensorrt-llm",
     ]
-    assert "left out: ensemble" in ended.err
+    assert "not part of this pipeline: ensemble" in ended.err
 
 
 def test_models_may_be_left_out(tritonpipe: Run) -> None:
@@ -258,5 +258,8 @@ def test_what_is_wrong_is_named(
 def test_a_models_own_folder_is_no_repository(tritonpipe: Run) -> None:
     ended = tritonpipe("import", str(REPOSITORIES / "single" / "densenet_onnx"))
     assert ended.code == 2
-    assert f"it is a single model: give the folder above it, {REPOSITORIES / 'single'}" in ended.err
+    assert (
+        "is a single model, not a model repository; use the folder above it,"
+        f" {REPOSITORIES / 'single'}" in ended.err
+    )
     assert tritonpipe("import", "nosuch").code == 2

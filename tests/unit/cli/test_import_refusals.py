@@ -165,12 +165,12 @@ def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Pa
         ),
         (
             {f"{team}/{name}": text for team in ("blue", "red") for name, text in FILES.items()},
-            "contains 2 model repositories (blue, red), but one import reads one repository:"
-            " give one of these folders, such as ",
+            "contains 2 model repositories (blue, red), but one import reads one repository;"
+            " use one of these folders, for example ",
         ),
         (
             {f"models/{name}": text for name, text in FILES.items()},
-            "contains no model; the model repository is the folder below it: give ",
+            "contains no model, because the model repository is the folder below it; use ",
         ),
         (
             {
@@ -208,7 +208,7 @@ def test_one_message_says_what_a_folder_is(
         ({"tok/config.pbtxt": "input {" * 4000}, "tok/config.pbtxt:1: is not a ModelConfig: more"),
         (
             replaced("bert/config.pbtxt", "onnxruntime_onnx", "onnx"),
-            "bert/config.pbtxt: platform: 'onnx' is not a platform of Triton; write one of",
+            "bert/config.pbtxt: platform: 'onnx' is not a platform of Triton; use one of:",
         ),
         (
             {"extra/config.pbtxt": 'backend: "vllm"\n', "extra/1/model.json": "{}"},

@@ -295,7 +295,7 @@ INFLIGHT = replaced(
 def test_the_image_decides_what_is_carried_over(import_of: Import) -> None:
     ended = import_of(INFLIGHT, "--image=example.com/tritonserver:24.10-py3")
     assert "maxInflightRequests" not in spec_of(ended)["ensemble"]
-    assert "max_inflight_requests: not carried over: needs server 25.11" in ended.err
+    assert "max_inflight_requests: not carried over: requires Triton 25.11" in ended.err
     newer = spec_of(import_of(INFLIGHT, "--image=example.com/tritonserver:26.04-py3", "--strict"))
     assert newer["ensemble"]["maxInflightRequests"] == 4
     assert newer["server"]["image"] == "example.com/tritonserver:26.04-py3"

@@ -419,7 +419,10 @@ def _taken(model: Model) -> list[str]:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (_no_tokenizer, r"model\.onnx: reads input_ids, so it needs a tokenizer: set --tokenizer"),
+        (
+            _no_tokenizer,
+            r"model\.onnx: reads input_ids, so it requires a tokenizer; set --tokenizer",
+        ),
         (_not_onnx, r"model\.onnx: is an HTML or XML page"),
         (_bad_tokenizer, r"--tokenizer: .*tokenizer\.json: cannot be used"),
         (_bad_json, r"config\.json: is not valid JSON"),
@@ -456,8 +459,8 @@ def _taken(model: Model) -> list[str]:
         (_break(HIDDEN, None, "--labels", "a,b"), "are not known to be classes"),
         (_break(LOGITS, None, "--name", "Not A Name"), "is not a valid resource name"),
         (_break(LOGITS, None, "--source-uri", "models/x"), "is not a URI"),
-        (lambda _: [], "give either a repository"),
-        (lambda _: ["org/name"], "is not a repository of a model hub; write hf://org/name"),
+        (lambda _: [], "specify either a repository"),
+        (lambda _: ["org/name"], "is not a repository of a model hub; use hf://org/name"),
     ],
 )
 def test_what_cannot_be_known_is_asked_for(model: Model, broken: Break, told: str) -> None:

@@ -154,16 +154,16 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
     ("inputs", "given", "words"),
     [
         ([TEXT], {}, r"values are missing for TEXT BYTES\[-1, 1\]"),
-        ([TEXT], {"values": ["NAME=a"]}, r"where NAME is an input; the model takes TEXT BYTES"),
-        ([TEXT], {"values": ["TEXT"]}, "write NAME="),
+        ([TEXT], {"values": ["NAME=a"]}, r"where NAME is an input; the inputs are TEXT BYTES"),
+        ([TEXT], {"values": ["TEXT"]}, "does not start with NAME="),
         ([IDS], {"texts": ["a"]}, "no further text input"),
         ([TEXT], {"texts": ["a"], "pairs": ["b"]}, "--pair: .*no further text input"),
         (
             [TEXT, PASSAGE],
             {"texts": ["a", "b"], "pairs": ["a", "b", "c"]},
-            "inputs differ in rows: TEXT 2, PASSAGE 3",
+            r"different numbers of rows \(TEXT 2, PASSAGE 3\)",
         ),
-        ([IDS], {"values": ["IDS=1,a"]}, "IDS: 'a' is no whole number; it is INT64"),
+        ([IDS], {"values": ["IDS=1,a"]}, "IDS: 'a' is not an integer; it is INT64"),
         (
             [IDS],
             {"values": ["IDS=[[1,2],[3]]"]},

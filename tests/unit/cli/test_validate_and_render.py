@@ -59,7 +59,7 @@ def test_validate_says_which_padding_was_chosen_and_why(tritonpipe: Run, tmp_pat
     assert ended.out == f"{label}: padding Ragged (Auto: {ADAPTED})\n{label}: valid\n"
     substituted = written(tmp_path / "operator.yaml", "substitute_runner: [onnxruntime_onnx]")
     assert (
-        ": padding Ragged (Auto: requests of different lengths need not"
+        ": padding Ragged (Auto: requests of different lengths can"
         in tritonpipe("validate", str(file), "--operator-config", substituted).out
     )
 
@@ -120,7 +120,7 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
     )
     ended = tritonpipe("validate", "-", text=yaml.safe_dump(document).encode())
     assert ended.code == 1
-    assert "standard input (sentiment): error: spec.model.platfrom: is not a field" in ended.out
+    assert "standard input (sentiment): error: spec.model.platfrom: unknown field" in ended.out
     assert "spec.model.maxBatchSize: must be at least 0" in ended.out
 
 
@@ -166,7 +166,7 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
             "kind: InferencePipelines",
             "found kind InferencePipelines; did you mean InferencePipeline?",
         ),
-        ("metadata: {name: a}", "kind is missing; write kind: InferencePipeline"),
+        ("metadata: {name: a}", "kind is missing; add kind: InferencePipeline"),
         ("a: &x [*x]", "cannot be a resource"),
         ("2020-01-01: x", "cannot be a resource"),
     ],
@@ -342,7 +342,7 @@ def test_own_code_is_an_error_where_the_operator_forbids_it(
     config = written(tmp_path / "operator.yaml", "custom_code: forbid")
     ended = tritonpipe("validate", str(OWN_CODE), "--operator-config", config)
     assert ended.code == 1
-    assert "spec.model.python.code: custom code is forbidden" in ended.out
+    assert "spec.model.python.code: this operator forbids custom code" in ended.out
 
 
 def test_repository_holds_what_is_printed(tritonpipe: Run, tmp_path: Path) -> None:

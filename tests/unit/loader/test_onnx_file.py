@@ -127,7 +127,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
             OnnxFile((FileTensor("input_ids", "INT64", (1, "s")), MASK), (LOGITS,), ()),
             [
                 "fixed batch axis of 1",
-                "write spec.model.maxBatchSize: 0 and all axes in dims:",
+                "use spec.model.maxBatchSize: 0 and all axes in dims:",
                 "{name: input_ids, dataType: INT64, dims: [1, -1]}",
             ],
         ),
@@ -139,7 +139,7 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
         (
             check(),
             OnnxFile((IDS, MASK), (FileTensor("logits", "sequence", None),), ()),
-            ["output logits is sequence", "Triton has no data type for logits", "zipmap off"],
+            ["output logits is sequence", "Triton has no data type for logits", "zipmap disabled"],
         ),
     ],
 )

@@ -82,9 +82,7 @@ def test_a_source_map_in_error_names_the_rule(rule: str) -> None:
 
 
 def test_a_folder_as_target_is_told_how_it_is_written() -> None:
-    with pytest.raises(
-        ValueError, match=r"a folder of this machine is written file:///srv/models/$"
-    ):
+    with pytest.raises(ValueError, match=r"for a folder of this machine, use file:///srv/models/$"):
         SourceMap.parse(["s3://models/=/srv/models/"])
 
 
@@ -131,7 +129,7 @@ def test_the_parts_of_uris() -> None:
         (parse_bucket, "s3:///k"),
         (parse_folder, "pvc://"),
     ):
-        with pytest.raises(SourceError, match="names no"):
+        with pytest.raises(SourceError, match="has no"):
             parse(uri)
 
 

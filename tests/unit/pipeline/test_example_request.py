@@ -244,17 +244,17 @@ def test_a_single_element_stands_for_all() -> None:
     ("kind", "text", "words"),
     [
         ("BOOL", "yes", "is neither true nor false"),
-        ("INT8", "128", "is not within -128 and 127"),
-        ("UINT8", "-1", "is not within 0 and 255"),
-        ("INT32", "1.0", "is no whole number"),
-        ("INT32", "1_000", "is no whole number"),
-        ("INT32", "", "is no whole number"),
-        ("FP32", "nan", "is no finite number"),
-        ("FP32", "inf", "is no finite number"),
-        ("FP32", "1_0", "is no finite number"),
-        ("FP16", "65505", "is beyond 65504"),
-        ("FP64", "1e999", "is beyond"),
-        ("BF16", "1e39", "is beyond"),
+        ("INT8", "128", "is not between -128 and 127"),
+        ("UINT8", "-1", "is not between 0 and 255"),
+        ("INT32", "1.0", "is not an integer"),
+        ("INT32", "1_000", "is not an integer"),
+        ("INT32", "", "is not an integer"),
+        ("FP32", "nan", "is not a finite number"),
+        ("FP32", "inf", "is not a finite number"),
+        ("FP32", "1_0", "is not a finite number"),
+        ("FP16", "65505", "exceeds 65504"),
+        ("FP64", "1e999", "exceeds"),
+        ("BF16", "1e39", "exceeds"),
     ],
 )
 def test_what_is_none_of_its_type(kind: str, text: str, words: str) -> None:
@@ -282,21 +282,21 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
             "spec.health.inputs[0].name",
             "'C' is not an input of the pipeline; it has A, B",
         ),
-        ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "B is missing"),
+        ([{"name": "A", "shape": [1, 1], "data": ["1"]}], "spec.health.inputs", "add B"),
         (
             [{"name": name, "shape": [1, 2, 1], "data": ["1"]} for name in "AB"],
             "spec.health.inputs[0].shape",
-            "does not fit A, whose shape with the batch axis is [-1, -1]",
+            "does not match A, whose shape, including the batch axis, is [-1, -1]",
         ),
         (
             [{"name": name, "shape": [9, 1], "data": ["1"]} for name in "AB"],
             "spec.health.inputs[0].shape",
-            "has 9 rows; the pipeline accepts at most 8",
+            "has 9 rows, but the pipeline accepts at most 8",
         ),
         (
             [{"name": name, "shape": [1, 3], "data": ["1", "2"]} for name in "AB"],
             "spec.health.inputs[0].data",
-            "has 2 elements, but shape [1, 3] needs 3",
+            "has 2 elements, but shape [1, 3] requires 3",
         ),
         (
             [
@@ -309,7 +309,7 @@ B = {"name": "B", "dataType": "FP32", "dims": [-1]}
         (
             [{"name": name, "shape": [1, EXAMPLE_BYTES_MAX // 4], "data": ["1"]} for name in "AB"],
             "spec.health.inputs",
-            f"has {2 * EXAMPLE_BYTES_MAX} bytes; at most {EXAMPLE_BYTES_MAX} are allowed",
+            f"has {2 * EXAMPLE_BYTES_MAX} bytes, but at most {EXAMPLE_BYTES_MAX} are allowed",
         ),
     ],
 )

@@ -75,23 +75,23 @@ def test_a_step_that_can_be_adapted_has_no_obstacle() -> None:
         (
             [IDS, replace(AGE, dims=(-1, 2))],
             [LOGITS],
-            "input age has dims [-1, 2]: an input of variable length must have dims [-1]",
+            "input age has dims [-1, 2], but an input of variable length must have dims [-1]",
         ),
         (
             [IDS, replace(MASK, data_type=DataType.FP32)],
             [LOGITS],
-            "input attention_mask is FP32: token tensors are INT64 or INT32",
+            "input attention_mask is FP32, but token tensors are INT64 or INT32",
         ),
         ([IDS, replace(MASK, reshape=(-1, 1))], [LOGITS], "input attention_mask is reshaped"),
         (
             [IDS, replace(MASK, name="input_ids__shape")],
             [LOGITS],
-            "input_ids__shape is needed for the row lengths of input_ids",
+            "input_ids__shape is reserved for the row lengths of input_ids",
         ),
         (
             [IDS],
             [replace(HIDDEN, dims=(12, -1, -1))],
-            "output hidden has dims [12, -1, -1]: only the first axis",
+            "output hidden has dims [12, -1, -1], but only the first axis",
         ),
         ([IDS], [replace(HIDDEN, reshape=(-1, 2, 4))], "output hidden is reshaped"),
         (
@@ -110,5 +110,5 @@ def test_declared_tensors_that_cannot_be(
 
 def test_a_step_without_batches() -> None:
     assert list(ragged_obstacles([IDS], [LOGITS], 0)) == [
-        "maxBatchSize is 0: batches need at least 1"
+        "maxBatchSize is 0, but batches require at least 1"
     ]

@@ -34,20 +34,20 @@ def told(of: Graph) -> tuple[str, str]:
 
 HINDRANCES: dict[str, tuple[dict[str, Any], str]] = {
     "tensorrt": ({"optimization": {"tensorrt": {}}}, "TensorRT inside ONNX Runtime"),
-    "batching off": ({"dynamicBatching": {"mode": "Disabled"}}, "its batching is off"),
+    "batching off": ({"dynamicBatching": {"mode": "Disabled"}}, "its batching is disabled"),
     "versions": (
         {"versionPolicy": {"all": {}}, "source": {"uri": "s3://models/folder"}},
         "several versions",
     ),
-    "patched": ({"configPatch": {"batchInput": []}}, "configPatch writes batchInput"),
+    "patched": ({"configPatch": {"batchInput": []}}, "configPatch sets batchInput"),
     "no mask": ({"inputs": [IDS]}, "it reads no attention mask"),
     "own words": (
         {"inputs": [IDS, {**MASK, "ragged": "Disabled"}]},
-        "its input attention_mask says ragged or optional itself",
+        "its input attention_mask sets ragged or optional",
     ),
     "offsets": (
         {"inputs": [IDS, MASK, {"name": "offsets", "dataType": "INT64", "dims": [-1, 2]}]},
-        "its input offsets has a length of its own",
+        "its input offsets has a different length",
     ),
     "odd output": (
         {"outputs": [{"name": "scores", "dataType": "FP32", "dims": [2, -1]}]},

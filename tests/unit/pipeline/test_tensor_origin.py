@@ -8,7 +8,7 @@ from tests.support.builders import built
 from triton_pipelines.compile.graph.tensor_origin import with_tensor_origin
 
 MADE = (
-    "(made by spec.model: step model declares its output as logits FP32[2], and must return "
+    "(produced by spec.model: step model declares its output as logits FP32[2], and must return "
     "exactly that)"
 )
 

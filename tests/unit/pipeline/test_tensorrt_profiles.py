@@ -133,8 +133,8 @@ def test_a_bucket_below_a_profile_is_refused() -> None:
     )
     assert set(found) == {"spec.tokenizer.buckets[0]"}
     assert (
-        "8 rows x 16 tokens (0: 1-64 rows x 32-128 tokens; 1: 1-8 rows x 129-512 tokens)"
-        in found["spec.tokenizer.buckets[0]"]
+        "8 rows x 16 tokens (profile 0: 1-64 rows x 32-128 tokens; profile 1: 1-8 rows x"
+        " 129-512 tokens)" in found["spec.tokenizer.buckets[0]"]
     )
     assert (
         said(

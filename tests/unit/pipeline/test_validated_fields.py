@@ -59,7 +59,7 @@ def test_buckets_shorter_than_the_model_takes_are_warned_of() -> None:
 def test_the_release_decides_what_a_server_takes() -> None:
     new = {"maxInflightRequests": 8}
     assert (
-        "needs server 25.11"
+        "requires Triton 25.11"
         in _told(ensemble=new, server={"version": "24.10"})["spec.ensemble.maxInflightRequests"]
     )
     assert "spec.ensemble.maxInflightRequests" not in _told(

@@ -209,7 +209,7 @@ def test_a_kubelet_that_tells_nothing_is_named() -> None:
     made = record(world(1), 3750)
     raw = made._raw(made.pods[0])
     del raw["status"]["containerStatuses"][0]["resources"]
-    assert "Kubernetes 1.33 or newer" in pending_reason(Pod.of(raw))
+    assert "Kubernetes 1.33 or later" in pending_reason(Pod.of(raw))
 
 
 # --- room for a rollout ---------------------------------------------------------------------------

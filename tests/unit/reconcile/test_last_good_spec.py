@@ -24,7 +24,7 @@ INVALID: dict[str, dict[str, Any]] = {
 }
 MISSING = {
     "model": (
-        "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in "
+        "spec.model.source: configmap://weights/model.onnx: ConfigMap weights does not exist in "
         "namespace nlp; create it"
     )
 }

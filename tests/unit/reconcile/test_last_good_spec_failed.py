@@ -17,7 +17,7 @@ from triton_pipelines.controllers.pipeline.latency_figures import Latencies, Rev
 
 MISSING = {
     "model": (
-        "spec.model.source: configmap://weights/model.onnx: there is no ConfigMap weights in "
+        "spec.model.source: configmap://weights/model.onnx: ConfigMap weights does not exist in "
         "namespace nlp; create it"
     )
 }

@@ -13,8 +13,8 @@ from triton_pipelines.api.loadplan import LoadFinding, LoadReason, LoadReport
 from triton_pipelines.controllers.pipeline.output_mismatch import PATH, PREFIX
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
-WIDE = "output RAW is FP64, declared FP32 (made by spec.model)"
-FLAT = "output RAW has shape [2], declared [-1, 2] (made by spec.model)"
+WIDE = "output RAW is FP64, declared FP32 (produced by spec.model)"
+FLAT = "output RAW has shape [2], declared [-1, 2] (produced by spec.model)"
 
 
 @dataclass

@@ -44,19 +44,19 @@ def barred() -> Tuning:
     return world.settle()
 
 
-BEGUN = "Auto: spec.model: tensorrt_plan batches equal shapes only, so every row has 512 tokens; "
+BEGUN = "Auto: spec.model: tensorrt_plan batches only equal shapes, so every row has 512 tokens; "
 
 
 @pytest.mark.parametrize(
     ("made", "chosen", "begins", "holds"),
     [
-        (written, "Longest", "asked for by tokenizer.padding", "asked for"),
+        (written, "Longest", "set by tokenizer.padding", "set by"),
         (ruled, "Fixed", BEGUN, "by rule, not measured yet"),
         (refused, "Fixed", "Auto: spec.model: ", "axis 1 of input_ids is 128"),
         (
             measured,
             "Bucketed",
-            "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms",
+            "measured: Bucketed 32, 128 sustains 1.31 times the load of Fixed within 80 ms",
             "(tuning run 'monday'; ",
         ),
         (

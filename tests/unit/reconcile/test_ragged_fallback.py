@@ -116,7 +116,7 @@ def test_the_status_says_by_which_rule_or_measurement_padding_was_chosen() -> No
     assert named is not None
     assert padding_status(named, {}, True) == {
         "chosen": "Longest",
-        "reason": "asked for by tokenizer.padding",
+        "reason": "set by tokenizer.padding",
     }
     assert "measured: Ragged is cheapest" in padding_status(named, JUDGED, True)["reason"]
 

@@ -327,7 +327,7 @@ def test_one_pod_that_is_kept_is_told_of_as_one() -> None:
     made.document["spec"]["replicas"] = 5
     made.document["metadata"]["managedFields"] = [entry("kube-controller-manager", "scale")]
     made.settle()
-    assert "spec.replicas is ignored and 1 pod is kept: " in limited(made)["message"]
+    assert "spec.replicas is ignored and 1 pod is kept; " in limited(made)["message"]
 
 
 def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subresource() -> None:

@@ -211,7 +211,7 @@ def test_each_warning_is_told_once_however_many_passes_and_generations() -> None
     assert doubts(world) == [first]
     world.change(model={"dynamicBatching": {"mode": "Disabled"}}).settle()
     assert len(doubts(world)) == 2
-    assert doubts(world)[1].startswith("spec.model.dynamicBatching.mode: batching is off")
+    assert doubts(world)[1].startswith("spec.model.dynamicBatching.mode: batching is disabled")
 
 
 def test_a_warning_that_goes_is_no_event() -> None:

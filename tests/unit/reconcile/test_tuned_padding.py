@@ -65,7 +65,7 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
     assert reason == (
-        "measured: Bucketed 32, 128 carries 1.31 times what Fixed does within 80 ms (tuning "
+        "measured: Bucketed 32, 128 sustains 1.31 times the load of Fixed within 80 ms (tuning "
         f"run 'monday'; {FIGURES})"
     )
     assert world.document["metadata"]["generation"] == generation + 1, (
@@ -94,13 +94,13 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them() -> 
     assert world.deployed == first
     assert padding(world)[1].endswith(
         "; tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch "
-        "in status.tuning: Auto uses it with that"
+        "in status.tuning; Auto uses it once the patch is applied"
     )
     world.change(**yaml.safe_load(tuning["patch"])["spec"]).settle()
     assert padding(world)[0] == "Bucketed"
     assert (
-        "Bucketed 32, 128 with the settings of the patch carries 1.31 times what Fixed did with "
-        "those before within 80 ms"
+        "Bucketed 32, 128 with the settings of the patch sustains 1.31 times the load of Fixed "
+        "with the previous settings within 80 ms"
     ) in padding(world)[1]
     assert not [
         item for item in world.status.get("warnings", []) if "TuningStale" in item["message"]
@@ -126,8 +126,8 @@ def test_any_other_spec_goes_by_rule_and_is_told_of_the_measurement(change: dict
     world.change(**change).settle()
     assert padding(world)[0] == "Fixed"
     assert padding(world)[1].endswith(
-        "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other settings: "
-        "another spec.tuning.request measures the current ones"
+        "tuning run 'monday' measured Bucketed 32, 128 to be better, but with other settings; "
+        "change spec.tuning.request to measure the current ones"
     )
     back = {part: dict.fromkeys(fields) for part, fields in change.items()}
     back.setdefault("model", {}).update(
@@ -349,8 +349,8 @@ def test_the_next_run_measures_with_the_choice_in_force_and_keeps_it_with_other_
     chosen, reason = padding(world)
     assert chosen == "Bucketed"
     assert reason.startswith(
-        "measured: Bucketed 32, 128, 512 stays; with the settings of the patch it carries 1.07 "
-        "times what it did before within 80 ms"
+        "measured: Bucketed 32, 128, 512 stays; with the settings of the patch it sustains 1.07 "
+        "times its previous load within 80 ms"
     )
 
 

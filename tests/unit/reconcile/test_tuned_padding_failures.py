@@ -226,7 +226,10 @@ def test_a_choice_that_waits_for_its_patch_outlives_the_live_config_map(restart:
         world.forget()
     world.settle()
     assert (world.deployed, choices(world)) == (first, known)
-    assert "together with the patch in status.tuning: Auto uses it with that" in padding(world)[1]
+    assert (
+        "together with the patch in status.tuning; Auto uses it once the patch is applied"
+        in padding(world)[1]
+    )
     world.change(model={"maxBatchSize": 16}).settle()
     assert (padding(world)[0], world.told()["Ready"]) == ("Bucketed", "True Succeeded")
     assert not [

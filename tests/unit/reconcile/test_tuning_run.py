@@ -201,8 +201,8 @@ def test_it_begins_when_the_wanted_revision_serves() -> None:
 @pytest.mark.parametrize(
     ("slo", "said"),
     [
-        ({}, "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep"),
-        ({"networkAndQueueBudgetMilliseconds": 3}, "spec.slo.p99Milliseconds is not set"),
+        ({}, "tuning requires a latency target, but spec.slo.p99Milliseconds is not set"),
+        ({"networkAndQueueBudgetMilliseconds": 3}, "tuning requires a latency target"),
     ],
 )
 def test_without_a_latency_to_keep_a_request_waits_for_the_field_and_has_nothing(
@@ -242,8 +242,8 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH_PERIOD
     assert world.run["message"] == (
-        f"waits until {rfc3339(until)}: until then the latency of revision {world.deployed} is "
-        "watched, which a measurement could disturb"
+        f"waits until {rfc3339(until)}, because a measurement could disturb the latency of "
+        f"revision {world.deployed}, which is watched until then"
     )
     assert world.left == []
     world.pass_time((until - world.now).total_seconds() - 1).step()

@@ -84,7 +84,7 @@ def test_a_pipeline_that_waits_says_for_what_and_is_not_waited_for_for_ever() ->
     assert "serves in all pods (WaitingForGPU: 1 of 2 pods serve" in world.run["message"]
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     world.pass_time(WAITING_SECONDS).step()
-    failed(world, "given up after 60 min; it waits until revision")
+    failed(world, "gave up after 60 min; it waits until revision")
     assert "Insufficient nvidia.com/gpu" in world.run["message"]
     world.room = None
     assert world.settle().run["state"] == "Failed", "what has ended does not begin again by itself"
@@ -336,7 +336,7 @@ def test_a_deleted_job_is_not_made_again() -> None:
         if pod["metadata"]["labels"][names.LABEL_COMPONENT] != names.COMPONENT_TUNER
     ]
     world.step()
-    failed(world, "its Job was deleted; set another")
+    failed(world, "its Job was deleted; change spec")
 
 
 def test_a_job_that_was_never_made_is_made() -> None:
@@ -426,7 +426,7 @@ def test_a_job_whose_pod_finds_no_place_says_so_and_does_not_hold_the_canary() -
     world.step()
     assert world.run["state"] == "Running"
     assert (
-        "does not run yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
+        "is not running yet: Unschedulable: 0/1 nodes are available: 1 Insufficient cpu."
         in world.run["message"]
     )
     world.pass_time(PENDING_SECONDS + 1).step()
@@ -481,7 +481,7 @@ def test_a_spec_that_becomes_invalid_ends_the_run() -> None:
     world.change(model={"maxBatchSize": -1})
     assert world.step().status is not None
     assert world.condition("Ready")["reason"] == "InvalidSpec"
-    failed(world, "the spec has become invalid during the run; correct it, then set another")
+    failed(world, "the spec has become invalid during the run; correct it, then change spec")
     assert not Run.parse(world.state.tuning_run.document).is_active
     assert noted(world)[-1][0] == "TuningFailed"
     assert world.step().is_empty
@@ -493,7 +493,7 @@ def test_an_invalid_spec_ends_a_run_whose_config_map_was_edited() -> None:
     world = asked().measuring()
     del world.children["ConfigMap", names.live_name(world.name)]["metadata"]["ownerReferences"]
     world.change(model={"maxBatchSize": -1}).step()
-    failed(world, "the spec has become invalid during the run; correct it, then set another")
+    failed(world, "the spec has become invalid during the run; correct it, then change spec")
     assert world.left == []
 
 

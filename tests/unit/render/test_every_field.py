@@ -36,7 +36,7 @@ TOGETHER = {
     "spec.*.inputs[[]].optional": "without it something has to feed the input",
     "spec.*.precision": "INT8 needs its table, the others forbid it",
     "spec.*.python.runner": "own code in its place",
-    "spec.*.controls[[]].kind": "each kind once",
+    "spec.*.controls[[]].kind": "each kind only once",
     "spec.*.sequenceBatching.strategy": "the strategies' settings differ",
     "spec.*.versionPolicy.all": "exactly one policy",
     "spec.*.versionPolicy.specific": "exactly one policy, and the pinned version is among them",

@@ -159,5 +159,5 @@ def test_a_count_changes_nothing_but_the_count() -> None:
     ["nosuch: 1", "name: 1", "max_batch_size: -", "dynamic_batching {} ensemble_scheduling {}"],
 )
 def test_text_that_is_no_config_is_refused(text: str) -> None:
-    with pytest.raises(RenderError, match="no ModelConfig"):
+    with pytest.raises(RenderError, match="not a ModelConfig"):
         parse(text)

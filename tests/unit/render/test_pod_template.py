@@ -226,8 +226,8 @@ OWNED: list[tuple[Any, str, str]] = [
     ),
     ({"metadata": {"labels": None}}, "metadata.labels", "null would remove all of them"),
     ({"metadata": {"name": "x"}}, "metadata.name", "has no effect on pods"),
-    ({"metadata": None}, "metadata", "null would remove all of it"),
-    ({"spec": None}, "spec", "null would remove all of it"),
+    ({"metadata": None}, "metadata", "null would remove it entirely"),
+    ({"spec": None}, "spec", "null would remove it entirely"),
     ({"kind": "Pod"}, "kind", "is not a field of a pod template"),
     ({"spec": {"containers": None}}, "spec.containers", "null would remove those of the operator"),
     (
@@ -236,15 +236,23 @@ OWNED: list[tuple[Any, str, str]] = [
         "null would remove those of the operator",
     ),
     ({"spec": {"volumes": None}}, "spec.volumes", "null would remove those of the operator"),
-    ({"spec": {"tolerations": None}}, "spec.tolerations", "null would remove what the GPU needs"),
-    ({"spec": {"replicas": 3}}, "spec.replicas", "write spec.replicas"),
+    (
+        {"spec": {"tolerations": None}},
+        "spec.tolerations",
+        "null would remove what the GPU requires",
+    ),
+    ({"spec": {"replicas": 3}}, "spec.replicas", "use spec.replicas"),
     (
         {"spec": {"automountServiceAccountToken": True}},
         "spec.automountServiceAccountToken",
         "projected volume",
     ),
     ({"spec": {"restartPolicy": "Never"}}, "spec.restartPolicy", "always restarted"),
-    ({"spec": {"activeDeadlineSeconds": 3}}, "spec.activeDeadlineSeconds", "no deadline"),
+    (
+        {"spec": {"activeDeadlineSeconds": 3}},
+        "spec.activeDeadlineSeconds",
+        "cannot have a deadline",
+    ),
     (
         {"spec": {"terminationGracePeriodSeconds": 69}},
         "spec.terminationGracePeriodSeconds",
@@ -262,19 +270,19 @@ OWNED: list[tuple[Any, str, str]] = [
             words,
         )
         for field, value, words in [
-            ("image", "x:1", "write spec.server.image instead"),
-            ("image", None, "write spec.server.image instead"),
-            ("imagePullPolicy", "Never", "write spec.server.imagePullPolicy instead"),
+            ("image", "x:1", "use spec.server.image instead"),
+            ("image", None, "use spec.server.image instead"),
+            ("imagePullPolicy", "Never", "use spec.server.imagePullPolicy instead"),
             ("command", ["sh"], "is set by the operator; remove it"),
-            ("args", ["--x"], "write spec.server.args instead"),
+            ("args", ["--x"], "use spec.server.args instead"),
             ("ports", [], "is set by the operator"),
             ("readinessProbe", None, "is set by the operator"),
             ("livenessProbe", {}, "is set by the operator"),
             ("startupProbe", {}, "is set by the operator"),
-            ("lifecycle", {}, "write spec.rollout.drainSeconds instead"),
-            ("env", None, "null would remove all of it"),
-            ("volumeMounts", None, "null would remove all of it"),
-            ("resources", None, "write spec.server.resources instead"),
+            ("lifecycle", {}, "use spec.rollout.drainSeconds instead"),
+            ("env", None, "null would remove it entirely"),
+            ("volumeMounts", None, "null would remove it entirely"),
+            ("resources", None, "use spec.server.resources instead"),
         ]
     ],
     *[
@@ -345,12 +353,12 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"initContainers": [{"name": "triton", "image": "x"}]}},
         "spec.containers[triton]",
-        "is used twice",
+        "is used by two",
     ),
     (
         {"spec": {"containers": [{"name": "load", "image": "x"}]}},
         "spec.containers[load]",
-        "is used twice",
+        "is used by two",
     ),
     (
         {
@@ -366,7 +374,7 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"volumes": [{"name": "tritonpipe", "emptyDir": {"medium": "Memory"}}]}},
         "spec.volumes[tritonpipe]",
-        "emptyDir.sizeLimit alone",
+        "only its emptyDir.sizeLimit",
     ),
     (
         {"spec": {"volumes": [{"name": "revision", "configMap": {"name": "x"}}]}},
@@ -376,7 +384,7 @@ OWNED: list[tuple[Any, str, str]] = [
     (
         {"spec": {"volumes": [{"name": "dshm", "emptyDir": {"sizeLimit": "9Gi"}}]}},
         "spec.volumes[dshm]",
-        "write spec.server.sharedMemory instead",
+        "use spec.server.sharedMemory instead",
     ),
 ]
 

@@ -233,8 +233,8 @@ def test_auto_complete_leaves_the_flag_out_and_the_counts_alone() -> None:
 def test_bounds_without_live_counts_are_refused() -> None:
     (told,) = findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"max": 3}})
     assert told == (
-        "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; write "
-        "count instead"
+        "spec.tokenizer.instances: server.autoComplete Enabled prevents live scaling; use count "
+        "instead of initial, min and max"
     )
     assert not findings(server={"autoComplete": "Enabled"}, tokenizer={"instances": {"count": 3}})
 
@@ -356,8 +356,8 @@ def test_in_flight_requests_are_bounded_from_25_11_on(release: str, refused: boo
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [
-        ("--disable-auto-complete-config", "write server.autoComplete instead"),
-        ("--exit-timeout-secs=3", "write rollout.drainSeconds instead"),
+        ("--disable-auto-complete-config", "use server.autoComplete instead"),
+        ("--exit-timeout-secs=3", "use rollout.drainSeconds instead"),
         ("--http-port=3", "remove it"),
     ],
 )

@@ -137,14 +137,14 @@ def probe_blocker(pipeline: InferencePipeline, graph: Graph) -> str:
         str(tensor) for tensor in graph.required_inputs if tensor.data_type is not DataType.STRING
     ]
     if other:
-        return f"it reads {', '.join(other)}, for which no example can be made up"
+        return f"it reads {', '.join(other)}, for which no example can be generated"
     if not graph.required_inputs:
-        return "it needs no input"
+        return "it has no required input"
     stateful = [step.name for step in graph.models if step.sequences is not None]
     if stateful and health.text is None:
         return (
-            f"{', '.join(stateful)} keeps sequences, and an inference takes a place among those "
-            "of clients"
+            f"{', '.join(stateful)} keeps sequences, and a test inference would occupy a sequence"
+            " slot that clients need"
         )
     return ""
 
@@ -156,7 +156,7 @@ def lint_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         yield warning(
             "spec.health.inputs",
             f"pods are probed for readiness only: {why}. Triton reports dead processes as ready;"
-            " add an example request, or write inference: Disabled",
+            " add an example request, or set inference to Disabled",
             code=FindingCode.INFERENCE_PROBE_UNAVAILABLE,
         )
     if health.text is not None and any(
@@ -196,7 +196,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
     if total > EXAMPLE_BYTES_MAX:
         yield warning(
             "spec.health.inputs",
-            f"the example request has {total} bytes; at most {EXAMPLE_BYTES_MAX} are allowed:"
+            f"the example request has {total} bytes, but at most {EXAMPLE_BYTES_MAX} are allowed;"
             " use smaller shapes",
             code=FindingCode.TOO_LARGE,
         )
@@ -205,7 +205,7 @@ def check_example(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding
     if given and absent:
         yield warning(
             "spec.health.inputs",
-            f"{', '.join(absent)} is missing; an example request must contain every required input",
+            f"an example request must contain every required input; add {', '.join(absent)}",
             code=FindingCode.REQUIRED,
         )
 
@@ -224,15 +224,15 @@ def _check_shape(
     if not _fits(example.shape, full):
         yield Finding(
             f"{path}.shape",
-            f"{list(example.shape)} does not fit {example.name},"
-            f" whose shape with the batch axis is {list(full)}",
+            f"{list(example.shape)} does not match {example.name}, whose shape, including the"
+            f" batch axis, is {list(full)}",
             code=FindingCode.SHAPE_MISMATCH,
         )
     elif 0 < graph.max_batch_size < example.shape[0]:
         yield Finding(
             f"{path}.shape",
-            f"has {example.shape[0]} rows; the pipeline accepts at most {graph.max_batch_size}"
-            " in a request",
+            f"has {example.shape[0]} rows, but the pipeline accepts at most {graph.max_batch_size}"
+            " per request; use fewer rows",
             code=FindingCode.BATCH_SIZE_MISMATCH,
         )
 
@@ -242,8 +242,8 @@ def _check_elements(example: ExampleInput, tensor: Tensor, path: str) -> Iterato
     if len(example.data) not in (1, elements):
         yield Finding(
             f"{path}.data",
-            f"has {len(example.data)} elements, but shape {list(example.shape)} needs {elements};"
-            " write all of them, or one for all",
+            f"has {len(example.data)} elements, but shape {list(example.shape)} requires"
+            f" {elements}; provide exactly {elements}, or one value to use for all",
             code=FindingCode.INVALID_EXAMPLE,
         )
     for position, text in enumerate(example.data):
@@ -270,8 +270,8 @@ def _check_rows(known: Sequence[tuple[ExampleInput, Tensor]], graph: Graph) -> I
         listed = ", ".join(f"{name} {count}" for name, count in rows.items())
         yield warning(
             "spec.health.inputs",
-            f"the inputs have different numbers of rows ({listed});"
-            " the first number of every shape must be the same",
+            f"the inputs have different numbers of rows ({listed}); use the same first number in"
+            " every shape",
             code=FindingCode.BATCH_SIZE_MISMATCH,
         )
 
@@ -292,16 +292,16 @@ def parse_element(text: str, data_type: DataType) -> bool | int | float | bytes:
     kind = _NUMPY[data_type]
     if np.issubdtype(kind, np.integer):
         if not _INTEGER.fullmatch(text):
-            raise ValueError("is no whole number")
+            raise ValueError("is not an integer")
         limits = np.iinfo(kind)
         if not limits.min <= int(text) <= limits.max:
-            raise ValueError(f"is not within {limits.min} and {limits.max}")
+            raise ValueError(f"is not between {limits.min} and {limits.max}")
         return int(text)
     if not _FLOAT.fullmatch(text):
-        raise ValueError("is no finite number such as 0.5 or 1e-3")
+        raise ValueError("is not a finite number such as 0.5 or 1e-3")
     largest = float(ml_dtypes.finfo(kind).max)  # type: ignore[no-untyped-call]
     if abs(float(text)) > largest:
-        raise ValueError(f"is beyond {largest:g}, the largest number of this type")
+        raise ValueError(f"exceeds {largest:g}, the largest number of this type")
     return float(text)
 
 

@@ -54,7 +54,7 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield warning(
             "spec.slo.networkAndQueueBudgetMilliseconds",
             f"leaves {max(budget, 0)} ms of the SLO of {slo.p99_milliseconds} ms for the server,"
-            " which is too short for batching",
+            " which is too short for batching; lower the budget, or relax the SLO",
             code=FindingCode.LATENCY_BUDGET_EXHAUSTED,
         )
     for step in graph.models:
@@ -66,8 +66,8 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         ):
             yield warning(
                 f"{step.path}.dynamicBatching.mode",
-                f"batching is off, so {step.name} runs one request at a time; keep it on unless"
-                " outputs depend on the rest of the batch",
+                f"batching is disabled, so {step.name} runs one request at a time; enable it"
+                " unless outputs depend on other rows of the batch",
                 code=FindingCode.BATCHING_DISABLED,
             )
         delay = step.batching.max_queue_delay_microseconds if step.batching else None
@@ -104,8 +104,8 @@ def _optional_inputs(graph: Graph) -> Iterator[Finding]:
             names = listed([source.tensor for source in read])
             yield warning(
                 f"{step.path}.inputs",
-                f"every input of {step.name} is optional, and a request that omits all of"
-                f" {names} fails; let it read a tensor that every request contains",
+                f"every input of {step.name} is optional, so a request that omits all of {names}"
+                " fails; connect an input to a tensor that every request contains",
                 code=FindingCode.ALL_INPUTS_OPTIONAL,
             )
 
@@ -116,8 +116,8 @@ def _sources(graph: Graph) -> Iterator[Finding]:
         if source.uri == PLACEHOLDER or source.uri.startswith(f"{PLACEHOLDER}/"):
             yield warning(
                 f"{path}.uri",
-                f"{PLACEHOLDER} is a placeholder; write the location of the file, such as"
-                " s3://bucket/key",
+                f"{PLACEHOLDER} is a placeholder; replace it with the location of the file, for"
+                " example s3://bucket/key",
                 code=FindingCode.SOURCE_PLACEHOLDER,
             )
     loose = {path: source for path, source in given.items() if not pinned(source)}
@@ -128,14 +128,14 @@ def _sources(graph: Graph) -> Iterator[Finding]:
     said = f"{loose[first].uri.partition('?')[0]} is not pinned"
     if others:
         said += (
-            f", nor {'are' if len(others) > 1 else 'is'} {listed(others)}: their content may "
-            "change; add revision or sha256 to each"
+            f", nor {'are' if len(others) > 1 else 'is'} {listed(others)}, so their content may"
+            " change; add revision or sha256 to each"
         )
     else:
-        said += ": its content may change; add revision or sha256"
+        said += ", so its content may change; add revision or sha256"
     yield warning(
         first,
-        f"{said} (this pipeline revision keeps what it first resolved to)",
+        f"{said} (this pipeline revision keeps what its sources first resolved to)",
         code=FindingCode.SOURCE_NOT_PINNED,
     )
 
@@ -147,7 +147,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
         yield warning(
             "spec.ensemble.modelName",
             f"HTTP clients that escape URLs, such as tritonclient, request {escaped!r}, which"
-            " Triton does not find; use only letters, digits and -_.~",
+            " Triton cannot find; use only letters, digits and -_.~",
             code=FindingCode.NAME_NEEDS_ESCAPING,
         )
 
@@ -189,7 +189,7 @@ def _instances(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 continue
             yield warning(
                 f"{step.path}.{group.field}.kind",
-                "kind GPU starts one process per GPU for a python step; write CPU unless its code"
+                "kind GPU starts one process per GPU for a python step; use CPU unless its code"
                 " uses the GPU",
                 code=FindingCode.GPU_INSTANCES_OF_PYTHON,
             )
@@ -214,7 +214,7 @@ def _plans(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if not server.gpu.products:
         yield warning(
             "spec.server.gpu.products",
-            "a TensorRT plan runs only on the GPU model it was built for; write the product so"
+            "a TensorRT plan runs only on the GPU model it was built for; list that product so"
             " that pods run only there",
             code=FindingCode.PLAN_NEEDS_GPU_PRODUCT,
         )
@@ -232,7 +232,7 @@ def _sequences(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         yield warning(
             "spec.replicas",
             f"{', '.join(stateful)} keeps each sequence in one pod: clients are assigned to a pod"
-            " by IP address, clients behind one proxy share a pod, and a sequence ends with its"
+            " by IP address, clients behind one proxy share a pod, and a sequence is lost with its"
             " pod",
             code=FindingCode.SEQUENCES_NEED_AFFINITY,
         )
@@ -246,8 +246,8 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if replicas != 1 and not pods.low <= replicas <= pods.max:
             yield warning(
                 "spec.replicas",
-                f"{replicas} is ignored: spec.scaling.pods owns the number of pods ({pods.low} to"
-                f" {pods.max}); remove one of them",
+                f"{replicas} is ignored, because spec.scaling.pods sets the number of pods"
+                f" ({pods.low} to {pods.max}); remove one of them",
                 code=FindingCode.REPLICAS_IGNORED,
             )
         if not scaled:
@@ -268,9 +268,8 @@ def _pods(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield warning(
                 "spec.scaling.cpuResize",
                 f"server.resources.limits.cpu ({pipeline.spec.server.resources.limits.cpu}) is a"
-                " fixed limit, so pods cannot be resized in place; remove it to start with the"
-                " limit that"
-                " the initial instances need",
+                " fixed limit, so pods cannot be resized in place; remove it to start with the CPU"
+                " that the initial instances need",
                 code=FindingCode.CPU_RESIZE_BLOCKED,
             )
         elif cpu_range(pipeline, graph) is None:

@@ -31,8 +31,8 @@ def check_models(pipeline: InferencePipeline, graph: Graph, options: Options) ->
         if step.implementation is Implementation.CODE and not options.custom_code_allowed:
             yield Finding(
                 f"{step.path}.python.code",
-                "custom code is forbidden by this operator (--custom-code=forbid);"
-                " use a model file, or ask the operator's administrator",
+                "this operator forbids custom code (--custom-code=forbid); use a model file, or"
+                " ask the operator's administrator",
                 code=FindingCode.FORBIDDEN,
             )
         if step.path in fields:
@@ -53,7 +53,7 @@ def _placement(fields: StepFields, step: Step, pipeline: InferencePipeline) -> I
         if fields.platform is Platform.TENSORRT and group.kind in ("KIND_CPU", "KIND_MODEL"):
             yield Finding(
                 "spec.server.gpu.count" if no_gpu else f"{path}.kind",
-                f"a TensorRT plan runs only on GPUs; request a GPU and omit {group.field}.kind",
+                f"a TensorRT plan runs only on GPUs; request a GPU, and omit {group.field}.kind",
                 code=FindingCode.GPU_UNAVAILABLE,
             )
         # A rule of the resource covers the kind of the model's only group.
@@ -61,15 +61,16 @@ def _placement(fields: StepFields, step: Step, pipeline: InferencePipeline) -> I
         if group.kind == "KIND_GPU" and no_gpu and not covered:
             yield Finding(
                 f"{path}.kind",
-                "GPU needs a GPU, but server.gpu.count is 0; set kind to CPU or request a GPU",
+                "kind GPU requires a GPU, but server.gpu.count is 0; set kind to CPU, or request a"
+                " GPU",
                 code=FindingCode.GPU_UNAVAILABLE,
             )
         for index in group.gpus:
             if gpu.claim_template is None and not no_gpu and index >= gpu.count:
                 yield Finding(
                     f"{path}.gpus",
-                    f"GPU {index} does not exist: a pod has {gpu.count}, counted from 0;"
-                    " raise server.gpu.count",
+                    f"GPU {index} does not exist; a pod has {gpu.count}, counted from 0; raise"
+                    " server.gpu.count",
                     code=FindingCode.GPU_UNAVAILABLE,
                 )
     if fields.instances.ranged and pipeline.spec.server.auto_complete is Switch.ENABLED:
@@ -83,8 +84,8 @@ def _parameters(fields: StepFields, step: Step) -> Iterator[Finding]:
         if key == STRATEGY_PARAMETER:
             yield Finding(
                 path,
-                f"{key} is set by batchStrategy, which also provides the library;"
-                " write batchStrategy instead",
+                f"{key} is set by batchStrategy, which also provides the library; use"
+                " batchStrategy instead",
                 code=FindingCode.FIELD_COMBINATION,
             )
         if (
@@ -100,8 +101,8 @@ def _parameters(fields: StepFields, step: Step) -> Iterator[Finding]:
         if key.startswith(RUNTIME_PARAMETER_PREFIX):
             yield Finding(
                 path,
-                f"{key!r} is reserved: names that start with {RUNTIME_PARAMETER_PREFIX!r} belong"
-                " to the operator; choose another name",
+                f"{key!r} is reserved, because names that start with {RUNTIME_PARAMETER_PREFIX!r}"
+                " belong to the operator; choose another name",
                 code=FindingCode.RESERVED,
             )
 
@@ -111,7 +112,7 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     if step.implementation is Implementation.ONNX_RUNNER and step.source is None:
         yield Finding(
             f"{step.path}.source",
-            "is required: the runner runs an ONNX file",
+            "is required, because the runner runs an ONNX file; add the source of the file",
             code=FindingCode.REQUIRED,
         )
     python = fields.python
@@ -120,7 +121,8 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
             if given:
                 yield Finding(
                     f"{step.path}.python.{part}",
-                    "needs custom code; the runner uses nothing but its ONNX file",
+                    "is allowed only with custom code, because the runner uses only its ONNX file;"
+                    " remove it",
                     code=FindingCode.FIELD_COMBINATION,
                 )
                 break
@@ -131,14 +133,16 @@ def _needed_files(fields: StepFields, step: Step) -> Iterator[Finding]:
     ):
         yield Finding(
             f"{step.path}.source",
-            f"is required: platform {fields.platform.value} loads a model file",
+            f"is required, because platform {fields.platform.value} loads a model file; add the"
+            " source of the file",
             code=FindingCode.REQUIRED,
         )
     named = fields.vllm is not None and "model" in fields.vllm.engine_args
     if fields.platform is Platform.VLLM and step.source is None and not named:
         yield Finding(
             f"{step.path}.vllm.engineArgs",
-            "has no model; set model to a name that vLLM knows, or add a source with the weights",
+            "does not set model; set it to a name that vLLM knows, or add a source with the"
+            " weights",
             code=FindingCode.REQUIRED,
         )
 
@@ -157,15 +161,14 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
     if policy is not None and not policy.default and (source is None or names_file(source)):
         yield Finding(
             f"{step.path}.versionPolicy",
-            "needs a source that is a folder of numbered versions, but a single file is version 1;"
-            " remove it, or name the folder",
+            "requires a source folder with numbered version subfolders, but a single file is"
+            " always version 1; remove versionPolicy, or use the folder as the source",
             code=FindingCode.VERSION_MISMATCH,
         )
     if pinned and (source is None or names_file(source)):
         yield Finding(
             f"{step.path}.version",
-            f"pins version {fields.version}, but the source is a single file, which is version 1;"
-            " remove it",
+            f"pins version {fields.version}, but a single file is always version 1; remove it",
             code=FindingCode.VERSION_MISMATCH,
         )
     if (
@@ -177,7 +180,8 @@ def _versions(fields: StepFields, step: Step) -> Iterator[Finding]:
         served = ", ".join(map(str, sorted(policy.specific)))
         yield Finding(
             f"{step.path}.version",
-            f"pins version {fields.version}, but versionPolicy.specific serves only {served}",
+            f"pins version {fields.version}, but versionPolicy.specific serves only {served}; add"
+            f" {fields.version} to it, or pin a version that it serves",
             code=FindingCode.VERSION_MISMATCH,
         )
 
@@ -189,12 +193,12 @@ def _strategy(fields: StepFields, step: Step) -> Iterator[Finding]:
         yield Finding(
             f"{step.path}.batchStrategy.path",
             "names a library in the model's folder, but the step has no source that contains one;"
-            " write source",
+            " add source",
             code=FindingCode.REQUIRED,
         )
     if step.max_batch_size == 0:
         yield Finding(
             f"{step.path}.batchStrategy",
-            "has no effect with maxBatchSize 0; remove it",
+            "has no effect when maxBatchSize is 0; remove it",
             code=FindingCode.NO_EFFECT,
         )

@@ -28,8 +28,8 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 f"{step.path}.modelName",
-                f"{step.model_name!r} is already the name in {seen[step.model_name]}{default};"
-                " choose another name",
+                f"{step.model_name!r} is already used by {seen[step.model_name]}{default}; choose"
+                " another name",
                 code=FindingCode.DUPLICATE,
             )
         seen.setdefault(step.model_name, f"{step.path}.modelName")
@@ -49,7 +49,8 @@ def check_names(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if post.from_ is None and post.python is None:
             yield Finding(
                 "spec.postprocess.from",
-                "is required: without spec.model there is no default tensor to read",
+                "is required, because without spec.model there is no default tensor; set it to"
+                " STEP.OUTPUT",
                 code=FindingCode.REQUIRED,
             )
 
@@ -86,7 +87,7 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
     if not tensor.reshape and step.max_batch_size == 0:
         yield Finding(
             where,
-            "[] (a scalar) needs a batch axis; set maxBatchSize, or write [1]",
+            "[] (a scalar) requires a batch axis; set maxBatchSize, or use [1]",
             code=FindingCode.SHAPE_MISMATCH,
         )
     if _elements(tensor.dims) != _elements(tensor.reshape) or tensor.dims.count(
@@ -95,7 +96,7 @@ def _shape(step: Step, tensor: Tensor, path: str) -> Iterator[Finding]:
         yield Finding(
             where,
             f"{list(tensor.reshape)} and dims {list(tensor.dims)} of {tensor.name} must have the"
-            " same number of elements and of -1; change one",
+            " same number of elements and the same number of -1 entries; change one",
             code=FindingCode.SHAPE_MISMATCH,
         )
 

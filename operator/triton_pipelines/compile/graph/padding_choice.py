@@ -107,7 +107,7 @@ def choose_padding(
     if mode is not Padding.AUTO:
         return PaddingChoice(
             mode,
-            "asked for by tokenizer.padding",
+            "set by tokenizer.padding",
             refused=refused,
             fixed_length={reader.path: reader.equal_shapes_reason for reader in fixed_length},
         )
@@ -135,7 +135,7 @@ def _bucketed(tokenizer: Tokenizer, readers: Sequence[TokenReader], longest: int
     source = "" if tokenizer.buckets else "; buckets are the longest rows of the plan's profiles"
     return PaddingChoice(
         Padding.BUCKETED,
-        f"asked for by tokenizer.padding{source}",
+        f"set by tokenizer.padding{source}",
         tuple(sorted({*buckets, longest})),
     )
 
@@ -153,6 +153,6 @@ def _ragged_reason(readers: Sequence[TokenReader]) -> str:
             "share batches without padding"
         )
     return (
-        "requests of different lengths need not be padded to each other here, so no token is "
-        "computed for nothing"
+        "requests of different lengths can share a batch without padding, so no padding tokens are"
+        " computed"
     )

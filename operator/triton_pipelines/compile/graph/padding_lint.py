@@ -41,9 +41,9 @@ def _padding_cost(padding: PaddingChoice, readers: Sequence[Step]) -> Iterator[F
     if equal:
         yield warning(
             "spec.tokenizer.padding",
-            f"with Longest almost every request has another length, but {equal[0].name} batches"
-            " only equal lengths; use Fixed or Auto to batch all of them, or Bucketed to batch"
-            " those of a bucket",
+            f"with Longest almost every request has a different length, but {equal[0].name}"
+            " batches only equal lengths; use Fixed or Auto to batch all requests, or Bucketed to"
+            " batch those of one bucket",
             code=FindingCode.PADDING_PREVENTS_BATCHING,
         )
     if any(step.implementation is Implementation.ONNX_RUNNER for step in readers):
@@ -63,14 +63,15 @@ def _lengths(spec: Tokenizer, padding: Padding, step: Step) -> Iterator[Finding]
         if not low <= bucket <= high:
             yield warning(
                 f"spec.tokenizer.buckets[{index}]",
-                f"{bucket} is outside {step.path}.lengths ({low} to {high}), so such a batch fails",
+                f"{bucket} is outside {step.path}.lengths ({low} to {high}), so batches of this"
+                " length fail; remove the bucket",
                 code=FindingCode.LENGTH_OUT_OF_RANGE,
             )
     if longest > high:
         yield warning(
             "spec.tokenizer.maxLength",
-            f"{longest} is more than {step.path}.lengths.max ({high}), so longer texts fail;"
-            f" set it to {high}",
+            f"{longest} exceeds {step.path}.lengths.max ({high}), so longer texts fail; set it to"
+            f" {high}",
             code=FindingCode.LENGTH_OUT_OF_RANGE,
         )
     if padding in (Padding.RAGGED, Padding.LONGEST) and low > 1:
@@ -108,8 +109,8 @@ def lint_shapes(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             has = "have" if len(entries) > 1 else "has"
             yield warning(
                 entries[0].path,
-                f"{listed([str(entry.source) for entry in entries])} {has} another shape in every"
-                f" request, but {step.backend} batches only equal shapes, so few requests share a"
-                f" batch; make the shape fixed in {name}",
+                f"{listed([str(entry.source) for entry in entries])} {has} a different shape in"
+                f" every request, but {step.backend} batches only equal shapes, so few requests"
+                f" share a batch; make the shape fixed in {name}",
                 code=FindingCode.SHAPES_PREVENT_BATCHING,
             )

@@ -26,8 +26,8 @@ def check_postprocess(pipeline: InferencePipeline, graph: Graph) -> Iterator[Fin
     if read.data_type not in FLOAT_TYPES:
         yield Finding(
             "spec.postprocess.from",
-            f"{post.type.value} reads FP16, BF16, FP32 or FP64, but {source} is"
-            f" {read.data_type.value}",
+            f"{post.type.value} requires FP16, BF16, FP32 or FP64, but {source} is"
+            f" {read.data_type.value}; read another tensor, or change its dataType",
             code=FindingCode.DATA_TYPE_MISMATCH,
         )
     yield from _postprocess_shape(post, step)
@@ -40,27 +40,28 @@ def _postprocess_shape(post: Postprocess, step: Step) -> Iterator[Finding]:
     batched = step.max_batch_size > 0
     read, source = step.inputs[0].tensor, step.inputs[0].source
     axes = len(read.dims) if batched else len(read.dims) - 1
-    note = "" if batched else " (with maxBatchSize 0 dims are the whole shape, rows first)"
+    note = "" if batched else " (with maxBatchSize 0, dims are the whole shape, rows first)"
 
     def shape(dims: str) -> str:
         return f"[{dims}]" if batched else f"[-1, {dims}]"
 
     expected = ""
     if post.type in CLASSIFIERS and (axes not in (1, 2) or read.dims[-1] < 1):
-        expected = f"one score per class, dims {shape('C')}, or {shape('-1, C')} per token"
+        expected = f"one score per class (dims {shape('C')}, or {shape('-1, C')} per token)"
     elif post.type in POOLINGS and (axes != 2 or read.dims[-1] < 1):
-        expected = f"one vector per token, dims {shape('-1, D')}"
+        expected = f"one vector per token (dims {shape('-1, D')})"
     if expected:
         yield Finding(
             "spec.postprocess.from",
-            f"{post.type.value} reads {expected}{note}; {source} has {list(read.dims)}",
+            f"{post.type.value} requires {expected}{note}, but {source} has dims"
+            f" {list(read.dims)}; read another tensor, or correct its dims",
             code=FindingCode.SHAPE_MISMATCH,
         )
     elif post.type in CLASSIFIERS and post.labels and len(post.labels) != read.dims[-1]:
         yield Finding(
             "spec.postprocess.labels",
-            f"has {len(post.labels)} labels, but {source} has {read.dims[-1]} classes;"
-            " write one label per class",
+            f"has {len(post.labels)} labels, but {source} has {read.dims[-1]} classes; list one"
+            " label per class",
             code=FindingCode.LABEL_COUNT,
         )
 
@@ -73,6 +74,7 @@ def _mask_type(graph: Graph, mask: Input) -> Iterator[Finding]:
     ):
         yield Finding(
             "spec.postprocess.maskFrom",
-            f"the mask must be INT64 or INT32, but {mask.source} is {mask.tensor.data_type.value}",
+            f"the mask must be INT64 or INT32, but {mask.source} is {mask.tensor.data_type.value};"
+            " set maskFrom to another tensor",
             code=FindingCode.DATA_TYPE_MISMATCH,
         )

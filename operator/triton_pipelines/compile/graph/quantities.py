@@ -40,7 +40,7 @@ def _ceiling(value: Decimal) -> int:
 def _number(quantity: str) -> Decimal:
     match = re.match(r"^([0-9.]+)([A-Za-z]*)$", quantity)
     if match is None or match[2] not in _SUFFIX:
-        raise ValueError(f"{quantity!r} is no quantity")
+        raise ValueError(f"{quantity!r} is not a quantity")
     return Decimal(match[1]) * _SUFFIX[match[2]]
 
 

@@ -128,7 +128,7 @@ def ragged_obstacles(
     The loader checks what only the file shows.
     """
     if max_batch_size < 1:
-        yield "maxBatchSize is 0: batches need at least 1"
+        yield "maxBatchSize is 0, but batches require at least 1"
     if not ragged_inputs(inputs):
         yield "no input has dims [-1]"
     names = {tensor.name for tensor in inputs}
@@ -149,15 +149,16 @@ def _input_obstacle(tensor: Tensor, names: Set[str]) -> str:
         return ""
     if tensor.dims != (-1,):
         return (
-            f"input {tensor.name} has dims {list(tensor.dims)}:"
-            " an input of variable length must have dims [-1]"
+            f"input {tensor.name} has dims {list(tensor.dims)}, but an input of variable length"
+            " must have dims [-1]"
         )
     if tensor.data_type not in INTEGERS:
-        return f"input {tensor.name} is {tensor.data_type.value}: token tensors are INT64 or INT32"
+        return (
+            f"input {tensor.name} is {tensor.data_type.value}, but token tensors are INT64 or INT32"
+        )
     if shape_input(tensor.name) in names:
         return (
-            f"the name of input {shape_input(tensor.name)} is needed"
-            f" for the row lengths of {tensor.name}"
+            f"the name {shape_input(tensor.name)} is reserved for the row lengths of {tensor.name}"
         )
     return ""
 
@@ -165,8 +166,8 @@ def _input_obstacle(tensor: Tensor, names: Set[str]) -> str:
 def _output_obstacle(tensor: Tensor) -> str:
     if -1 in tensor.dims[1:]:
         return (
-            f"output {tensor.name} has dims {list(tensor.dims)}:"
-            " only the first axis may depend on the number of tokens"
+            f"output {tensor.name} has dims {list(tensor.dims)}, but only the first axis may depend"
+            " on the number of tokens"
         )
     if tensor.variable and tensor.reshape is not None:
         return f"output {tensor.name} is reshaped"

@@ -81,8 +81,8 @@ def adaptation_blocker(
     """
     if fields.platform is not Platform.ONNX:
         return (
-            f"{fields.platform.value if fields.platform else fields.backend} batches equal "
-            "shapes only"
+            f"{fields.platform.value if fields.platform else fields.backend} batches only equal"
+            " shapes"
         )
     accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
     patched = sorted(_OWN & set(fields.config_patch or {}))
@@ -96,7 +96,7 @@ def adaptation_blocker(
         ),
         (
             fields.dynamic_batching is not None and fields.dynamic_batching.mode is Switch.DISABLED,
-            "its batching is off",
+            "its batching is disabled",
         ),
         (fields.sequence_batching is not None, "its requests belong to sequences"),
         (
@@ -104,7 +104,7 @@ def adaptation_blocker(
             "server.autoComplete would change its inputs",
         ),
         (versions, "its source holds several versions"),
-        (bool(patched), f"configPatch writes {', '.join(patched)}"),
+        (bool(patched), f"configPatch sets {', '.join(patched)}"),
         (
             TokenTensor.ATTENTION_MASK not in kinds.values(),
             "it reads no attention mask, which hides padding",
@@ -118,12 +118,12 @@ def adaptation_blocker(
 def _odd_tensor(fields: StepFields, kinds: Mapping[str, TokenTensor | None]) -> str:
     for entry in fields.inputs:
         if entry.ragged is not None or entry.optional is Switch.ENABLED:
-            return f"its input {entry.name} says ragged or optional itself"
+            return f"its input {entry.name} sets ragged or optional"
         if -1 in entry.dims and kinds.get(entry.name) not in PAD_VALUE:
-            return f"its input {entry.name} has a length of its own"
+            return f"its input {entry.name} has a different length"
     odd = sorted(name for name, kind in kinds.items() if kind in (None, TokenTensor.OFFSETS))
     if odd:
-        return f"its input {odd[0]} is no tensor of one value per token"
+        return f"its input {odd[0]} does not have one value per token"
     # Undeclared inputs have the form of the tokenizer's outputs.
     inputs = [Tensor(one.name, one.data_type, one.dims, one.reshape) for one in fields.inputs]
     inputs = inputs or [

@@ -87,7 +87,7 @@ def _unknown_step(
     what = f"is {others[declared.step]}" if declared.step in others else "does not exist"
     return Finding(
         path,
-        f"refers to step {declared.step!r}, which {what}; write one of"
+        f"refers to {declared.step!r}, which {what}; use one of:"
         f" {', '.join(known)}{did_you_mean(declared.step, known)}",
         code=FindingCode.UNKNOWN_STEP,
     )

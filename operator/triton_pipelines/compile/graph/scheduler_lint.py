@@ -43,14 +43,14 @@ def _sequences(step: Step) -> Iterator[Finding]:
         if control.kind is ControlKind.CORRID and control.data_type is DataType.STRING:
             yield warning(
                 f"{step.path}.sequenceBatching.controls[{index}].dataType",
-                "the python backend fails every request whose sequence id is STRING; use UINT64,"
-                " or omit this control (text ids work without it)",
+                "the python backend fails every request whose sequence ID is a STRING; use UINT64,"
+                " or omit this control (text IDs work without it)",
                 code=FindingCode.SEQUENCE_ID_UNSUPPORTED,
             )
     if step.sequences.states:
         yield warning(
             f"{step.path}.sequenceBatching.states",
             "the python backend never stores states, so every request gets the initial state; keep"
-            " the state in the code, by sequence id",
+            " the state in the code, by sequence ID",
             code=FindingCode.SEQUENCE_STATE_NOT_STORED,
         )

@@ -31,7 +31,9 @@ from .server_settings import (
 )
 
 # With server.autoComplete every change of a count would reload the model.
-FIXED_COUNTS = "server.autoComplete Enabled prevents live scaling; write count instead"
+FIXED_COUNTS = (
+    "server.autoComplete Enabled prevents live scaling; use count instead of initial, min and max"
+)
 FLOOR_VERSION = (24, 8)
 INFLIGHT_VERSION = (25, 11)
 # Arguments that a field of the resource replaces.
@@ -56,8 +58,8 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
     if inflight and version is not None and version < INFLIGHT_VERSION:
         yield Finding(
             "spec.ensemble.maxInflightRequests",
-            f"needs server 25.11, but server.version is {_spelled(version)}; remove it, or use a"
-            " newer image",
+            f"requires Triton 25.11 or later, but server.version is {_spelled(version)}; remove"
+            " it, or use a newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     if server.pod_template is not None and options.pod_template is PodTemplateMode.FORBID:
@@ -78,22 +80,22 @@ def _version(version: tuple[int, int] | None, image: str) -> Iterator[Finding]:
     if version is None:
         yield Finding(
             "spec.server.version",
-            f"is required: the tag of the image {image} does not contain a Triton release; write"
-            " it as YY.MM, such as 24.10",
+            f"is required, because the tag of the image {image} does not contain a Triton release;"
+            " set it as YY.MM, for example '24.10'",
             code=FindingCode.REQUIRED,
         )
     elif not 1 <= version[1] <= 12:
         yield Finding(
             "spec.server.version",
-            f"{_spelled(version)} is not a Triton release; write year and month as"
-            " YY.MM, such as 24.10",
+            f"{_spelled(version)} is not a Triton release; use year and month as YY.MM, for"
+            " example 24.10",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
     elif version < FLOOR_VERSION:
         yield Finding(
             "spec.server.version",
-            f"{_spelled(version)} is too old: live scaling without reloads needs"
-            " 24.08; use a newer image",
+            f"{_spelled(version)} is too old, because live scaling without reloads requires 24.08"
+            " or later; use a newer image",
             code=FindingCode.UNSUPPORTED_RELEASE,
         )
 
@@ -106,7 +108,7 @@ def _environment(server: ServerSpec) -> Iterator[Finding]:
         if variable.value is not None and variable.value_from is not None:
             yield Finding(
                 f"spec.server.env[{index}]",
-                "has both value and valueFrom; write only one",
+                "value and valueFrom cannot be combined; remove one of them",
                 code=FindingCode.FIELD_COMBINATION,
             )
 
@@ -125,7 +127,7 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
         path, flag = f"spec.server.args[{index}]", flag_of(argument)
         if owned := same_flag(flag, OWNED_ARGUMENTS):
             instead = (
-                f"; write {instead} instead"
+                f"; use {instead} instead"
                 if (instead := INSTEAD_OF_ARGUMENTS.get(owned))
                 else "; remove it"
             )
@@ -147,9 +149,9 @@ def _arguments(pipeline: InferencePipeline, version: tuple[int, int] | None) -> 
         elif version is not None and version < (since := FLAG_RELEASES.get(flag, version)):
             yield Finding(
                 path,
-                f"{flag} needs server {_spelled(since)}, but server.version is"
-                f" {_spelled(version)}, which exits on unknown flags; remove it, or use a newer"
-                " image",
+                f"{flag} requires Triton {_spelled(since)} or later, but server.version is"
+                f" {_spelled(version)}, and Triton exits on unknown flags; remove the flag, or use"
+                " a newer image",
                 code=FindingCode.UNSUPPORTED_RELEASE,
             )
 
@@ -179,14 +181,14 @@ def _resources(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
         if asked is not None and capped is not None and read(asked) > read(capped):
             yield Finding(
                 f"spec.server.resources.requests.{name}",
-                f"{asked} is above limits.{name} {capped}; raise the limit or lower the request",
+                f"{asked} exceeds limits.{name} {capped}; raise the limit, or lower the request",
                 code=FindingCode.OUT_OF_RANGE,
             )
     shared = sizes(pipeline, graph).shared_memory
     if given.limits.memory is not None and bytes_of(given.limits.memory) <= bytes_of(shared):
         yield Finding(
             "spec.server.resources.limits.memory",
-            f"{given.limits.memory} is not more than the shared memory of {shared}, which counts"
+            f"{given.limits.memory} does not exceed the shared memory of {shared}, which counts"
             " towards it; raise it, or lower server.sharedMemory",
             code=FindingCode.OUT_OF_RANGE,
         )

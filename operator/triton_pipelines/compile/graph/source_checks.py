@@ -40,8 +40,8 @@ def check_sources(graph: Graph) -> Iterator[Finding]:
         ):
             yield Finding(
                 f"{path}.fileName",
-                "names a model's file, but this source contains no model;"
-                " write path to select a file in it",
+                "selects a model file, but no model is loaded from this source; use path to select"
+                " a file in the source",
                 code=FindingCode.FIELD_COMBINATION,
             )
     for step in graph.models:
@@ -57,9 +57,11 @@ def _file_conflicts(step: Step) -> Iterator[Finding]:
         taken_by = []
         if item.kind is FetchKind.FILE:
             if has_code and item.slot != "code" and name in RESERVED_FILES:
-                taken_by.append(f"the file {name} replaces that of python.code")
+                taken_by.append(f"the file {name} would replace the one from python.code")
             if name == ENGINE_FILE and step.files:
-                taken_by.append(f"the file {name} replaces the one written from vllm.engineArgs")
+                taken_by.append(
+                    f"the file {name} would replace the one generated from vllm.engineArgs"
+                )
             if item.target in targets:
                 taken_by.append(f"{item.target} is already written by {targets[item.target]}")
         for conflict in taken_by:
@@ -77,19 +79,19 @@ def check_source(source: SourceSpec, path: str) -> Iterator[Finding]:
     if source.path is not None and not _is_normal(source.path):
         yield _invalid(
             f"{path}.path",
-            f"{source.path!r} must be a plain path inside the source, such as onnx/model.onnx:"
-            " no '..', '.', '//' or backslash",
+            f"{source.path!r} must be a path inside the source without '..', '.', '//' or"
+            " backslashes, for example onnx/model.onnx",
         )
     if scheme in ("s3", "gs", "az", "oci", "https") and _climbs(rest):
-        yield _invalid(f"{path}.uri", "must not contain '..'; write the path without it")
+        yield _invalid(f"{path}.uri", "must not contain '..'; use the path without it")
     check = _SCHEME_CHECKS.get(scheme)
     if check is not None:
         yield from check(source, rest, path)
     if isinstance(source, ModelSource) and source.file_name is not None and names_file(source):
         yield Finding(
             f"{path}.fileName",
-            f"names a file in a folder, but the source is the file {file_name_of(source)!r};"
-            " remove fileName, or end the folder's uri with '/'",
+            f"selects a file in a folder, but the source is the file {file_name_of(source)!r};"
+            " remove fileName, or end the folder's URI with '/'",
             code=FindingCode.FIELD_COMBINATION,
         )
 
@@ -108,17 +110,18 @@ def _check_web(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     if "@" in address:
         yield Finding(
             f"{path}.uri",
-            "contains a username or password, which everyone who can read the resource can see;"
-            " store them in a Secret and name it in secretRef",
+            "contains a username or password, which anyone who can read the resource can see;"
+            " store them in a Secret, and name it in secretRef",
             code=FindingCode.CREDENTIALS_IN_URI,
         )
     elif not address:
-        yield _invalid(f"{path}.uri", "has no host; write https://host/file")
+        yield _invalid(f"{path}.uri", "has no host; use https://host/file")
     elif address in HUB_HOSTS and "/resolve/" not in rest:
         name = "/".join(rest.split("/")[1:3])
         yield _invalid(
             f"{path}.uri",
-            f"is a page of the hub, not a file; write hf://{name} (and path for a file in it)",
+            f"is a web page of the Hugging Face Hub, not a file; use hf://{name} (and path to"
+            " select a file)",
         )
 
 
@@ -126,7 +129,7 @@ def _check_hub(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     repository, _, revision = rest.partition("@")
     parts = [part for part in repository.split("/") if part]
     if not parts or ".." in parts:
-        yield _invalid(f"{path}.uri", "has no repository; write hf://org/name")
+        yield _invalid(f"{path}.uri", "has no repository; use hf://org/name")
     if revision and source.revision is not None:
         yield _revision_twice(path, f"@{revision}", "revision")
 
@@ -134,7 +137,7 @@ def _check_hub(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
 def _check_bucket(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
     if not rest.split("/", 1)[0]:
         scheme = source.uri.partition("://")[0]
-        yield _invalid(f"{path}.uri", f"has no bucket; write {scheme}://bucket/key")
+        yield _invalid(f"{path}.uri", f"has no bucket; use {scheme}://bucket/key")
 
 
 def _check_registry(source: SourceSpec, rest: str, path: str) -> Iterator[Finding]:
@@ -146,15 +149,15 @@ def _check_registry(source: SourceSpec, rest: str, path: str) -> Iterator[Findin
     elif re.match(OCI_REFERENCE_PATTERN, source.revision) is None:
         yield _invalid(
             f"{path}.revision",
-            f"{source.revision!r} is not a tag or digest of a registry;"
-            " write a tag such as v3, or sha256:DIGEST",
+            f"{source.revision!r} is not a valid OCI tag or digest; use a tag such as v3, or"
+            " sha256:DIGEST",
         )
 
 
 def _revision_twice(path: str, in_uri: str, what: str) -> Finding:
     return Finding(
         f"{path}.revision",
-        f"the uri already contains {in_uri}; write the {what} once",
+        f"the URI already contains {in_uri}; specify the {what} in only one place",
         code=FindingCode.FIELD_COMBINATION,
     )
 

@@ -51,8 +51,8 @@ def with_tensor_origin(graph: Graph, said: str) -> str:
     if step is None or tensor is None:
         return said
     return (
-        f"{_NOTE.sub('', said.rstrip())} (made by {step.path}: step {step.name} declares its "
-        f"output as {tensor}, and must return exactly that)"
+        f"{_NOTE.sub('', said.rstrip())} (produced by {step.path}: step {step.name} declares its"
+        f" output as {tensor}, and must return exactly that)"
     )
 
 

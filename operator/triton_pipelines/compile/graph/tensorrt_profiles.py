@@ -27,8 +27,8 @@ class Box:
 
     def __str__(self) -> str:
         return (
-            f"{self.index}: {self.rows[0]}-{self.rows[1]} rows x "
-            f"{self.tokens[0]}-{self.tokens[1]} tokens"
+            f"profile {self.index}: {self.rows[0]}-{self.rows[1]} rows x"
+            f" {self.tokens[0]}-{self.tokens[1]} tokens"
         )
 
 

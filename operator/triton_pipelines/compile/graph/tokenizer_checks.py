@@ -37,14 +37,15 @@ def check_tokenizer(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findi
             )
             yield Finding(
                 next(readers, "spec.tokenizer.outputs"),
-                f"{tensor.name} is {tensor.data_type.value}; tokens are INT64 or INT32",
+                f"{tensor.name} is {tensor.data_type.value}, but tokens are INT64 or INT32; change"
+                " its dataType",
                 code=FindingCode.DATA_TYPE_MISMATCH,
             )
     if "KIND_GPU" in step.instances.kinds:
         yield Finding(
             "spec.tokenizer.instances.kind",
-            "the tokenizer runs on CPU, and kind GPU would start one process per GPU;"
-            " write CPU, or omit kind",
+            "the tokenizer runs on CPU, and kind GPU would start one process per GPU; use CPU, or"
+            " omit kind",
             code=FindingCode.GPU_UNAVAILABLE,
         )
     yield from _text_shape(graph, step, custom)
@@ -56,11 +57,11 @@ def _declared_outputs(spec: Tokenizer, custom: bool) -> Iterator[Finding]:
     for index, output in enumerate(spec.outputs):
         unknown = output.tensor is None and output.name.lower() not in USUAL_NAMES
         if unknown and (not custom or output.dims is None):
-            alternative = ", or dims" if custom else ""
+            alternative = " if dims is omitted" if custom else ""
             yield Finding(
                 f"spec.tokenizer.outputs[{index}].tensor",
-                f"is required{alternative}: {output.name!r} is not a known name;"
-                f" write one of {', '.join(TokenTensor)}",
+                f"is required{alternative}, because {output.name!r} is not a known token tensor;"
+                f" use one of: {', '.join(TokenTensor)}",
                 code=FindingCode.REQUIRED,
             )
 
@@ -75,15 +76,14 @@ def _undeclared_outputs(graph: Graph) -> Iterator[Finding]:
             continue
         # Where the names differ, `from` is written already.
         fix = (
-            f"write from, such as tokenizer.input_ids, or declare {source.tensor}"
-            " in spec.tokenizer.outputs"
+            f"set from, for example to tokenizer.input_ids, or declare {source.tensor} in"
+            " spec.tokenizer.outputs"
             if source.tensor == entry.tensor.name
-            else f"from may name {', '.join(USUAL_NAMES)}, or an output that"
-            " spec.tokenizer.outputs declares"
+            else f"use {', '.join(USUAL_NAMES)}, or an output declared in spec.tokenizer.outputs"
         )
         yield Finding(
             entry.path,
-            f"{source.tensor!r} is not a known name of a token tensor; {fix}"
+            f"{source.tensor!r} is not a known token tensor; {fix}"
             + did_you_mean(source.tensor, USUAL_NAMES),
             code=FindingCode.UNKNOWN_TENSOR,
         )
@@ -99,7 +99,7 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
             yield Finding(
                 entry.path,
                 f"has dims {list(dims)}, but with maxBatchSize {step.max_batch_size} the"
-                f" tokenizer reads one text per row, dims [1]; {_text_remedy(graph, entry)}",
+                f" tokenizer reads one text per row (dims [1]); {_text_remedy(graph, entry)}",
                 code=FindingCode.SHAPE_MISMATCH,
             )
     if graph.max_batch_size > 0 and step.max_batch_size == 0:
@@ -109,10 +109,10 @@ def _text_shape(graph: Graph, step: Step, custom: bool) -> Iterator[Finding]:
 def _text_remedy(graph: Graph, entry: Input) -> str:
     """Return what to change so that the tokenizer can read these texts."""
     if entry.source is not None and entry.source.step != PIPELINE:
-        return f"let {entry.source.step} write one text per row"
+        return f"change {entry.source.step} to write one text per row"
     if graph.max_batch_size > 0:
         return "omit spec.tokenizer.maxBatchSize to send several texts per row"
-    return "set spec.tokenizer.maxBatchSize: 0: dims then include the rows"
+    return "set spec.tokenizer.maxBatchSize to 0, so that dims include the rows"
 
 
 def _rows_beside_texts(graph: Graph, tokenizer: Step) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def _padding(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     for path, why in graph.padding.fixed_length.items():
         yield Finding(
             "spec.tokenizer.padding",
-            f"Ragged needs steps that accept requests of any length, but {path} does not"
+            f"Ragged requires steps that accept requests of any length, but {path} does not"
             f" ({why}); use Fixed, Bucketed or Auto",
             code=FindingCode.PADDING_UNSUPPORTED,
         )
@@ -166,8 +166,8 @@ def _profiles(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
     if choice.chosen is Padding.BUCKETED and not (tokenizer.buckets or declared or choice.measured):
         yield Finding(
             "spec.tokenizer.buckets",
-            "padding Bucketed needs buckets: list them,"
-            " or declare lengths.profiles of a TensorRT plan",
+            "is required for padding Bucketed; list the buckets, or declare lengths.profiles of a"
+            " TensorRT plan",
             code=FindingCode.REQUIRED,
         )
     for step in declared:
@@ -185,7 +185,8 @@ def _unknown_profiles(step: Step) -> Iterator[Finding]:
         if count and int(name) >= count:
             yield Finding(
                 path,
-                f"{name} is not an index of the {count} profiles in {step.path}.lengths.profiles",
+                f"profile {name} does not exist; {step.path}.lengths.profiles has {count}"
+                f" profile{'' if count == 1 else 's'}, counted from 0",
                 code=FindingCode.UNKNOWN_PROFILE,
             )
 
@@ -201,7 +202,7 @@ def _uncovered_lengths(
         loaded = "; ".join(map(str, profiles)) or "none"
         return Finding(
             path,
-            f"no profile that {step.path} loads accepts a batch of {size} rows x {tokens} tokens"
+            f"no profile loaded by {step.path} accepts a batch of {size} rows x {tokens} tokens"
             f" ({loaded}); {fix}",
             code=FindingCode.LENGTH_NOT_COVERED,
         )
@@ -212,7 +213,7 @@ def _uncovered_lengths(
                 "spec.tokenizer.padding",
                 gap,
                 tokens,
-                "use Bucketed, or build a plan for all lengths",
+                "set padding to Bucketed, or build a plan whose profiles cover all lengths",
             )
         return
     for tokens in choice.buckets or (longest,):
@@ -228,6 +229,6 @@ def _uncovered_lengths(
             path,
             size,
             tokens,
-            "use a length of a profile, lower maxBatchSize to its rows,"
-            " or add profiles to instances.profiles",
+            "use a length that a profile covers, lower maxBatchSize to that profile's maximum, or"
+            " add a profile to instances.profiles",
         )

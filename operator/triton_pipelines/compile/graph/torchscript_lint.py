@@ -41,8 +41,8 @@ def _torchscript_names(path: str, what: str, given: Sequence[str]) -> Iterator[F
         plain = next(name for name in given if name not in indexes)
         yield warning(
             path,
-            f"{plain!r} is not of the form NAME__INDEX, unlike {next(iter(indexes))!r}: Triton"
-            f" then uses the {what} in the order written here and ignores the indexes; use"
+            f"{plain!r} does not have the form NAME__INDEX, unlike {next(iter(indexes))!r}, so"
+            f" Triton ignores the indexes and uses the {what} in the order listed here; use"
             " NAME__INDEX for all of them",
             code=FindingCode.TORCHSCRIPT_NAMES,
         )
@@ -51,6 +51,6 @@ def _torchscript_names(path: str, what: str, given: Sequence[str]) -> Iterator[F
         yield warning(
             path,
             f"{listed(twice)} have the same index, so Triton treats them as one tensor of the"
-            " model; use different indexes",
+            " model; use a different index for each",
             code=FindingCode.TORCHSCRIPT_NAMES,
         )

@@ -25,8 +25,8 @@ def check_wiring(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]
         if not step.inputs:
             yield Finding(
                 f"{step.path}.inputs",
-                f"is required: without a tokenizer the inputs of {step.name} are unknown; list"
-                " each input tensor",
+                f"is required, because without a tokenizer the inputs of {step.name} are unknown;"
+                " list each input tensor",
                 code=FindingCode.REQUIRED,
             )
     yield from _unread(graph)
@@ -38,7 +38,7 @@ def _entry(graph: Graph) -> Iterator[Finding]:
     if graph.entry not in known:
         yield Finding(
             "spec.ensemble.entryPoint",
-            f"refers to step {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
+            f"refers to {graph.entry!r}, {_no_step(graph, str(graph.entry), '', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )
 
@@ -52,15 +52,15 @@ def _no_step(graph: Graph, name: str, tensor: str, known: list[str]) -> str:
         (step.name for step in graph.models if step.model_name == name and step.name in known), None
     )
     if meant is not None:
-        return f"which is a model name; write the name of its step: {meant}{tensor}"
+        return f"which is a model name, not a step name; use {meant}{tensor}"
     if any(step.name == name for step in graph.auxiliary):
         return (
-            "an auxiliary model, which is loaded but not connected; move it to spec.steps, or "
-            f"write one of {', '.join(known)}"
+            "which is an auxiliary model, loaded but not connected; move it to spec.steps, or use"
+            f" one of: {', '.join(known)}"
         )
     return (
-        "which does not exist; write one of "
-        f"{', '.join(known)}{did_you_mean(name, known, after=tensor)}"
+        "which does not exist; use one of:"
+        f" {', '.join(known)}{did_you_mean(name, known, after=tensor)}"
     )
 
 
@@ -90,7 +90,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
         if not entry.optional:
             yield Finding(
                 entry.path,
-                f"input {entry.tensor.name} of {step.name} is not connected; write from",
+                f"input {entry.tensor.name} of {step.name} is not connected; set from",
                 code=FindingCode.NOT_CONNECTED,
             )
         return
@@ -99,7 +99,7 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if origin not in names:
         yield Finding(
             entry.path,
-            f"from refers to step {origin!r},"
+            f"from refers to {origin!r},"
             f" {_no_step(graph, origin, f'.{entry.source.tensor}', names)}",
             code=FindingCode.UNKNOWN_STEP,
         )
@@ -116,8 +116,8 @@ def _input(graph: Graph, step: Step, entry: Input) -> Iterator[Finding]:
     if origin == PIPELINE and made.name in graph.optional_inputs and not entry.optional:
         yield Finding(
             entry.path,
-            f"reads {entry.source}, which requests may omit, but {step.name} requires its input"
-            f" {entry.tensor.name}; {_make_both_alike(step)}",
+            f"reads {entry.source}, which requests may omit, but input {entry.tensor.name} of"
+            f" {step.name} is required; {_make_both_alike(step)}",
             code=FindingCode.OPTIONAL_MISMATCH,
         )
     yield from _fits(graph, step, entry, made)
@@ -128,7 +128,7 @@ def _make_both_alike(step: Step) -> str:
     remove = "remove optional from the pipeline's input"
     if step.role is Role.TOKENIZER or step.repeats == TOKENIZER:
         return remove
-    return f"write optional: Enabled for it, too, or {remove}"
+    return f"set optional: Enabled on this input too, or {remove}"
 
 
 def _has(graph: Graph, wanted: Reference) -> str:
@@ -176,7 +176,7 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
         yield Finding(
             entry.path,
             f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has"
-            f" {list(left)}{note}; the number of dims must be equal"
+            f" {list(left)}{note}; both must have the same number of dims"
             + _axis_of_rows(entry, made, makes, reads),
             code=FindingCode.SHAPE_MISMATCH,
         )
@@ -184,7 +184,8 @@ def _fits(graph: Graph, step: Step, entry: Input, made: Tensor) -> Iterator[Find
         yield Finding(
             entry.path,
             f"inconsistent shape: {read.name} has dims {list(right)}, but {entry.source} has"
-            f" {list(left)}{note}; only -1 fits any length",
+            f" {list(left)}{note}; the dims must match, except where one of them is -1 (any"
+            " length)",
             code=FindingCode.SHAPE_MISMATCH,
         )
 
@@ -203,16 +204,16 @@ def _axis_of_rows(entry: Input, made: Tensor, makes: bool, reads: bool) -> str:
         )
         if abs(len(read.dims) - len(made.dims)) == 1 and longer[0] == -1:
             return (
-                f"; dims describe one row: if the first -1 of {name} is the batch axis, remove "
-                f"it ({list(longer[1:])})"
+                f"; dims describe one row, so if the first -1 of {name} is the batch axis, remove"
+                f" it ({list(longer[1:])})"
             )
         return ""
     left, right = full_dims(made.dims, makes), full_dims(read.dims, reads)
     short, name = (right, read.name) if len(right) < len(left) else (left, str(entry.source))
     if abs(len(left) - len(right)) == 1:
         return (
-            f"; with maxBatchSize 0 dims are the whole shape, rows first: write {[-1, *short]} "
-            f"for {name}, or set maxBatchSize"
+            f"; with maxBatchSize 0, dims are the whole shape, rows first; use {[-1, *short]} for"
+            f" {name}, or set maxBatchSize"
         )
     return ""
 
@@ -242,9 +243,10 @@ def _unread(graph: Graph) -> Iterator[Finding]:
             )
             yield Finding(
                 step.path,
-                f"no step and no output of the pipeline uses the outputs of {step.name}; "
+                f"the outputs of step {step.name} are not used by any step or by the pipeline's"
+                " outputs; "
                 + (
-                    f"connect one (from: {example}), or list one in ensemble.outputs"
+                    f"connect one with from: {example}, or list one in ensemble.outputs"
                     if example
                     else "declare its outputs, and connect one with from"
                 ),
@@ -253,7 +255,7 @@ def _unread(graph: Graph) -> Iterator[Finding]:
         elif step.inputs and all(entry.source is None for entry in step.inputs):
             yield Finding(
                 f"{step.path}.inputs",
-                f"no input of {step.name} is connected; write from for at least one",
+                f"no input of {step.name} is connected; set from on at least one",
                 code=FindingCode.NOT_CONNECTED,
             )
 
@@ -293,7 +295,7 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 reader,
                 f"reads pipeline.{tensor.name}, which differs from the input {other} only in case;"
-                f" write pipeline.{other}",
+                f" use pipeline.{other}",
                 code=FindingCode.UNKNOWN_TENSOR,
             )
     for output in graph.outputs:
@@ -304,7 +306,7 @@ def _public(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
             yield Finding(
                 output.path,
                 f"{output.source} is already the output {answered[output.source]!r}, and Triton"
-                " maps each tensor only once; remove one",
+                " maps each tensor only once; remove one of them",
                 code=FindingCode.DUPLICATE,
             )
         answered.setdefault(output.source, output.tensor.name)
@@ -315,7 +317,8 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
     if source.step == PIPELINE:
         yield Finding(
             output.path,
-            f"{source} is an input of the pipeline; an output must come from a step",
+            f"{source} is an input of the pipeline, but an output must come from a step; use"
+            " STEP.OUTPUT",
             code=FindingCode.UNKNOWN_STEP,
         )
         return
@@ -324,7 +327,7 @@ def _output(graph: Graph, output: PublicTensor) -> Iterator[Finding]:
         known = [step.name for step in graph.steps]
         yield Finding(
             output.path,
-            f"refers to step {source.step!r},"
+            f"refers to {source.step!r},"
             f" {_no_step(graph, source.step, f'.{source.tensor}', known)}",
             code=FindingCode.UNKNOWN_STEP,
         )

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.finding_codes import FindingCode
+from triton_pipelines.api.messages import shown
 from triton_pipelines.api.names import RUNTIME_PARAMETER_PREFIX
 from triton_pipelines.api.suggestions import did_you_mean
 
@@ -42,6 +43,18 @@ _GROUP_OWNED = {
     "gpus": "instances.gpus",
     "profile": "instances.profiles",
     "name": "modelName",
+}
+# Type of a protobuf field → what its value must be, and the Python types of such values.
+_INTEGER, _NUMBER = ("an integer", (int,)), ("a number", (int, float))
+_SCALARS = {
+    FieldDescriptor.CPPTYPE_INT32: _INTEGER,
+    FieldDescriptor.CPPTYPE_INT64: _INTEGER,
+    FieldDescriptor.CPPTYPE_UINT32: _INTEGER,
+    FieldDescriptor.CPPTYPE_UINT64: _INTEGER,
+    FieldDescriptor.CPPTYPE_FLOAT: _NUMBER,
+    FieldDescriptor.CPPTYPE_DOUBLE: _NUMBER,
+    FieldDescriptor.CPPTYPE_BOOL: ("true or false", (bool,)),
+    FieldDescriptor.CPPTYPE_STRING: ("a string", (str,)),
 }
 
 
@@ -150,18 +163,28 @@ def _merge_list(message: Any, field: Any, value: Any, path: str) -> list[Finding
 
 def _set(message: Any, field: Any, value: Any, path: str) -> list[Finding]:
     message.ClearField(field.name)
-    return _parse(message, {field.json_name: value}, path)
+    findings = _parse(message, {field.json_name: value}, path)
+    if findings and field.type == FieldDescriptor.TYPE_ENUM:
+        known = ", ".join(one.name for one in field.enum_type.values)
+        text = f"{shown(value)} is not allowed; use one of: {known}"
+        return [Finding(path, text, code=FindingCode.VALUE_NOT_ALLOWED)]
+    expected, types = _SCALARS.get(field.cpp_type, ("", (type(value),)))
+    if findings and type(value) not in types:
+        text = f"must be {expected}, not {shown(value)}"
+        return [Finding(path, text, code=FindingCode.WRONG_TYPE)]
+    return findings
 
 
 def _parse(message: Any, value: Mapping[str, Any], path: str) -> list[Finding]:
-    """Read protobuf JSON into a message; return protobuf's errors without their prefixes."""
+    """Read protobuf JSON with one field into a message; return protobuf's errors."""
     try:
         read = json_format.Parse(json.dumps(value), type(message)())
     except json_format.ParseError as error:
+        cause = str(error).removeprefix(f"Failed to parse {next(iter(value))} field: ").rstrip(".")
         return [
             Finding(
                 path,
-                f"is not valid in Triton's {message.DESCRIPTOR.name}: {str(error).rstrip('.')}",
+                f"is not valid for this field of Triton's {message.DESCRIPTOR.name} ({cause})",
                 code=FindingCode.INVALID_FORMAT,
             )
         ]
@@ -189,7 +212,7 @@ def _owned(before: Any, after: Any, path: str) -> Iterator[Finding]:
         )
     for name, why in REFUSED.items():
         if getattr(before, name) != getattr(after, name):
-            yield _reserved(f"{path}.{name}", f"is not supported: {why}")
+            yield _reserved(f"{path}.{name}", f"is not supported, because {why}")
 
 
 def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
@@ -202,8 +225,8 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
         if left != right:
             yield _reserved(
                 f"{path}.{name}",
-                f"changes the names, types, shapes, order or optional flags; use {field} for these,"
-                " and write only other fields here",
+                f"changes the names, types, shapes, order or optional flags; use {field} for"
+                " these, and set only other fields here",
             )
     left, right = [
         [[getattr(one, part) for part in _GROUP_OWNED] for one in config.instance_group]
@@ -213,7 +236,7 @@ def _owned_item_parts(before: Any, after: Any, path: str) -> Iterator[Finding]:
         fields = ", ".join(sorted(set(_GROUP_OWNED.values()) - {"modelName"}))
         yield _reserved(
             f"{path}.instance_group",
-            f"changes values of {fields}; set them there, and write only other fields here",
+            f"changes values of {fields}; set them there, and set only other fields here",
         )
 
 

@@ -39,7 +39,7 @@ def _pb_string(value: str) -> str:
 def _pb_word(value: str) -> str:
     """Return an identifier unchanged; anything else is a defect of the renderer."""
     if not re.fullmatch(r"[A-Z][A-Z0-9_]*", value):
-        raise RenderError(f"{value!r} is no protobuf enum word")
+        raise RenderError(f"{value!r} is not a protobuf enum name")
     return value
 
 
@@ -60,7 +60,7 @@ def parse(text: str) -> Any:
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        raise RenderError(f"the rendered config is no ModelConfig: {error}") from error
+        raise RenderError(f"the rendered config is not a ModelConfig: {error}") from error
 
 
 def configs(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]:

@@ -37,14 +37,16 @@ _SERVER_FIELDS = {
 _LOADER_FIELDS = frozenset({"name", "env", "envFrom", "resources", "volumeMounts"})
 _POD_FIELDS = {
     "automountServiceAccountToken": (
-        "no token is mounted into Triton; with --pod-template=allow, give one to a container of"
-        " yours with a projected volume (serviceAccountToken)"
+        "no token is mounted into Triton; with --pod-template=allow, mount one into your own"
+        " container with a projected volume (serviceAccountToken)"
     ),
     "restartPolicy": "pods of a Deployment are always restarted; remove it",
-    "activeDeadlineSeconds": "pods of a Deployment have no deadline; remove it",
-    "ephemeralContainers": "a pod template has none; use kubectl debug on a pod",
-    "replicas": "is not part of a pod; write spec.replicas",
-    "strategy": "is not part of a pod; write spec.rollout.strategy",
+    "activeDeadlineSeconds": "pods of a Deployment cannot have a deadline; remove it",
+    "ephemeralContainers": (
+        "a pod template cannot have ephemeral containers; use kubectl debug on a pod"
+    ),
+    "replicas": "is not part of a pod; use spec.replicas",
+    "strategy": "is not part of a pod; use spec.rollout.strategy",
 }
 _RESOURCES = {"cpu": "spec.server.resources", "memory": "spec.server.resources"}
 # Below these nothing else may be mounted into our containers: the repository must not change, nor
@@ -92,7 +94,7 @@ def owned_fields(
     for part in ("metadata", "spec"):
         if part in as_mapping(given) and given[part] is None:
             yield Finding(
-                f"{PATH}.{part}", f"{_OURS}null would remove all of it", code=FindingCode.RESERVED
+                f"{PATH}.{part}", f"{_OURS}null would remove it entirely", code=FindingCode.RESERVED
             )
     for field, why in _POD_FIELDS.items():
         if field in spec:
@@ -101,7 +103,7 @@ def owned_fields(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove those of the operator; write the {field} to remove",
+                f"null would remove those of the operator; list the {field} to remove",
                 code=FindingCode.RESERVED,
             )
     yield from _grace(spec, ours, path)
@@ -116,7 +118,7 @@ def _metadata(given: Any, path: str, pipeline: InferencePipeline) -> Iterator[Fi
         if part not in ("labels", "annotations"):
             yield Finding(
                 f"{path}.{part}",
-                "has no effect on pods; only labels and annotations have",
+                "has no effect on pods; use only labels and annotations",
                 code=FindingCode.NO_EFFECT,
             )
         if value is None:
@@ -136,7 +138,7 @@ def _grace(spec: Mapping[str, Any], ours: Mapping[str, Any], path: str) -> Itera
     if field in spec and (wanted is None or (isinstance(wanted, int) and wanted < needed)):
         yield Finding(
             f"{path}.{field}",
-            f"is shorter than the drain, which takes {needed} s; write at least that, or lower"
+            f"is shorter than the drain, which takes {needed} s; use at least {needed}, or lower"
             " spec.rollout.drainSeconds",
             code=FindingCode.OUT_OF_RANGE,
         )
@@ -166,7 +168,7 @@ def _placement(
         if field in spec and spec[field] is None:
             yield Finding(
                 f"{path}.{field}",
-                f"null would remove what the GPU needs; use spec.{instead} instead",
+                f"null would remove what the GPU requires; use spec.{instead} instead",
                 code=FindingCode.RESERVED,
             )
     claims = spec.get("resourceClaims")
@@ -177,7 +179,7 @@ def _placement(
     ):
         yield Finding(
             f"{path}.resourceClaims",
-            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of"
+            f"this list replaces the operator's; include the claim {names.CLAIM_GPU} of"
             " server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
@@ -206,7 +208,7 @@ def _containers(
                 yield Finding(
                     here,
                     "additional containers are custom code, which this operator forbids"
-                    " (--custom-code=forbid); ask the operator's administrator",
+                    " (--custom-code=forbid); remove them, or ask the operator's administrator",
                     code=FindingCode.FORBIDDEN,
                 )
             for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
@@ -217,7 +219,8 @@ def _containers(
                 ):
                     yield Finding(
                         f"{here}.{mounted}.readOnly",
-                        "must be true: Triton reloads its models when the model repository changes",
+                        "must be true, because Triton reloads its models when the model repository"
+                        " changes",
                         code=FindingCode.RESERVED,
                     )
 
@@ -236,19 +239,21 @@ def _own_container(
             yield Finding(
                 f"{path}.{field}",
                 f"{_OURS}only {', '.join(sorted(_LOADER_FIELDS - {'name'}))} of its init container"
-                " may be added to",
+                " can be extended",
                 code=FindingCode.RESERVED,
             )
         elif not loader and field in _SERVER_FIELDS:
             instead = _SERVER_FIELDS[field]
             yield Finding(
                 f"{path}.{field}",
-                _OURS + (f"write {instead} instead" if instead else "remove it"),
+                _OURS + (f"use {instead} instead" if instead else "remove it"),
                 code=FindingCode.RESERVED,
             )
         elif field in ("env", "volumeMounts") and item[field] is None:
             yield Finding(
-                f"{path}.{field}", f"{_OURS}null would remove all of it", code=FindingCode.RESERVED
+                f"{path}.{field}",
+                (f"{_OURS}null would remove it entirely"),
+                code=FindingCode.RESERVED,
             )
     for where, variable in _items(item.get("env"), "env"):
         name, value = str(variable.get("name")), variable.get("value")
@@ -281,7 +286,7 @@ def _resources(
     if "resources" in item and item["resources"] is None:
         yield Finding(
             f"{path}.resources",
-            f"{_OURS}write spec.server.resources instead",
+            f"{_OURS}use spec.server.resources instead",
             code=FindingCode.RESERVED,
         )
     resources = as_mapping(item.get("resources"))
@@ -289,14 +294,14 @@ def _resources(
         if part in resources and resources[part] is None:
             yield Finding(
                 f"{path}.resources.{part}",
-                f"{_OURS}write spec.server.resources instead",
+                f"{_OURS}use spec.server.resources instead",
                 code=FindingCode.RESERVED,
             )
         for name in as_mapping(resources.get(part)):
             if name in owned:
                 yield Finding(
                     f"{path}.resources.{part}[{name}]",
-                    f"{_OURS}write {owned[name]} instead",
+                    f"{_OURS}use {owned[name]} instead",
                     code=FindingCode.RESERVED,
                 )
     claims = resources.get("claims")
@@ -306,7 +311,7 @@ def _resources(
     if gpu.claim_template is not None and "claims" in resources and not kept:
         yield Finding(
             f"{path}.resources.claims",
-            f"this list replaces the operator's; repeat the claim {names.CLAIM_GPU} of"
+            f"this list replaces the operator's; include the claim {names.CLAIM_GPU} of"
             " server.gpu.claimTemplate in it",
             code=FindingCode.RESERVED,
         )
@@ -324,15 +329,13 @@ def _volumes(spec: Mapping[str, Any], ours: set[str], path: str) -> Iterator[Fin
         if name == names.VOLUME_SHM:
             yield Finding(
                 f"{path}.{where}",
-                f"{_OURS}write spec.server.sharedMemory instead",
+                f"{_OURS}use spec.server.sharedMemory instead",
                 code=FindingCode.RESERVED,
             )
         elif not (sized and name in names.DISK_VOLUMES):
             yield Finding(
                 f"{path}.{where}",
                 f"{_OURS}choose another name"
-                + (
-                    ", or change its emptyDir.sizeLimit alone" if name in names.DISK_VOLUMES else ""
-                ),
+                + (", or change only its emptyDir.sizeLimit" if name in names.DISK_VOLUMES else ""),
                 code=FindingCode.RESERVED,
             )

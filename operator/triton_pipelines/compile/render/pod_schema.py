@@ -29,11 +29,11 @@ MAX_FINDINGS = 100
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCALARS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "string": ((str,), "must be text; put it in quotes"),
-    "integer": ((int,), "must be a whole number"),
+    "string": ((str,), "must be a string; put it in quotes"),
+    "integer": ((int,), "must be an integer"),
     "boolean": ((bool,), "must be true or false"),
     "quantity": ((str, int, float), "must be a quantity such as 500m or 2Gi"),
-    "integer or string": ((int, str), "must be a whole number or text"),
+    "integer or string": ((int, str), "must be an integer or a string"),
 }
 
 
@@ -118,8 +118,8 @@ def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if not _LABEL_VALUE.fullmatch(value):
             yield Finding(
                 f"{path}.metadata.labels[{key}]",
-                f"{value!r} is not a label value: at most 63 letters and digits, with -_. between"
-                " them",
+                f"{value!r} is not a valid label value; use at most 63 letters and digits, with"
+                " -_. between them",
                 code=FindingCode.INVALID_FORMAT,
             )
 
@@ -132,8 +132,8 @@ def _pod(spec: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if len(kinds) > 1:  # without any it is an emptyDir
             yield Finding(
                 f"{path}.volumes[{item['name']}]",
-                f"must have one volume type, but has {' and '.join(kinds)}; write null to remove"
-                " one",
+                f"must have one volume type, but has {' and '.join(kinds)}; set one to null to"
+                " remove it",
                 code=FindingCode.FIELD_COMBINATION,
             )
     parts = [
@@ -151,13 +151,13 @@ def _names(found: list[str], path: str) -> Iterator[Finding]:
         if not _DNS_LABEL.fullmatch(name):
             yield Finding(
                 f"{path}[{name}].name",
-                "must be at most 63 lower-case letters, digits and '-'",
+                "is not a valid name; use at most 63 lowercase letters, digits and '-'",
                 code=FindingCode.INVALID_FORMAT,
             )
         if count > 1:
             yield Finding(
                 f"{path}[{name}]",
-                "is used twice among containers and init containers; choose another name",
+                "is used by two containers or init containers; choose another name",
                 code=FindingCode.DUPLICATE,
             )
 
@@ -169,7 +169,7 @@ def _container(item: Mapping[str, Any], path: str, volumes: set[str]) -> Iterato
         if "value" in variable and "valueFrom" in variable:
             yield Finding(
                 f"{path}.env[{variable['name']}]",
-                "has both value and valueFrom; write only one, and null for the other",
+                "value and valueFrom cannot be combined; set one of them to null",
                 code=FindingCode.FIELD_COMBINATION,
             )
     for mount in item.get("volumeMounts") or []:

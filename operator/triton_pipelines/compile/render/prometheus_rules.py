@@ -183,10 +183,10 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
             "TritonPipelineGPUStarved",
             "tritonpipe:gpu_starved:ratio > 0.2",
             "10m",
-            "The GPU of {{ $labels.namespace }}/{{ $labels.pipeline }} idles while work waits"
-            " before it",
-            "In {{ $value | humanizePercentage }} of the last five minutes the GPU step idled"
-            " while requests waited for a CPU step.",
+            "The GPU of {{ $labels.namespace }}/{{ $labels.pipeline }} is idle while requests wait"
+            " for a CPU step",
+            "During {{ $value | humanizePercentage }} of the last five minutes, the GPU step was"
+            " idle while requests waited for a CPU step.",
         ),
         _alert(
             "TritonPipelineMetricsStale",
@@ -194,7 +194,8 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
             f" (namespace, pipeline) ({failing})",
             "5m",
             "Scaling of {{ $labels.namespace }}/{{ $labels.pipeline }} has no usable metrics",
-            "Counts hold, or rise to what was enough lately; none falls until metrics are back.",
+            "Instance counts are kept, or raised to what was recently sufficient; none decreases"
+            " until metrics are back.",
         ),
         _alert(
             "TritonPipelineActuationFailing",
@@ -204,8 +205,8 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
             ),
             "1m",
             "Instance counts of {{ $labels.namespace }}/{{ $labels.pipeline }} cannot be changed",
-            "Triton refused or did not prove a change {{ $value | humanize }} times within 15"
-            " minutes; the instances that serve were kept.",
+            "A change was rejected by Triton or could not be verified {{ $value | humanize }}"
+            " times within 15 minutes; the serving instances were kept.",
         ),
     ]
     return [{**rule, "expr": scope.of(rule["expr"])} for rule in made] if scope else made

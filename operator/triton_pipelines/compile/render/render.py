@@ -85,7 +85,8 @@ def render(
     size = sum(len(key) + len(value.encode()) for key, value in data.items())
     if size > CONFIG_MAP_LIMIT:
         raise RenderError(
-            f"the revision's ConfigMap would hold {size} bytes, more than {CONFIG_MAP_LIMIT}"
+            f"the revision's ConfigMap would have {size} bytes, but at most {CONFIG_MAP_LIMIT} are"
+            " allowed"
         )
     return Revision(name, image, pod, files, data)
 

@@ -28,7 +28,7 @@ def check(config: Any, findings: ViolationCollector) -> None:
                 f"{path}.default_priority_level",
                 RuleId.PRIORITY,
                 f"{batching.default_priority_level} is not one of the {levels} priority levels;"
-                f" write 1 to {levels}",
+                f" use 1 to {levels}",
             )
         for key in sorted(batching.priority_queue_policy):
             if not 1 <= key <= levels:
@@ -36,8 +36,8 @@ def check(config: Any, findings: ViolationCollector) -> None:
                 findings.add(
                     spot,
                     RuleId.PRIORITY,
-                    f"the policy for priority {key} exceeds the {levels} priority levels; write 1"
-                    f" to {levels}",
+                    f"priority {key} of this policy exceeds the {levels} priority levels; use 1 to"
+                    f" {levels}",
                 )
     if batching.preserve_ordering:
         _ordered(batching, path, findings)
@@ -52,14 +52,14 @@ def preferred(
             findings.add(
                 f"{path}[{index}]",
                 RuleId.PREFERRED_BATCH_SIZE,
-                f"{size} is not a batch size; write at least 1",
+                f"{size} is not a batch size; use at least 1",
             )
         elif size > max_batch_size:
             findings.add(
                 f"{path}[{index}]",
                 RuleId.PREFERRED_BATCH_SIZE,
-                f"{size} is above max_batch_size {max_batch_size}; write at most {max_batch_size},"
-                " or raise max_batch_size",
+                f"{size} exceeds max_batch_size {max_batch_size}; use at most {max_batch_size}, or"
+                " raise max_batch_size",
             )
 
 
@@ -68,8 +68,8 @@ def _ordered(batching: Any, path: str, findings: ViolationCollector) -> None:
         findings.add(
             f"{path}.preserve_ordering",
             RuleId.PRESERVE_ORDERING,
-            f"preserve_ordering excludes {batching.priority_levels} priority levels; write one"
-            " level, or omit preserve_ordering",
+            f"preserve_ordering and {batching.priority_levels} priority levels cannot be combined;"
+            " use one level, or omit preserve_ordering",
         )
     policies = {f"{path}.default_queue_policy": batching.default_queue_policy}
     policies |= {
@@ -84,6 +84,6 @@ def _ordered(batching: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.timeout_action",
                 RuleId.PRESERVE_ORDERING,
-                "DELAY answers late requests out of order, which preserve_ordering forbids; write"
+                "DELAY answers late requests out of order, which preserve_ordering forbids; use"
                 " REJECT, or omit the timeout or preserve_ordering",
             )

@@ -50,8 +50,8 @@ def check(
         findings[name].add(
             path,
             RuleId.ENSEMBLE_CYCLE,
-            f"the ensemble contains itself ({' → '.join(circle)}): a step cannot be an ensemble"
-            " that contains it",
+            f"the ensemble contains itself ({' → '.join(circle)}); remove the step that leads back"
+            " to it",
         )
     for name in order:
         if name not in circles:
@@ -153,11 +153,15 @@ class _Ensemble:
         if (versions is None and step.model_version > 0) or (versions is not None and not versions):
             return
         if versions is None or step.model_version not in versions:
-            there = "" if versions is None else f"; served are {listed(sorted(versions))}"
+            there = (
+                ""
+                if versions is None
+                else (f"; the served versions are {listed(sorted(versions))}")
+            )
             self.findings.add(
                 f"{path}.model_version",
                 RuleId.STEP_VERSION,
-                f"version {step.model_version} of {step.model_name!r} is not served; write -1 for"
+                f"version {step.model_version} of {step.model_name!r} is not served; use -1 for"
                 f" the latest{there}",
             )
 
@@ -166,9 +170,9 @@ class _Ensemble:
             self.findings.add(
                 "max_batch_size",
                 RuleId.STEP_BATCH_SIZE,
-                f"{self.config.max_batch_size} is above max_batch_size {model.max_batch_size} of"
-                f" model {step.model_name!r} ({path}): "
-                f"write at most {model.max_batch_size}, or raise the model's",
+                f"{self.config.max_batch_size} exceeds max_batch_size {model.max_batch_size} of"
+                f" model {step.model_name!r} ({path}); use at most {model.max_batch_size}, or"
+                " raise the model's",
             )
 
     def _inputs(self, step: Any, path: str, model: Any) -> None:
@@ -298,7 +302,7 @@ class _Ensemble:
             self.findings.add(
                 "response_cache.enable",
                 RuleId.RESPONSE_CACHE,
-                "the response cache excludes decoupled steps; remove one of the two",
+                "the response cache and decoupled steps cannot be combined; remove one of them",
             )
         return result
 
@@ -311,8 +315,8 @@ class _Ensemble:
             self.findings.add(
                 path,
                 RuleId.DECOUPLED_JOIN,
-                f"{who} combines tensors of {named}; all must come from the same decoupled model,"
-                " or from none",
+                f"{who} combines tensors of {named}, but all must come from the same decoupled"
+                " model, or from none",
             )
         return sources[0] if sources else ""
 

@@ -18,7 +18,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 "ensemble_scheduling",
                 RuleId.ENSEMBLE_PLATFORM,
-                "platform 'ensemble' needs ensemble_scheduling with its steps; add it, or write"
+                "platform 'ensemble' requires ensemble_scheduling with its steps; add it, or use"
                 " another platform",
             )
         return
@@ -26,8 +26,8 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
         findings.add(
             "platform",
             RuleId.ENSEMBLE_PLATFORM,
-            f"ensemble_scheduling needs platform 'ensemble', not {identity.platform!r}; write it,"
-            " without a backend",
+            f"ensemble_scheduling requires platform 'ensemble', not {identity.platform!r}; set"
+            " platform to 'ensemble', and omit backend",
         )
     forbidden = {
         "instance_group": bool(config.instance_group),
@@ -39,14 +39,14 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 field,
                 RuleId.ENSEMBLE_FIELD,
-                f"an ensemble has no {field}; remove it here and write it in the models of the"
+                f"an ensemble cannot have {field}; remove it here, and set it in the models of the"
                 " steps",
             )
     if not config.ensemble_scheduling.step:
         findings.add(
             "ensemble_scheduling.step",
             RuleId.ENSEMBLE_STEP,
-            "the ensemble has no step; write at least one",
+            "the ensemble has no steps; add at least one",
         )
         return
     _Flow(config, findings).check()
@@ -79,7 +79,7 @@ class _Flow:
                     self.findings.add(
                         f"{path}.{field}",
                         RuleId.ENSEMBLE_STEP,
-                        f"the step has no {field}; write at least one {what}",
+                        f"the step has no {field}; map at least one {what}",
                     )
             for key, tensor in sorted(step.output_map.items()):
                 spot = keyed(f"{path}.output_map", key)
@@ -172,5 +172,6 @@ class _Flow:
             self.findings.add(
                 "ensemble_scheduling.step",
                 RuleId.ENSEMBLE_CYCLE,
-                f"the steps form a cycle: {listed(circle)} can never be computed",
+                f"the steps form a cycle, so {listed(circle)} can never be computed; remove one of"
+                " the mappings",
             )

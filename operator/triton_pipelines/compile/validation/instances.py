@@ -34,7 +34,7 @@ def check(
             findings.add(
                 f"{path}.count",
                 RuleId.INSTANCE_COUNT,
-                f"{group.count} instances are too many; write at most {MAX_INSTANCES}",
+                f"{group.count} instances are too many; use at most {MAX_INSTANCES}",
             )
         for place, profile in enumerate(group.profile):
             _profile(profile, f"{path}.profile[{place}]", identity, findings)
@@ -48,8 +48,7 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
             findings.add(
                 f"{path}.gpus",
                 RuleId.INSTANCE_GPUS,
-                f"{name} does not use the listed GPUs {listed(gpus)}; remove gpus, or write"
-                " KIND_GPU",
+                f"{name} does not use the listed GPUs {listed(gpus)}; remove gpus, or use KIND_GPU",
             )
         return
     missing = [gpu for gpu in gpus if gpu < 0 or (facts.gpus is not None and gpu >= facts.gpus)]
@@ -65,7 +64,7 @@ def _gpus(group: Any, path: str, facts: ServerFacts, findings: ViolationCollecto
         findings.add(
             f"{path}.kind",
             RuleId.INSTANCE_NO_GPU,
-            "KIND_GPU needs a GPU, and the server has none; write KIND_CPU, or add a GPU to the"
+            "KIND_GPU requires a GPU, but the server has none; use KIND_CPU, or add a GPU to the"
             " server",
         )
 
@@ -75,19 +74,21 @@ def _profile(profile: str, path: str, identity: Identity, findings: ViolationCol
         findings.add(
             path,
             RuleId.INSTANCE_PROFILE,
-            "only TensorRT models (platform tensorrt_plan) have optimization profiles; remove it",
+            "only TensorRT models (platform tensorrt_plan) have optimization profiles; remove"
+            " profile",
         )
     elif (number := _NUMBER.match(profile)) is None or int(number[0]) < 0:
         findings.add(
             path,
             RuleId.INSTANCE_PROFILE,
-            f"{profile!r} is not a profile; write its index as text, such as '0'",
+            f"{profile!r} is not a profile index; write the index as a quoted string, for example"
+            " '0'",
         )
     elif not _PLAIN_NUMBER.fullmatch(profile):
         findings.add(
             path,
             RuleId.INSTANCE_PROFILE_NUMBER,
-            f"{profile!r} is not an index; write only digits, such as '0'",
+            f"{profile!r} is not a profile index; use only digits, for example '0'",
         )
 
 
@@ -109,5 +110,5 @@ def check_resources(
                         path,
                         RuleId.RATE_LIMITER,
                         f"resource {resource.name!r} is global in one place and per device in"
-                        f" another ({where}): write the same",
+                        f" another ({where}); use the same scope in both",
                     )

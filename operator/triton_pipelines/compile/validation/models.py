@@ -32,7 +32,7 @@ def check(
         findings.add(
             "max_batch_size",
             RuleId.MAX_BATCH_SIZE,
-            f"{config.max_batch_size} is negative; write 0 for a model that does not batch, or a"
+            f"{config.max_batch_size} is negative; use 0 for a model that does not batch, or a"
             " size of at least 1",
         )
     _versions(name, config, facts, findings)
@@ -52,15 +52,14 @@ def _name(name: str, config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "name",
             RuleId.MODEL_NAME,
-            f"{name!r} is not a model name; it must not be empty, '.' or '..' and must not contain"
-            " '/'",
+            f"{name!r} is not a valid model name; it must not be empty, '.' or '..', and must not"
+            " contain '/'",
         )
     if config.name and config.name != name:
         findings.add(
             "name",
             RuleId.DIRECTORY_NAME,
-            f"the config has name {config.name!r}, but its folder is {name!r}; both must be the"
-            " same",
+            f"the config has name {config.name!r}, but its folder is {name!r}; rename one of them",
         )
 
 
@@ -73,26 +72,26 @@ def _backend(
             findings.add(
                 "backend",
                 RuleId.BACKEND,
-                f"an ensemble has no backend, but this one has {backend!r}; remove it, or remove"
-                " platform 'ensemble'",
+                f"an ensemble cannot have a backend, but this one has {backend!r}; remove backend,"
+                " or remove platform 'ensemble'",
             )
         return
     if not backend:
-        given = f"platform {platform!r} does not say which" if platform else "none is given"
+        given = f"platform {platform!r} does not imply one" if platform else "none is set"
         findings.add(
             "backend",
             RuleId.BACKEND,
-            f"a model needs a backend, but {given}; write backend, such as 'python' or"
+            f"a model requires a backend, but {given}; set backend, for example to 'python' or"
             " 'onnxruntime'",
         )
         return
     allowed = platforms(backend, facts)
     if allowed and platform not in allowed:
-        shown = f"not {platform!r}" if platform else "and none is given"
+        shown = f"not {platform!r}" if platform else "but none is set"
         findings.add(
             "platform",
             RuleId.BACKEND_PLATFORM,
-            f"backend {backend!r} needs platform {' or '.join(map(repr, allowed))}, {shown}",
+            f"backend {backend!r} requires platform {' or '.join(map(repr, allowed))}, {shown}",
         )
     _library(config, backend, facts, findings)
 
@@ -103,7 +102,7 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             "runtime",
             RuleId.RUNTIME,
-            f"{runtime!r} is a path; write the name of a library in the folder of backend"
+            f"{runtime!r} is a path; use the name of a library in the folder of backend"
             f" {backend!r}, or omit it",
         )
         return
@@ -111,8 +110,8 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             "runtime",
             RuleId.RUNTIME,
-            f"{runtime!r} is for backends written in Python, but backend {backend!r} is a library;"
-            " omit it",
+            f"{runtime!r} is only for backends written in Python, but backend {backend!r} is a"
+            " library; omit it",
         )
         return
     if facts.backends is None:
@@ -130,7 +129,7 @@ def _library(config: Any, backend: str, facts: ServerFacts, findings: ViolationC
             findings.add(
                 "runtime",
                 RuleId.RUNTIME,
-                f"the server's backend {backend!r} has no {runtime!r}; it has"
+                f"backend {backend!r} of the server has no {runtime!r}; it has"
                 f" {listed(sorted(files))}",
             )
         else:
@@ -150,19 +149,20 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.latest.num_versions",
             RuleId.VERSION_POLICY,
-            "0 versions would be served; write at least 1",
+            "0 versions would be served; use at least 1",
         )
     elif choice == "specific" and not policy.specific.versions:
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            "no version is listed; write at least one version folder",
+            "no version is listed; list at least one version folder",
         )
     elif present is not None and not present:
         findings.add(
             "version_policy",
             RuleId.VERSION_POLICY,
-            "the model has no version folder; create one with a number as its name, such as '1'",
+            "the model has no version folder; create one with a number as its name, for example"
+            " '1'",
         )
     elif (
         choice == "specific" and present is not None and not present & set(policy.specific.versions)
@@ -170,8 +170,8 @@ def _versions(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             "version_policy.specific.versions",
             RuleId.VERSION_POLICY,
-            f"none of {listed(policy.specific.versions)} exists; the model's version folders are"
-            f" {listed(sorted(present))}",
+            f"none of the versions {listed(policy.specific.versions)} exists; the model's version"
+            f" folders are {listed(sorted(present))}",
         )
 
 
@@ -213,8 +213,8 @@ def _fields(config: Any, facts: ServerFacts, findings: ViolationCollector) -> No
 
 def _too_old(field: str, release: Release, since: Release) -> str:
     return (
-        f"Triton {_release(release)} does not know {field}: use {_release(since)} or newer, or "
-        "leave it out"
+        f"Triton {_release(release)} does not support {field}; use {_release(since)} or later, or"
+        " omit it"
     )
 
 
@@ -229,13 +229,13 @@ def _cache(config: Any, findings: ViolationCollector) -> None:
         findings.add(
             "response_cache.enable",
             RuleId.RESPONSE_CACHE,
-            "the response cache excludes sequence_batching; remove one of the two",
+            "the response cache and sequence_batching cannot be combined; remove one of them",
         )
     if config.model_transaction_policy.decoupled:
         findings.add(
             "response_cache.enable",
             RuleId.RESPONSE_CACHE,
-            "the response cache excludes decoupled models; remove one of the two",
+            "the response cache cannot be combined with a decoupled model; remove one of them",
         )
 
 
@@ -246,14 +246,14 @@ def _metrics(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.metric_identifier.family",
                 RuleId.METRICS,
-                "the metric has no family; write its name, such as"
+                "the metric has no family; set its name, for example"
                 " 'nv_inference_first_response_histogram_ms'",
             )
         if not control.histogram_options.buckets:
             findings.add(
                 f"{path}.histogram_options.buckets",
                 RuleId.METRICS,
-                "no bucket is listed; write at least one upper bound",
+                "no bucket is listed; list at least one upper bound",
             )
 
 
@@ -270,7 +270,7 @@ def _metric_tags(config: Any, findings: ViolationCollector) -> None:
                 keyed("metric_tags", key),
                 RuleId.METRIC_TAG,
                 f"{key!r} is not a valid metric label and would crash the server; use letters,"
-                " digits and _, and do not begin with _",
+                " digits and _, and do not start with _",
             )
 
 
@@ -287,7 +287,7 @@ def _labels(name: str, config: Any, facts: ServerFacts, findings: ViolationColle
             findings.add(
                 path,
                 RuleId.LABELS_FOLDER,
-                f"{output.label_filename!r} is outside the model's folder; put the file into it",
+                f"{output.label_filename!r} is outside the model's folder; move the file into it",
             )
         elif files is not None and target not in files:
             findings.add(
@@ -318,7 +318,8 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY,
-            "a custom batching strategy excludes sequence_batching; remove one of the two",
+            "a custom batching strategy cannot be combined with sequence_batching; remove one of"
+            " them",
         )
         return
     if facts.root is None:
@@ -331,8 +332,8 @@ def _strategy(name: str, config: Any, facts: ServerFacts, findings: ViolationCol
         findings.add(
             path,
             RuleId.BATCH_STRATEGY_FOLDER,
-            f"{target!r} is outside the model's folder {folder!r}; put the library into it and"
-            " write its whole path",
+            f"{target!r} is outside the model's folder {folder!r}; move the library into it, and"
+            " use its full path",
         )
     elif (files := facts.files.get(name)) is not None and within not in files:
         findings.add(
@@ -356,7 +357,7 @@ def _enums(message: Any, path: str, findings: ViolationCollector) -> None:
                     findings.add(
                         spot,
                         RuleId.ENUM_VALUE,
-                        f"{number} is not a {field.enum_type.name}; write one of {known}",
+                        f"{number} is not a valid {field.enum_type.name}; use one of: {known}",
                     )
         elif map_field:
             if field.message_type.fields_by_name["value"].message_type is not None:

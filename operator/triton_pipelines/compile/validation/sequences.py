@@ -70,14 +70,14 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
         findings.add(
             spot,
             RuleId.SEQUENCE_SLOTS,
-            f"{slots} concurrent sequences are too many; write at most {MAX_SLOTS}",
+            f"{slots} concurrent sequences are too many; use at most {MAX_SLOTS}",
         )
     if sequence.HasField("direct") and not 0 <= sequence.direct.minimum_slot_utilization <= 1:
         value = sequence.direct.minimum_slot_utilization
         findings.add(
             f"{path}.direct.minimum_slot_utilization",
             RuleId.SLOT_UTILIZATION,
-            f"{value:g} is not a fraction of the slots; write 0 to 1",
+            f"{value:g} is not a fraction of the slots; use 0 to 1",
         )
     _states(sequence, path, facts, findings)
 
@@ -96,7 +96,8 @@ def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{spot}.name",
                 RuleId.SEQUENCE_CONTROL,
-                "the control tensor has no name; write the model's input that receives the signal",
+                "the control tensor has no name; set it to the model's input that receives the"
+                " signal",
             )
         elif (first := names.setdefault(tensor.name, index)) != index:
             findings.add(
@@ -114,7 +115,8 @@ def _controls(sequence: Any, path: str, findings: ViolationCollector) -> None:
                 findings.add(
                     f"{where}.kind",
                     RuleId.SEQUENCE_CONTROL_TWICE,
-                    f"{kind} is already assigned to {kinds[control.kind]!r}; write each kind once",
+                    f"{kind} is already assigned to {kinds[control.kind]!r}; assign each kind only"
+                    " once",
                 )
             kinds.setdefault(control.kind, tensor.name)
             if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
@@ -130,13 +132,13 @@ def _signal(control: Any, path: str, kind: str, findings: ViolationCollector) ->
         findings.add(
             path,
             RuleId.SEQUENCE_CONTROL,
-            f"{kind} needs exactly one of {', '.join(_PAIRS)}, not {shown}",
+            f"{kind} requires exactly one of {', '.join(_PAIRS)}, not {shown}",
         )
     elif (count := len(getattr(control, given[0]))) != 2:
         findings.add(
             f"{path}.{given[0]}",
             RuleId.SEQUENCE_CONTROL,
-            f"{kind} needs two values, for false and for true, not {count}",
+            f"{kind} requires two values, for false and for true, not {count}",
         )
 
 
@@ -146,13 +148,13 @@ def _correlation_id(control: Any, path: str, findings: ViolationCollector) -> No
         findings.add(
             f"{path}.{field}",
             RuleId.CORRELATION_ID,
-            "a correlation id is not a Boolean signal; remove it and write data_type",
+            "a correlation ID is not a Boolean signal; remove it, and set data_type",
         )
     if control.data_type not in _CORRELATION_ID_TYPES:
         findings.add(
             f"{path}.data_type",
             RuleId.CORRELATION_ID,
-            f"{type_name(control.data_type)} cannot hold a correlation id; write TYPE_UINT64,"
+            f"{type_name(control.data_type)} cannot hold a correlation ID; use TYPE_UINT64,"
             " TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
         )
 
@@ -167,8 +169,7 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCol
             findings.add(
                 f"{spot}.output_name",
                 RuleId.STATE_TWICE,
-                f"state[{first}] already has output {state.output_name!r}; names of states must be"
-                " unique",
+                f"state[{first}] already has output {state.output_name!r}; use a different name",
             )
         if not state.initial_state:
             continue
@@ -176,14 +177,15 @@ def _states(sequence: Any, path: str, facts: ServerFacts, findings: ViolationCol
             findings.add(
                 f"{spot}.initial_state",
                 RuleId.INITIAL_STATE,
-                f"a state has one initial value, not {len(state.initial_state)}",
+                f"a state has one initial value, not {len(state.initial_state)}; remove the others",
             )
             continue
         if (first := initialised.setdefault(state.input_name, index)) != index:
             findings.add(
                 f"{spot}.input_name",
                 RuleId.INITIAL_STATE,
-                f"state[{first}] already has an initial value for {state.input_name!r}",
+                f"state[{first}] already has an initial value for {state.input_name!r}; remove one"
+                " of them",
             )
         _initial(state, state.initial_state[0], f"{spot}.initial_state[0]", facts, findings)
 
@@ -194,26 +196,26 @@ def _state_tensor(state: Any, path: str, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.{field}",
                 RuleId.STATE_TENSOR,
-                "the state's tensor has no name; write the name in the model",
+                "the state's tensor has no name; set it to the tensor's name in the model",
             )
     if state.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
             RuleId.STATE_TENSOR,
-            "the state has no data type; write one, such as TYPE_FP32",
+            "the state has no data type; set one, for example TYPE_FP32",
         )
     if not state.dims:
         findings.add(
             f"{path}.dims",
             RuleId.STATE_TENSOR,
-            "the state has no dims; write its shape without the batch dimension",
+            "the state has no dims; set its shape without the batch dimension",
         )
     for index, dim in enumerate(state.dims):
         if dim < 1 and dim != VARIABLE:
             findings.add(
                 f"{path}.dims[{index}]",
                 RuleId.STATE_TENSOR,
-                f"{dim} is not a size; write at least 1, or -1 for a variable size",
+                f"{dim} is not a valid size; use at least 1, or -1 for a variable size",
             )
 
 
@@ -221,22 +223,20 @@ def _initial(
     state: Any, initial: Any, path: str, facts: ServerFacts, findings: ViolationCollector
 ) -> None:
     if not initial.name:
-        findings.add(
-            f"{path}.name", RuleId.INITIAL_STATE, "the initial value has no name: write one"
-        )
+        findings.add(f"{path}.name", RuleId.INITIAL_STATE, "the initial value has no name; set one")
     if initial.data_type != state.data_type:
         findings.add(
             f"{path}.data_type",
             RuleId.INITIAL_STATE,
             f"the initial value is {type_name(initial.data_type)}, but the state is"
-            f" {type_name(state.data_type)}; write the state's type",
+            f" {type_name(state.data_type)}; use the state's type",
         )
     if len(initial.dims) != len(state.dims):
         findings.add(
             f"{path}.dims",
             RuleId.INITIAL_STATE,
             f"{shape(initial.dims)} and the state's dims {shape(state.dims)} must have the same"
-            " number of sizes",
+            " number of dims",
         )
     else:
         for index, (dim, wanted) in enumerate(zip(initial.dims, state.dims, strict=True)):
@@ -244,26 +244,26 @@ def _initial(
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.INITIAL_STATE,
-                    "an initial value cannot have a variable size; write a number",
+                    "an initial value cannot have a variable size; use a number",
                 )
             elif dim < 1:
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.STATE_TENSOR,
-                    f"{dim} is not a size; write at least 1",
+                    f"{dim} is not a valid size; use at least 1",
                 )
             elif wanted not in (VARIABLE, dim):
                 findings.add(
                     f"{path}.dims[{index}]",
                     RuleId.INITIAL_STATE,
-                    f"{dim} differs from the state's size; write {wanted}",
+                    f"{dim} differs from the state's size; use {wanted}",
                 )
     source = initial.WhichOneof("state_data")
     if source is None:
         findings.add(
             path,
             RuleId.INITIAL_STATE,
-            "the initial value has no data; write zero_data or data_file",
+            "the initial value has no data; set zero_data or data_file",
         )
     elif source == "data_file":
         _data_file(initial, path, facts, findings)
@@ -282,11 +282,12 @@ def _data_file(initial: Any, path: str, facts: ServerFacts, findings: ViolationC
         findings.add(
             f"{path}.data_file",
             RuleId.INITIAL_STATE,
-            f"the model's folder has no file {target!r}; add it, or write zero_data",
+            f"the model's folder has no file {target!r}; add it, or use zero_data",
         )
     elif initial.dims and files[target] < wanted:
         findings.add(
             f"{path}.data_file",
             RuleId.INITIAL_STATE,
-            f"{target!r} has {files[target]} bytes, dims {shape(initial.dims)} need {wanted}",
+            f"{target!r} has {files[target]} bytes, but dims {shape(initial.dims)} require"
+            f" {wanted}; replace the file, or correct dims",
         )

@@ -43,57 +43,58 @@ class Limit:
 
 LIMITS: Final[Mapping[RuleId, Limit]] = {
     RuleId.TENSOR_NAME_TWICE: Limit(
-        "Triton keeps the first of two tensors of one name and drops the other silently."
+        "Triton keeps the first of two tensors with the same name and silently drops the other."
     ),
     RuleId.ENUM_VALUE: Limit(
-        "A number that is no value of the enum is kept by Triton as it is and means nothing to any"
-        " backend."
+        "Triton keeps a number that is not a value of the enum as it is, and no backend understands"
+        " it."
     ),
     RuleId.DIMS_SIZE: Limit(
-        "More elements than a request can carry; releases before 26.03 overflow, later ones refuse"
+        "More elements than a request can carry; releases before 26.03 overflow, later ones reject"
         " what exceeds 64 bits."
     ),
     RuleId.BATCH_STRATEGY_FOLDER: Limit(
-        "Triton refuses a library outside of the model's folder from 26.06 on; the model would not"
+        "Triton 26.06 and later reject a library outside the model's folder, so the model would not"
         " survive an upgrade."
     ),
     RuleId.LABELS_FOLDER: Limit(
-        "Triton refuses a label file outside of the model's folder from 26.02 on; the model would"
+        "Triton 26.02 and later reject a label file outside the model's folder, so the model would"
         " not survive an upgrade."
     ),
     RuleId.SEQUENCE_SLOTS: Limit(
-        "Triton makes a queue for every sequence slot at load and runs out of memory.", deadly=True
+        "Triton creates a queue for every sequence slot at load and runs out of memory.",
+        deadly=True,
     ),
     RuleId.STATE_TWICE: Limit(
-        "Triton keeps the first of two states of one output and drops the other silently."
+        "Triton keeps the first of two states with the same output and silently drops the other."
     ),
     RuleId.STATE_TENSOR: Limit(
-        "Triton checks a state's names, type and dims at the first request only, and fails every"
-        " sequence then.",
+        "Triton checks a state's names, type and dims only at the first request, and then fails"
+        " every sequence.",
         deadly=True,
     ),
     RuleId.INSTANCE_PROFILE_NUMBER: Limit(
-        "Triton takes the digits that a profile begins with and ignores the rest; a number beyond"
-        " 32 bits ends the server.",
+        "Triton reads the leading digits of a profile and ignores the rest; a number beyond 32"
+        " bits crashes the server.",
         deadly=True,
     ),
     RuleId.INSTANCE_COUNT: Limit(
         "Each instance is a thread or a process: the server runs out of them.", deadly=True
     ),
     RuleId.WARMUP_REQUIRED: Limit(
-        "Triton counts the warm-up's inputs and does not look which are there; the backend fails"
-        " on the missing one."
+        "Triton counts the inputs of a warm-up without checking their names; the backend fails on"
+        " the missing one."
     ),
     RuleId.WARMUP_SIZE: Limit(
-        "Triton makes all requests of a warm-up sample at once and runs out of memory or time.",
+        "Triton creates all requests of a warm-up sample at once and runs out of memory or time.",
         deadly=True,
     ),
     RuleId.TENSOR_INPUT_WRITTEN: Limit(
         "A step that writes an input of the ensemble races with the client's own value."
     ),
     RuleId.STEP_SHAPE_BETWEEN: Limit(
-        "Triton compares each use of a tensor with the first one only; where that has -1, a writer"
-        " and a reader that never fit pass, and every request fails."
+        "Triton compares each use of a tensor only with the first one; if that has -1, a writer and"
+        " a reader that never match are accepted, and every request fails."
     ),
 }
 

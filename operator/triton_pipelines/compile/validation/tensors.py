@@ -29,7 +29,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
                 findings.add(
                     f"{path}.name",
                     RuleId.TENSOR_NAME_TWICE,
-                    f"{side}[{first}] already has the name {tensor.name!r}; names must be unique",
+                    f"{side}[{first}] already has the name {tensor.name!r}; rename one of them",
                 )
     for index, tensor in enumerate(config.input):
         if tensor.format in _IMAGE_FORMATS and len(tensor.dims) != _IMAGE_RANK:
@@ -37,7 +37,7 @@ def check(config: Any, identity: Identity, findings: ViolationCollector) -> None
             findings.add(
                 f"input[{index}].format",
                 RuleId.FORMAT,
-                f"{name} needs 3 dims, but {tensor.name!r} has {len(tensor.dims)}; write 3 dims,"
+                f"{name} requires 3 dims, but {tensor.name!r} has {len(tensor.dims)}; use 3 dims,"
                 " or omit format",
             )
     _batch_io(config, findings)
@@ -58,20 +58,20 @@ def _tensor(
         findings.add(
             f"{path}.name",
             RuleId.TENSOR_NAME,
-            "the tensor has no name; write the name in the model",
+            "the tensor has no name; set it to the tensor's name in the model",
         )
     shown = repr(tensor.name) if tensor.name else "the tensor"
     if tensor.data_type == pb.TYPE_INVALID:
         findings.add(
             f"{path}.data_type",
             RuleId.DATA_TYPE,
-            f"{shown} has no data type; write one, such as TYPE_FP32",
+            f"{shown} has no data type; set one, for example TYPE_FP32",
         )
     if not tensor.dims:
         findings.add(
             f"{path}.dims",
             RuleId.DIMS,
-            f"{shown} has no dims; write its shape without the batch dimension, [1] for one value",
+            f"{shown} has no dims; set its shape without the batch dimension, [1] for one value",
         )
     valid = _sizes(tensor.dims, f"{path}.dims", RuleId.DIMS, shown, findings)
     if tensor.HasField("reshape"):
@@ -83,8 +83,8 @@ def _tensor(
             findings.add(
                 f"{path}.reshape",
                 RuleId.RESHAPE,
-                f"{shown}: an empty shape needs a model that batches, but max_batch_size is 0;"
-                " write a shape",
+                f"{shown}: an empty shape requires a model that batches, but max_batch_size is 0;"
+                " set a shape",
             )
         elif valid and tensor.dims:
             _reshape(tensor, path, shown, findings)
@@ -113,7 +113,8 @@ def _formats(
             findings.add(
                 f"{path}.is_non_linear_format_io",
                 RuleId.NON_LINEAR_FORMAT,
-                f"{shown}: a non-linear format needs 3 dims, not {len(tensor.dims)}",
+                f"{shown}: a non-linear format requires 3 dims, not {len(tensor.dims)}; use 3"
+                " dims, or omit it",
             )
 
 
@@ -125,13 +126,14 @@ def _sizes(
         findings.add(
             f"{path}[{index}]",
             rule,
-            f"{shown}: {dims[index]} is not a size; write at least 1, or -1 for a variable size",
+            f"{shown}: {dims[index]} is not a valid size; use at least 1, or -1 for a variable"
+            " size",
         )
     if not wrong and math.prod(abs(dim) for dim in dims) > MAX_ELEMENTS:
         findings.add(
             path,
             RuleId.DIMS_SIZE,
-            f"{shown}: {shape(dims)} has more than {MAX_ELEMENTS} elements; write smaller dims",
+            f"{shown}: {shape(dims)} has more than {MAX_ELEMENTS} elements; use smaller dims",
         )
         return False
     return not wrong
@@ -147,7 +149,7 @@ def _reshape(tensor: Any, path: str, shown: str, findings: ViolationCollector) -
             f"{path}.reshape.shape",
             RuleId.RESHAPE,
             f"{shown}: {shape(target)} has {len(wanted) - 1} variable sizes, but dims"
-            f" {shape(dims)} have {len(sizes) - 1}; the numbers must be equal",
+            f" {shape(dims)} have {len(sizes) - 1}; use the same number in both",
         )
     elif sizes != wanted or not target:
         findings.add(
@@ -181,7 +183,7 @@ def _batch_io(config: Any, findings: ViolationCollector) -> None:
             findings.add(
                 f"{path}.data_type",
                 RuleId.BATCH_INPUT,
-                f"{type_name(batch.data_type)} is not allowed here; write TYPE_INT32 or TYPE_FP32",
+                f"{type_name(batch.data_type)} is not allowed here; use TYPE_INT32 or TYPE_FP32",
             )
     for index, batch in enumerate(config.batch_output):
         path = f"batch_output[{index}]"
@@ -207,7 +209,8 @@ def _sources(
         findings.add(
             f"{path}.source_input",
             rule,
-            f"exactly one input of the model must be its source, not {len(batch.source_input)}",
+            f"exactly one input of the model must be its source, not {len(batch.source_input)};"
+            " list one",
         )
     for index, source in enumerate(batch.source_input):
         if source not in inputs:

@@ -38,8 +38,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 f"{path}.batch_size",
                 RuleId.WARMUP_SIZE,
-                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many; write"
-                f" at most {MAX_WARMUP_REQUESTS} in total",
+                f"{sample.batch_size} requests, {max(sample.count, 1)} times, are too many; use at"
+                f" most {MAX_WARMUP_REQUESTS} in total",
             )
         for name in sorted(sample.inputs):
             _input(
@@ -50,8 +50,8 @@ def check(config: Any, facts: ServerFacts, findings: ViolationCollector) -> None
             findings.add(
                 path,
                 RuleId.WARMUP,
-                "a warm-up request has a numeric correlation id, but the model needs TYPE_STRING;"
-                " omit the warm-up",
+                "a warm-up request has a numeric correlation ID, but the model requires"
+                " TYPE_STRING; omit the warm-up",
             )
 
 
@@ -84,21 +84,21 @@ def _input(
         findings.add(
             path,
             RuleId.WARMUP,
-            f"{name!r} has no data; write zero_data, random_data or input_data_file",
+            f"{name!r} has no data; set zero_data, random_data or input_data_file",
         )
     tensor, valid = tensors.get(name), _valid_sizes(name, given, path, findings)
     if math.prod(max(dim, 1) for dim in given.dims) > MAX_ELEMENTS:
         findings.add(
             f"{path}.dims",
             RuleId.WARMUP_SIZE,
-            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements; write smaller"
+            f"{name!r}: {shape(given.dims)} has more than {MAX_ELEMENTS} elements; use smaller"
             " dims",
         )
     if given.data_type == pb.TYPE_INVALID and tensor is None:
         findings.add(
             f"{path}.data_type",
             RuleId.WARMUP_SIZE,
-            f"{name!r} has no data type; write one, such as TYPE_FP32",
+            f"{name!r} has no data type; set one, for example TYPE_FP32",
         )
     if tensor is not None:
         _fits_model(name, given, tensor, path, valid, findings)
@@ -115,14 +115,14 @@ def _valid_sizes(name: str, given: Any, path: str, findings: ViolationCollector)
             findings.add(
                 f"{path}.dims[{index}]",
                 RuleId.WARMUP,
-                f"{name!r}: a warm-up cannot have a variable size; write a number",
+                f"{name!r}: a warm-up cannot have a variable size; use a number",
             )
         elif dim < 1:
             valid = False
             findings.add(
                 f"{path}.dims[{index}]",
                 RuleId.WARMUP_SIZE,
-                f"{name!r}: {dim} is not a size; write at least 1",
+                f"{name!r}: {dim} is not a valid size; use at least 1",
             )
     return valid
 
@@ -135,8 +135,8 @@ def _fits_model(
         findings.add(
             f"{path}.data_type",
             RuleId.WARMUP,
-            f"{name!r} is {type_name(given.data_type)}, but the model needs"
-            f" {type_name(tensor.data_type)}",
+            f"{name!r} is {type_name(given.data_type)}, but the model requires"
+            f" {type_name(tensor.data_type)}; change one of them",
         )
     fits = len(given.dims) == len(tensor.dims) and all(
         wanted in (VARIABLE, dim) for dim, wanted in zip(given.dims, tensor.dims, strict=True)
@@ -145,8 +145,8 @@ def _fits_model(
         findings.add(
             f"{path}.dims",
             RuleId.WARMUP,
-            f"{name!r}: {shape(given.dims)} does not fit the model's dims {shape(tensor.dims)};"
-            " write a fitting shape without the batch dimension",
+            f"{name!r}: {shape(given.dims)} does not match the model's dims {shape(tensor.dims)};"
+            " use a matching shape without the batch dimension",
         )
 
 
@@ -162,13 +162,14 @@ def _file(
         findings.add(
             f"{path}.input_data_file",
             RuleId.WARMUP,
-            f"{name!r}: the model's folder has no file {target!r}; add it, or write zero_data",
+            f"{name!r}: the model's folder has no file {target!r}; add it, or use zero_data",
         )
     elif files[target] < wanted:
         findings.add(
             f"{path}.input_data_file",
             RuleId.WARMUP,
-            f"{name!r}: {target!r} has {files[target]} bytes, {shape(given.dims)} needs {wanted}",
+            f"{name!r}: {target!r} has {files[target]} bytes, but {shape(given.dims)} requires"
+            f" {wanted}; replace the file, or correct dims",
         )
 
 

@@ -28,7 +28,7 @@ _MESSAGES: Final = {
     # has to show it, not only the operator's log.
     Reason.API_ERROR: "the API server rejects an object of the pipeline: {}",
     Reason.NAME_CONFLICT: "{}",
-    Reason.PROGRESSING: "waiting for {} of a former pipeline of this name to be deleted",
+    Reason.PROGRESSING: "waiting for {} of a previous pipeline with this name to be deleted",
 }
 
 

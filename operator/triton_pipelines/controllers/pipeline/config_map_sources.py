@@ -38,7 +38,7 @@ async def read_sources(
             found = await client.get(CONFIG_MAPS, namespace, name)
         except NotFound:
             missing[step] = (
-                f"{item.path}: {uri}: there is no ConfigMap {name} in namespace {namespace};"
+                f"{item.path}: {uri}: ConfigMap {name} does not exist in namespace {namespace};"
                 " create it"
             )
             continue
@@ -47,8 +47,8 @@ async def read_sources(
             # The message does not list the existing keys: whoever may write a pipeline need not be
             # allowed to read ConfigMaps.
             missing[step] = (
-                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key};"
-                " add it, or name one that it has"
+                f"{item.path}: {uri}: ConfigMap {name} has no key {data_key}; add it, or use an"
+                " existing key"
             )
             continue
         digests[step] = hashlib.sha256(content.encode()).hexdigest()

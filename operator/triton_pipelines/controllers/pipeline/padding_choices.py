@@ -282,11 +282,11 @@ def note_on_others(
     if newest.request == request:
         return (
             f"; {run} measured {newest.setting} to be better together with the patch"
-            " in status.tuning: Auto uses it with that"
+            " in status.tuning; Auto uses it once the patch is applied"
         )
     return (
-        f"; {run} measured {newest.setting} to be better, but with other settings:"
-        " another spec.tuning.request measures the current ones"
+        f"; {run} measured {newest.setting} to be better, but with other settings;"
+        " change spec.tuning.request to measure the current ones"
     )
 
 

@@ -145,15 +145,15 @@ def _figures_text(
     times = f"{1 + gain / 100:.2f} times"
     if setting == before:
         return (
-            f"measured: {setting} stays; with the settings of the patch it carries {times}"
-            f" what it did before{within}"
+            f"measured: {setting} stays; with the settings of the patch it sustains {times}"
+            f" its previous load{within}"
         )
     if has_other_settings:
         return (
-            f"measured: {setting} with the settings of the patch carries {times}"
-            f" what {before} did with those before{within}"
+            f"measured: {setting} with the settings of the patch sustains {times}"
+            f" the load of {before} with the previous settings{within}"
         )
-    return f"measured: {setting} carries {times} what {before} does{within}"
+    return f"measured: {setting} sustains {times} the load of {before}{within}"
 
 
 def _without_padding(patch: Mapping[str, Any]) -> dict[str, Any]:

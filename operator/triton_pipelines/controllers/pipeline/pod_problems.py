@@ -285,10 +285,10 @@ def _starting(pod: Pod) -> Problem:
             pod.name,
         )
     if "running" in (pod.container(names.CONTAINER_LOADER).get("state") or {}):
-        return Problem(Reason.LOADING, f"pod {pod.name} fetches its sources", pod.name)
+        return Problem(Reason.LOADING, f"pod {pod.name} is fetching its sources", pod.name)
     if pod.server_running:
-        return Problem(Reason.LOADING, f"pod {pod.name}: Triton loads the models", pod.name)
-    return Problem(Reason.PROGRESSING, f"pod {pod.name} starts", pod.name)
+        return Problem(Reason.LOADING, f"pod {pod.name}: Triton is loading the models", pod.name)
+    return Problem(Reason.PROGRESSING, f"pod {pod.name} is starting", pod.name)
 
 
 # Which problem represents the pipeline if pods have several: first those that only the user can

@@ -178,7 +178,8 @@ def pending_reason(pod: Pod) -> str:
         return ""
     if actual_limit(pod) is None:
         return (
-            "reports no CPU limit in force: resizing pods in place needs Kubernetes 1.33 or newer"
+            "reports no CPU limit in effect, because resizing pods in place requires Kubernetes"
+            " 1.33 or later"
         )
     state, why = resize_state(pod)
     node = str((pod.raw.get("spec") or {}).get("nodeName") or "its node")

@@ -62,14 +62,18 @@ _EXPLANATIONS: Final[Mapping[RejectionCause, str]] = {
     RejectionCause.NODE: "its node is too small",
     RejectionCause.QUOTA: "a ResourceQuota of the namespace does not allow it;"
     " raise it, or lower instances.max",
-    RejectionCause.RIGHTS: "the operator lacks the permission;"
-    " grant its role the verb patch on pods/resize (rbac.podResize of the chart)",
+    RejectionCause.RIGHTS: (
+        "the operator does not have the permission; grant its role the verb patch on pods/resize"
+        " (rbac.podResize of the chart)"
+    ),
     RejectionCause.RANGE: "a LimitRange of the namespace does not allow it;"
     " change that, or lower instances.max",
     RejectionCause.ADMISSION: "an admission controller or policy rejects it",
     RejectionCause.INVALID: "the API server rejects it as invalid",
-    RejectionCause.ABSENT: "this cluster cannot resize pods in place;"
-    " that needs Kubernetes 1.33 or newer, else leave out scaling.cpuResize",
+    RejectionCause.ABSENT: (
+        "this cluster cannot resize pods in place, which requires Kubernetes 1.33 or later;"
+        " upgrade it, or omit scaling.cpuResize"
+    ),
 }
 
 

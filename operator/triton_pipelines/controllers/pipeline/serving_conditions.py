@@ -123,7 +123,7 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
             f"being suspended: {remaining} pods are still to be deleted",
             available(serving, snapshot),
         )
-    text = "suspended: no pods, everything else is kept; set suspend to Disabled to serve"
+    text = "suspended: no pods run, everything else is kept; set suspend to Disabled to serve"
     return [
         Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
         Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),

@@ -42,7 +42,7 @@ MARGIN_SECONDS: Final = 60
 RECHECK_SECONDS: Final = 15.0
 # How long (seconds) a Job that ended waits for the report of its pod.
 SILENT_SECONDS: Final = 10
-RETRY_ADVICE: Final = "set another spec.tuning.request to try again"
+RETRY_ADVICE: Final = "change spec.tuning.request to try again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _job_failure(
 
 
 def _not_running_text(reason: str) -> str:
-    return f"the pod that measures does not run yet: {reason}"
+    return f"the pod that measures is not running yet: {reason}"
 
 
 def _server_of(pod: Pod) -> str:

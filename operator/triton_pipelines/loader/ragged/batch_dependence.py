@@ -30,8 +30,8 @@ class BatchDependence(Enum):
     """Why an operator cannot run on ragged batches; the value is the reason for people."""
 
     DYNAMIC_QUANTIZATION = (
-        "its scale is taken over the whole batch (dynamic quantization): "
-        "a row's output depends on the other rows"
+        "its scale is computed over the whole batch (dynamic quantization), so a row's output"
+        " depends on the other rows"
     )
     RECURRENT = "a recurrent layer without sequence_lens reads the padding behind a row"
     RANDOM = "its values are random"
@@ -41,7 +41,7 @@ class BatchDependence(Enum):
     def advice(self) -> str:
         """What the user can do about it."""
         if self is BatchDependence.DYNAMIC_QUANTIZATION:
-            return "take the model without dynamic quantization, or quantize it statically"
+            return "use the model without dynamic quantization, or quantize it statically"
         return "export the model without it"
 
 

@@ -42,7 +42,7 @@ class Obstacle:
     """What the user can do."""
 
     def __str__(self) -> str:
-        return f"{self.problem}: {self.advice}"
+        return f"{self.problem}; {self.advice}"
 
 
 @dataclass(frozen=True)

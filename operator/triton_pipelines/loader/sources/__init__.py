@@ -192,7 +192,10 @@ def _registry(item: PlanFetch, location: uris.SourceLocation, access: SourceAcce
     from triton_pipelines.loader.sources.oci import OciSource
 
     if item.revision is not None and not uris.is_reference(item.revision):
-        raise SourceError(f"revision {item.revision!r} is not a tag or digest of a registry")
+        raise SourceError(
+            f"revision {item.revision!r} is not a valid OCI tag or digest; use a tag such as v3,"
+            " or sha256:DIGEST"
+        )
     source = OciSource(
         access.client,
         uris.parse_registry(location.uri),
@@ -212,7 +215,7 @@ def _web(item: PlanFetch, location: uris.SourceLocation, access: SourceAccess) -
     url, user = split_userinfo(location.uri)
     parts = urlsplit(url)
     if not parts.hostname:
-        raise SourceError("names no host: write https://host/path")
+        raise SourceError("has no host; use https://host/path")
     parent, _, last = parts.path.rpartition("/")
     is_folder, file = requested_file(item, unquote(last), None)
     folder = parts.path.rstrip("/") if is_folder else parent

@@ -82,7 +82,7 @@ class BucketSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"has no object {key.rstrip('/')} and nothing below it: check uri and path",
+                    f"has no object {key.rstrip('/')} and nothing below it; check uri and path",
                     missing=True,
                 ) from error
             raise
@@ -153,15 +153,17 @@ class BucketSource:
         is_missing = store.status == 404 and not store.is_token_request
         if isinstance(error, FileNotFoundError) or is_missing:
             return SourceError(
-                f"has no object {self._folder}{name}: check bucket, key and revision", missing=True
+                f"has no object {self._folder}{name}; check bucket, key and revision", missing=True
             )
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             who = "the pod's own identity" if self._ambient else "the secret of source.secretRef"
-            return SourceError(f"{who} may not read {self._folder}{name} ({store.text})")
+            return SourceError(
+                f"{who} cannot read {self._folder}{name} ({store.text}); grant it read access"
+            )
         if store.certificate_problem is not None:
             return SourceError(
-                f"the server's certificate is not trusted ({store.certificate_problem}): "
-                "name its CA in source.caRef"
+                f"the server's certificate is not trusted ({store.certificate_problem}); name its"
+                " CA in source.caRef"
             )
         if store.is_proxy_refusal:
             return SourceError(PROXY_REFUSED)

@@ -41,7 +41,7 @@ class FolderSource:
             return SourceListing((ListedFile(path.name, path.stat().st_size),), single=True)
         if not path.is_dir():
             raise SourceError(
-                f"has no file or folder {place or path.name}: {self._missing}", missing=True
+                f"has no file or folder {place or path.name}; {self._missing}", missing=True
             )
         return folder(self._below(path))
 
@@ -60,8 +60,8 @@ class FolderSource:
                     folders.remove(name)
                 elif (Path(at) / name).is_symlink():
                     raise SourceError(
-                        f"{(Path(at) / name).relative_to(root)} is a link to a folder: copy "
-                        "the folder into its place"
+                        f"{(Path(at) / name).relative_to(root)} is a link to a folder; copy the"
+                        " folder into its place"
                     )
             for name in files:
                 path = Path(at) / name
@@ -70,16 +70,16 @@ class FolderSource:
                 self._fenced(path, str(path.relative_to(root)))
                 if not path.is_file():
                     raise SourceError(
-                        f"{path.relative_to(root)} is neither a file nor a folder, or a link that "
-                        "leads nowhere: remove it"
+                        f"{path.relative_to(root)} is neither a file nor a folder, or is a broken"
+                        " link; remove it"
                     )
                 yield ListedFile(str(path.relative_to(root)), path.stat().st_size)
 
     def _fenced(self, path: Path, name: str) -> None:
         if self._fence is not None and not path.resolve().is_relative_to(self._fence.resolve()):
             raise SourceError(
-                f"{name} leads out of its volume through a link or ..: copy the file into the "
-                "volume"
+                f"{name} leads out of its volume through a link or '..'; copy the file into the"
+                " volume"
             )
 
     @contextmanager
@@ -92,14 +92,14 @@ class FolderSource:
         try:
             file = path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
-            raise SourceError(f"has no file {name}: {self._missing}", missing=True) from None
+            raise SourceError(f"has no file {name}; {self._missing}", missing=True) from None
         except IsADirectoryError:
             raise SourceError(
-                f"{name} is a folder: name the file in source.path", missing=True
+                f"{name} is a folder; set source.path to the file", missing=True
             ) from None
         except PermissionError:
             raise SourceError(
-                f"{name} is not readable for the pod's user: change its mode, or set an fsGroup"
+                f"{name} is not readable by the pod's user; change its mode, or set an fsGroup"
             ) from None
         except OSError as error:
             raise SourceError(

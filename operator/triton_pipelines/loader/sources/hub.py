@@ -81,7 +81,7 @@ class HubSource:
             self._commit = info.sha
             self._files = {item.rfilename: item for item in info.siblings or ()}
             if self._commit is None:
-                raise SourceError("the hub names no commit for it")
+                raise SourceError("the hub returned no commit for it")
         return self._commit
 
     def list(self, place: str) -> SourceListing:
@@ -167,26 +167,26 @@ class HubSource:
         match error:
             case HFValidationError():
                 return SourceError(
-                    f"{self._repo} is not a repository name: write hf://org/name ({error})"
+                    f"{self._repo} is not a repository name; use hf://org/name ({error})"
                 )
             case GatedRepoError():
                 return SourceError(
-                    f"{self._repo} is gated: accept its terms and name a token with access in "
-                    "source.secretRef"
+                    f"{self._repo} is gated; accept its terms, and name a token with access in"
+                    " source.secretRef"
                 )
             case RevisionNotFoundError():
                 return SourceError(f"{self._repo} has no revision {self._revision}", missing=True)
             case RepositoryNotFoundError():
                 advice = (
-                    "check the name, and what the token may read"
+                    "check the name and the access of the token"
                     if self._token
-                    else "check the name; a private one needs source.secretRef"
+                    else "check the name, or set source.secretRef if it is private"
                 )
-                return SourceError(f"the hub shows no repository {self._repo}: {advice}")
+                return SourceError(f"the hub has no accessible repository {self._repo}; {advice}")
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
             return SourceError(
-                f"the hub refused the token ({status}): check the secret of source.secretRef"
+                f"the hub rejected the token ({status}); check the secret of source.secretRef"
             )
         return SourceError(
             f"the hub returned {status}",
@@ -199,7 +199,7 @@ def _connection_error(error: Exception) -> SourceError:
     if is_proxy_auth_error(error):
         return SourceError(PROXY_REFUSED)
     if certificate_error(error) is not None:
-        return SourceError("the hub's certificate is not trusted: name its CA in source.caRef")
+        return SourceError("the hub's certificate is not trusted; name its CA in source.caRef")
     return SourceError(
         f"the hub cannot be reached ({type(error).__name__}: {error})", retryable=True
     )

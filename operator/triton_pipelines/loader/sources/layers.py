@@ -98,8 +98,8 @@ def unpack(layer: Path, scope: str, into: Path) -> None:
             count += 1
             if count > MAX_FILES:
                 raise SourceError(
-                    f"contains more than {MAX_FILES} files: name the model's own folder in"
-                    " source.path"
+                    f"contains more than {MAX_FILES} files; set source.path to the model's own"
+                    " folder"
                 )
             _check_member(member, name)
             if member.islnk():
@@ -113,12 +113,12 @@ def _check_member(member: tarfile.TarInfo, name: str) -> None:
     check_name(name)
     if member.issym():
         raise SourceError(
-            f"{name} is a link to {member.linkname[:200]}: put the file itself into the image"
+            f"{name} is a link to {member.linkname[:200]}; put the file itself into the image"
         )
     if member.issparse():
-        raise SourceError(f"{name} is stored as a sparse file: pack it without --sparse")
+        raise SourceError(f"{name} is stored as a sparse file; pack it without --sparse")
     if not (member.isreg() or member.isdir() or member.islnk()):
-        raise SourceError(f"{name} is not a file: remove it from the image")
+        raise SourceError(f"{name} is not a file; remove it from the image")
 
 
 def _copy_link(member: tarfile.TarInfo, name: str, into: Path, packed: int, copied: int) -> int:
@@ -142,8 +142,8 @@ def _copy_link(member: tarfile.TarInfo, name: str, into: Path, packed: int, copi
         or not source.resolve().is_relative_to(into.resolve())
     ):
         raise SourceError(
-            f"{name} is a hard link to {origin[:200]}, which is not a file of the same folder: put "
-            "the file itself into the image"
+            f"{name} is a hard link to {origin[:200]}, which is not a file of the same folder; put"
+            " the file itself into the image"
         )
     size = source.stat().st_size
     if copied + size > unpacked_limit(packed):
@@ -162,7 +162,9 @@ def _make_way(name: str, into: Path) -> None:
     """Remove files of lower layers where ``name`` needs folders."""
     # Unpacking makes no links; the name alone would not show one that is there anyway.
     if not (into / name).parent.resolve().is_relative_to(into.resolve()):
-        raise SourceError(f"{name} leads out of its folder through a link: unpack it elsewhere")
+        raise SourceError(
+            f"{name} leads out of its folder through a link; remove the link from the image"
+        )
     for parent in PurePosixPath(name).parents:
         if (into / parent).is_file():
             (into / parent).unlink()
@@ -234,8 +236,8 @@ class _BoundedStream:
             raise unpacked_error("a layer", self._packed)
         if self._position > self._header_end:
             raise SourceError(
-                f"has a layer with a header of more than {format_bytes(MAX_HEADER_BYTES)}: pack "
-                "the files without extended attributes"
+                f"has a layer with a header of more than {format_bytes(MAX_HEADER_BYTES)}; pack the"
+                " files without extended attributes"
             )
         return data
 
@@ -269,7 +271,8 @@ def _opened(layer: Path) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.Tar
             file.seek(0)
             if head == b"\x28\xb5\x2f\xfd":
                 raise SourceError(
-                    "has a layer packed with zstd, which cannot be read here: push it with gzip"
+                    "has a layer compressed with zstd, which the loader cannot read; push it with"
+                    " gzip"
                 )
             stream: IO[bytes] = gzip.GzipFile(fileobj=file) if head[:2] == b"\x1f\x8b" else file  # type: ignore[assignment]
             bounded = _BoundedStream(stream, layer.stat().st_size)
@@ -290,8 +293,8 @@ def _members(
         count += 1
         if count > MAX_MEMBERS or len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise SourceError(
-                f"has a layer with more than {MAX_MEMBERS} members or {_MAX_GLOBAL_HEADERS} "
-                "global headers: publish the model's own files"
+                f"has a layer with more than {MAX_MEMBERS} members or {_MAX_GLOBAL_HEADERS} global"
+                " headers; publish only the model's own files"
             )
         archive.members.clear()  # type: ignore[attr-defined]
         if member.size < 0:

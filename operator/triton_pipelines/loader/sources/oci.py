@@ -130,7 +130,7 @@ class OciSource:
             self._layers = tuple(_layer(item) for item in manifest.get("layers") or ())
             if not self._layers:
                 raise SourceError(
-                    f"{self._reference} has no layers: nothing was pushed to it that holds files"
+                    f"{self._reference} has no layers; push an artifact that contains files"
                 )
             for layer in self._layers:
                 if layer.title is not None:
@@ -260,8 +260,8 @@ class OciSource:
         except SourceError as error:
             if error.missing:
                 raise SourceError(
-                    f"the registry has no {self._uri.repository}:{reference}: check the name, "
-                    "and what may be read",
+                    f"the registry has no {self._uri.repository}:{reference}; check the name and"
+                    " the access of the credentials",
                     missing=True,
                 ) from error
             raise
@@ -294,14 +294,14 @@ class OciSource:
         realm = values.get("realm", "")
         if not realm.startswith(("https://", "http://")):
             raise SourceError(
-                f"the registry asks for {kind or 'unknown'} credentials, which the loader does not"
+                f"the registry requires {kind or 'unknown'} credentials, which the loader does not"
                 " support"
             )
         is_downgrade = urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https"
         if is_downgrade or (basic and cleartext_host(realm) is not None):
             raise SourceError(
-                f"the registry names a token server without TLS ({urlsplit(realm).hostname}), to "
-                "which no credentials are sent: let the registry name an https:// address"
+                f"the registry names a token server without TLS ({urlsplit(realm).hostname}), to"
+                " which no credentials are sent; configure the registry with an https:// address"
             )
         scope = values.get("scope") or f"repository:{self._uri.repository}:pull"
         query = {
@@ -317,7 +317,7 @@ class OciSource:
         answer = _object(data, "token")
         token = answer.get("token") or answer.get("access_token")
         if not isinstance(token, str) or not token:
-            raise SourceError("the registry gave no token")
+            raise SourceError("the registry returned no token")
         self._on_secret(token)
         with self._lock:
             self._headers = {"Authorization": f"Bearer {token}"}
@@ -329,7 +329,7 @@ def _refused(presented: bool) -> SourceError:
         if presented
         else "name its credentials in source.secretRef"
     )
-    return SourceError(f"the registry refused to issue a token: {advice}")
+    return SourceError(f"the registry refused to issue a token; {advice}")
 
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
@@ -339,7 +339,8 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise SourceError(
-            f"the registry's {what} is not a JSON object: the address may lead to a login page"
+            f"the registry's {what} is not a JSON object; check whether the address leads to a"
+            " login page"
         )
     return value
 

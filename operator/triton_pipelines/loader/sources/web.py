@@ -124,8 +124,8 @@ def _source_error(error: httpx.TransportError) -> SourceError:
     certificate = certificate_error(error)
     if certificate is not None:
         return SourceError(
-            f"the server's certificate is not trusted ({certificate.verify_message}): "
-            "name its CA in source.caRef"
+            f"the server's certificate is not trusted ({certificate.verify_message}); name its CA"
+            " in source.caRef"
         )
     return SourceError(
         f"{type(error).__name__}: {error}",
@@ -186,12 +186,12 @@ def _check_status(response: httpx.Response, url: str, *, presented: bool, is_own
             else "name its credentials in source.secretRef"
         )
         raise SourceError(
-            f"{where} returned {status} {response.reason_phrase}: {advice}",
+            f"{where} returned {status} {response.reason_phrase}; {advice}",
             challenge=_challenge(response) if is_own else None,
         )
     if status in (404, 410):
         raise SourceError(
-            f"{where} has no file {urlsplit(url).path} ({status}): check uri, path and revision",
+            f"{where} has no file {urlsplit(url).path} ({status}); check uri, path and revision",
             missing=True,
         )
     if status == 416:
@@ -282,8 +282,8 @@ def decoded_chunks(response: httpx.Response) -> Iterator[bytes]:
             yield from _inflated(response.iter_raw(), codings[0])
         else:
             raise SourceError(
-                f"sends Content-Encoding {', '.join(codings)[:80]}, which was not requested: let "
-                "the server send the file as it is"
+                f"sends Content-Encoding {', '.join(codings)[:80]}, which was not requested;"
+                " configure the server to send the file unchanged"
             )
 
 

@@ -81,7 +81,7 @@ def import_models(
     if selection.unused:
         report.info(
             selection.entry.origin,
-            f"not part of this pipeline, left out: {', '.join(selection.unused)}",
+            f"omitted, because they are not part of this pipeline: {', '.join(selection.unused)}",
         )
     _add_server(draft, selection)
     if image is not None:

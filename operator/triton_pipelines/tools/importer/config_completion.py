@@ -215,7 +215,7 @@ def _adopt_accelerators(
         if cache:
             report.changed(
                 f"{model.origin}: trt_engine_cache_path",
-                f"{cache} is replaced; the operator chooses a path outside of the model's folder",
+                f"{cache} is replaced; the operator chooses a path outside the model's folder",
                 f"{step.path}.optimization",
             )
         theirs.CopyFrom(ours)

@@ -73,9 +73,9 @@ def _add_backend(model: RepositoryModel, notes: list[ImportNote]) -> None:
         )
         if found is None:
             raise ModelRepositoryError(
-                f"{model.origin}: backend: is missing, and no file of the version folder"
-                f" implies it ({', '.join(files) or 'it is empty'}); write it, such as"
-                ' backend: "python"'
+                f"{model.origin}: backend: is missing, and no file of the version folder implies it"
+                f" ({', '.join(files) or 'it is empty'}); set it, for example to backend:"
+                ' "python"'
             )
         config.platform, config.backend = found
         notes.append(
@@ -88,8 +88,8 @@ def _add_backend(model: RepositoryModel, notes: list[ImportNote]) -> None:
     if not config.backend:
         if config.platform not in _BY_PLATFORM:
             raise ModelRepositoryError(
-                f"{model.origin}: platform: {config.platform!r} is not a platform of Triton; write"
-                f" one of {', '.join(_BY_PLATFORM)}, or backend with the backend's name instead"
+                f"{model.origin}: platform: {config.platform!r} is not a platform of Triton; use"
+                f" one of: {', '.join(_BY_PLATFORM)}, or set backend to the backend's name instead"
             )
         config.backend = _BY_PLATFORM[config.platform]
     config.platform = config.platform or _PLATFORM_OF.get(config.backend, "")
@@ -115,8 +115,8 @@ def _from_graph(model: RepositoryModel, notes: list[ImportNote]) -> None:
         if tensor.dims is None or f"TYPE_{tensor.data_type}" not in _TYPES
     ]:
         raise ModelRepositoryError(
-            f"{model.name}/{model.latest}/{name}: {', '.join(odd)}: no shape, or a type that"
-            f" Triton does not support; write input and output into {model.name}/config.pbtxt"
+            f"{model.name}/{model.latest}/{name}: {', '.join(odd)}: no shape, or a type that Triton"
+            f" does not support; add input and output to {model.name}/config.pbtxt"
         )
     batched = all(tensor.dims and not isinstance(tensor.dims[0], int) for tensor in tensors)
     if not config.max_batch_size and batched and not (config.input or config.output):

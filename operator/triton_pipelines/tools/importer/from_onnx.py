@@ -91,9 +91,9 @@ def _check_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
         raise MissingInformationError(f"{given.graph_name}: has no inputs; is it the whole model?")
     if cached := [name for name in inputs if name.startswith(_CACHE)]:
         raise MissingInformationError(
-            f"{given.graph_name}: reads {cached[0]}, the cache of a generative model, which needs"
-            " a generation loop. Serve it with platform vllm or backend tensorrtllm,"
-            " or export it without the cache"
+            f"{given.graph_name}: reads {cached[0]}, the cache of a generative model, which"
+            " requires a generation loop; serve it with platform vllm or backend tensorrtllm, or"
+            " export it without the cache"
         )
     if any(name.lower() == "position_ids" for name in inputs) and tokens:
         raise MissingInformationError(
@@ -140,8 +140,8 @@ def _check_token_inputs(given: DraftInputs, tokens: list[FileTensor]) -> None:
             )
     if tokens and given.tokenizer_source is None:
         raise MissingInformationError(
-            f"{given.graph_name}: reads {tokens[0].name}, so it needs a tokenizer:"
-            " set --tokenizer to its tokenizer.json, or to the folder that contains it"
+            f"{given.graph_name}: reads {tokens[0].name}, so it requires a tokenizer; set"
+            " --tokenizer to its tokenizer.json, or to the folder that contains it"
         )
     if given.pair and not tokens:
         inputs = ", ".join(tensor.name for tensor in given.graph.inputs)

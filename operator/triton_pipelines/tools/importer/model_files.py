@@ -63,7 +63,7 @@ class FileSources:
         source = located(self.prefix, place)
         if not path.is_file():
             self.report.info(
-                origin, f"{place} is missing in the folder; it has to be at {source['uri']}"
+                origin, f"{place} is missing in the folder; it must be at {source['uri']}"
             )
             return source
         digest = sha256_of(path, self.meter(f"reading {place}", path.stat().st_size))
@@ -171,7 +171,7 @@ class FileSources:
             f"{model.origin}: parameters[{ENVIRONMENT_PARAMETER}]",
         )
         if not value.startswith(_MODEL_FOLDER):
-            self.report.info(where, f"refers to {value}, which has to be in the server's image")
+            self.report.info(where, f"refers to {value}, which must be in the server's image")
             return
         inside = value.removeprefix(_MODEL_FOLDER).rstrip("/")
         place = posixpath.normpath(f"{model.name}/{inside}")

@@ -71,8 +71,8 @@ def flatten(entry: RepositoryModel, models: Mapping[str, RepositoryModel]) -> Fl
     notes += [
         ImportNote(
             f"{models[name].origin}: batching",
-            f"is set on the ensemble {name}, where Triton refuses it;"
-            " every step keeps its settings",
+            f"is set on the ensemble {name}, where Triton rejects it; every step keeps its"
+            " settings",
             NoteSeverity.LOST,
         )
         for name in within

@@ -62,20 +62,21 @@ def no_model_message(folder: Path) -> str:
         path.is_dir() and version_of(path.name) for path in folder.iterdir()
     ):
         return (
-            "contains no model; it is a single model: give the folder above it,"
+            "is a single model, not a model repository; use the folder above it,"
             f" {folder.resolve().parent}"
         )
     inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and model_folders(path))
     if len(inner) == 1:
         return (
-            "contains no model; the model repository is the folder below it:"
-            f" give {folder / inner[0]}"
+            "contains no model, because the model repository is the folder below it; use"
+            f" {folder / inner[0]}"
         )
     if inner:
         more = f" and {len(inner) - _SHOWN} more" if len(inner) > _SHOWN else ""
         return (
             f"contains {len(inner)} model repositories ({', '.join(inner[:_SHOWN])}{more}), but one"
-            f" import reads one repository: give one of these folders, such as {folder / inner[0]}"
+            " import reads one repository; use one of these folders, for example"
+            f" {folder / inner[0]}"
         )
     return f"contains no model (a folder with {CONFIG} or a numbered version)"
 
@@ -102,7 +103,7 @@ def config_in_wrong_place(path: Path) -> ImportNote | None:
         if file.is_dir() and file.name == CONFIG:
             return ImportNote(
                 f"{path.name}/{CONFIG}",
-                "is a folder; replace it by the file with the model's config",
+                "is a folder; replace it with the file of the model's config",
                 NoteSeverity.LOST,
             )
         if file.is_file() and file.name.lower().startswith("config.p"):

@@ -238,7 +238,7 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     weights = str(arguments.get("model", ""))
     if not weights:
         raise ModelRepositoryError(
-            f"{place}: model: is missing, and vLLM does not start without it; write the name or"
+            f"{place}: model: is missing, and vLLM does not start without it; set it to the name or"
             " the path of the weights"
         )
     if (
@@ -252,8 +252,8 @@ def _engine(model: RepositoryModel, path: str, files: FileSources, *, versions: 
     if weights.startswith("/"):
         files.report.info(
             f"{place}: model",
-            f"{weights} has to be in the server's image, or on a volume of podTemplate;"
-            " or set source to the weights",
+            f"{weights} must be in the server's image, or on a volume of podTemplate; or set"
+            " source to the weights",
             f"{path}.vllm",
         )
     return {"vllm": {"engineArgs": arguments}}

@@ -64,8 +64,8 @@ def read_config(text: str, name: str, values: Mapping[str, str]) -> ParsedConfig
         misplaced = _parse(cut, name, notes)
     elif len(present) > 1:
         raise ModelRepositoryError(
-            f"{name}: sets both {' and '.join(sorted(present))}, which exclude each other,"
-            " so Triton does not load it; remove one"
+            f"{name}: sets both {' and '.join(sorted(present))}, which cannot be combined, so"
+            " Triton does not load it; remove one of them"
         )
     return ParsedConfig(_parse(text, name, notes), tuple(notes), misplaced, tuple(templates))
 
@@ -83,7 +83,7 @@ def _check_form(text: str, name: str) -> None:
         )
     if text.lstrip().startswith("{"):
         raise ModelRepositoryError(
-            f"{name}:1: is JSON, but Triton reads protobuf's text format; write fields such as"
+            f"{name}:1: is JSON, but Triton reads protobuf's text format; use fields such as"
             ' backend: "python" without braces around them'
         )
     depth = 0

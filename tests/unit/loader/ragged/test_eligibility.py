@@ -89,13 +89,13 @@ def inside_a_function(model: Any) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "tokens fixed": (
         axis("input_ids", 1, 128),
-        "input input_ids has a fixed axis of tokens: set spec.tokenizer.padding to Fixed and "
+        "input input_ids has a fixed axis of tokens; set spec.tokenizer.padding to Fixed and "
         "spec.tokenizer.maxLength to 128",
     ),
     "rows fixed": (axis("attention_mask", 0, 1), "input attention_mask has a fixed axis of rows"),
     "positions": (
         more_input("position_ids", "batch", "sequence"),
-        "input position_ids has positions, which tokenizers do not provide: export the model "
+        "input position_ids has positions, which tokenizers do not provide; export the model "
         "without it",
     ),
     "another axis": (
@@ -116,15 +116,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "any shape": (without_shape, "the file does not state the shape of output logits"),
     "int8": (
         more_node("DynamicQuantizeLinear", 3),
-        "operator DynamicQuantizeLinear: its scale is taken over the whole batch",
+        "operator DynamicQuantizeLinear: its scale is computed over the whole batch",
     ),
     "int8, fused": (
         more_node("DynamicQuantizeMatMul", 1, "com.microsoft"),
-        "operator DynamicQuantizeMatMul: its scale is taken",
+        "operator DynamicQuantizeMatMul: its scale is computed",
     ),
     "int8, in a function": (
         inside_a_function,
-        "operator DynamicQuantizeLinear: its scale is taken",
+        "operator DynamicQuantizeLinear: its scale is computed",
     ),
     "recurrent": (
         more_node("LSTM", 1, hidden_size=4),
@@ -249,11 +249,11 @@ def test_names_of_the_plan_that_the_file_does_not_have() -> None:
     )
     words = said(make(encoder), other)
     assert (
-        "the file has no input ids: spec.model.inputs names the file's inputs: "
+        "the file has no input ids; spec.model.inputs names the file's inputs: "
         "attention_mask, input_ids" in words
     )
     assert (
-        "the file has no output states: spec.model.outputs names the file's outputs: hidden"
+        "the file has no output states; spec.model.outputs names the file's outputs: hidden"
         in words
     )
 

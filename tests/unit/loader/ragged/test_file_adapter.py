@@ -202,7 +202,7 @@ def test_fewer_positions_than_the_tokenizer_may_send_are_refused(
     done = adapt_file(file, ENCODER.plan(max_length=512))
     assert isinstance(done, AdaptationRefusal), str(done)
     words = (
-        "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens: set "
+        "the file has 40 positions, and spec.tokenizer.maxLength allows rows of 512 tokens; set "
         "spec.tokenizer.maxLength to at most 40"
     )
     assert str(done) == words
@@ -290,7 +290,7 @@ def test_files_of_the_quantizer(file: Path, tmp_path: Path) -> None:
     stock, dynamic = tmp_path / "stock.onnx", tmp_path / "dynamic.onnx"
     onnx.save(make(ENCODER), str(stock))
     quantization.quantize_dynamic(str(stock), str(dynamic))
-    assert "operator DynamicQuantizeLinear: its scale is taken over the whole batch" in str(
+    assert "operator DynamicQuantizeLinear: its scale is computed over the whole batch" in str(
         adapt_file(dynamic, ENCODER.plan())
     )
     quantization.quantize_static(str(stock), str(file), Calibration())
@@ -324,7 +324,7 @@ def test_an_ancient_graph_is_refused(file: Path) -> None:
     model = make(encoder)
     model.opset_import[0].version = 8
     onnx.save(model, str(file))
-    assert "opset 8 is too old: export the model with opset 13 or newer" in str(
+    assert "opset 8 is too old; export the model with opset 13 or newer" in str(
         adapt_file(file, encoder.plan())
     )
 

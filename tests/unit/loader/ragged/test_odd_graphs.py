@@ -177,7 +177,7 @@ def test_with_its_weights_beside_it(load: Loads) -> None:
     ("odd", "says"),
     [
         (oddgraphs.default_as_output, "output given_away is an input that is passed through"),
-        (oddgraphs.table_without_rows, "knows 0 ids"),
+        (oddgraphs.table_without_rows, "accepts 0 IDs"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(load: Loads, odd: oddgraphs.Oddity, says: str) -> None:
@@ -289,9 +289,9 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     (finding,) = report.findings
     assert (code, finding.reason) == (2, LoadReason.RAGGED_UNSUPPORTED)
     assert finding.message == (
-        f"{URI} cannot take requests of different length in one batch: the graph is built in "
+        f"{URI} cannot process requests of different lengths in one batch: the graph is built in "
         "a way that the adapter does not understand "
-        "(IndexError: list index out of range): set spec.tokenizer.padding to Fixed"
+        "(IndexError: list index out of range); set spec.tokenizer.padding to Fixed"
     )
 
 

@@ -327,9 +327,9 @@ def _outside_scaling_message(pipeline: InferencePipeline, snapshot: Snapshot, nu
     return (
         f"{manager} scales this pipeline through its scale subresource (an HPA, KEDA or kubectl"
         f" scale; to {pipeline.spec.replicas}), but spec.scaling.pods"
-        f" owns the number of pods, so spec.replicas is ignored and {_pods_stay(number)}:"
-        " remove that autoscaler, then write spec.replicas once"
-        " by an edit or apply; or remove spec.scaling.pods and leave the number to it"
+        f" owns the number of pods, so spec.replicas is ignored and {_pods_stay(number)};"
+        " remove that autoscaler and set spec.replicas once by an edit or apply, or remove"
+        " spec.scaling.pods so that the autoscaler sets the number"
     )
 
 
@@ -374,7 +374,7 @@ def _alternation_message(
     )
     return (
         f"{alternating.alternating} alternate in writing spec.replicas of this pipeline,"
-        f" {follows}: keep one of them. To keep an autoscaler, remove replicas from what is applied"
+        f" {follows}; keep one of them. To keep an autoscaler, remove replicas from what is applied"
         " (Git, a chart, kubectl apply); otherwise remove the autoscaler"
     )
 

@@ -96,8 +96,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
-            "its pods did not all become ready, and live scaling needs the Deployment"
-            " for those that serve",
+            "not all of its pods became ready, and live scaling requires the Deployment for the"
+            " serving pods",
         )
     rollout = Rollout(
         begun_target.revision,

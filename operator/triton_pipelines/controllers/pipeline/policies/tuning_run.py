@@ -126,7 +126,7 @@ def next_step(stage: Stage, before: Run, now: dt.datetime) -> TuningDecision:
         "",
     )
     if before.request != spec.request:
-        run, reason = new, f"{spec.request!r} is requested instead"
+        run, reason = new, f"{spec.request!r} was requested instead"
     elif before.is_active and before.mode != mode:
         run, reason = (
             (new, f"spec.tuning.mode is {mode} now, and the run starts again")
@@ -175,9 +175,9 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
     if stage.is_suspended or stage.replicas == 0:
         # While no pods are desired, the time spent waiting does not count.
         wait = (
-            "the pipeline is suspended; it begins when it serves again"
+            "the pipeline is suspended; the run starts when it serves again"
             if stage.is_suspended
-            else "spec.replicas is 0; it begins when pods serve"
+            else "spec.replicas is 0; the run starts when pods serve"
         )
         return TuningDecision(replace(run, waiting_since=""), message=wait)
     if latency_budget_of(stage.pipeline) is None:
@@ -191,8 +191,8 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         wait = f"waits for a source: {'; '.join(stage.snapshot.missing_sources.values())}"
     elif stage.is_settled:
         message = (
-            f"waits until {stage.watched_until}: until then the latency of revision"
-            f" {stage.desired} is watched, which a measurement could disturb"
+            f"waits until {stage.watched_until}, because a measurement could disturb the latency of"
+            f" revision {stage.desired}, which is watched until then"
         )
         return TuningDecision(run, message=message)
     else:
@@ -212,9 +212,7 @@ def _waiting(stage: Stage, run: Run, now: dt.datetime) -> TuningDecision | None:
         )
     if is_past(run.waiting_since, WAITING_SECONDS, now):
         return TuningDecision(
-            run.failed(
-                f"given up after {WAITING_SECONDS // 60} min; it {wait}; {RETRY_ADVICE}", now
-            )
+            run.failed(f"gave up after {WAITING_SECONDS // 60} min; it {wait}; {RETRY_ADVICE}", now)
         )
     return TuningDecision(run, message=wait)
 
@@ -224,8 +222,8 @@ def _missing_slo(pipeline: InferencePipeline) -> str:
     slo = pipeline.spec.slo
     if slo.p99_milliseconds is None:
         return (
-            "spec.slo.p99Milliseconds is not set, and tuning needs the latency to keep:"
-            " set it; the run begins then"
+            "tuning requires a latency target, but spec.slo.p99Milliseconds is not set; set it to"
+            " start the run"
         )
     return (
         "spec.slo.networkAndQueueBudgetMilliseconds:"
