@@ -22,7 +22,8 @@ ITEMS_FORM: Final = "items-open-form"
 """Our own marker in the models: the form of this list's items."""
 
 MAX_ITEMS: Final = 1024
-"""Items of one list: more than any pod or model has."""
+"""Items of one list: more than any pod or model has. The operator checks it, not the schema: written
+out at each level, it would take 4 KB of what client-side apply can store."""
 MAX_KEYS: Final = 1024
 """Keys of an open field."""
 
@@ -57,7 +58,6 @@ def _value(in_map: Schema, in_item: Schema) -> Schema:
         "nullable": True,
         PRESERVE: True,
         "additionalProperties": in_map,
-        "maxItems": MAX_ITEMS,
         "items": items,
     }
 
@@ -162,7 +162,7 @@ def _outside(value: Any, schema: Schema, path: str) -> OutsideForm | None:
     if not isinstance(value, (Mapping, list, tuple)):
         return None
     is_map = isinstance(value, Mapping)
-    most = schema.get("maxProperties" if is_map else "maxItems")
+    most = schema.get("maxProperties" if is_map else "maxItems", None if is_map else MAX_ITEMS)
     if most is not None and len(value) > most:
         return OutsideForm(path, _reason(len(value), most, is_map=is_map))
     below = schema.get("additionalProperties" if is_map else "items", _SCALAR)

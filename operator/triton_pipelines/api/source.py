@@ -134,8 +134,8 @@ class SourceSpec(ApiModel):
         FieldRule(
             cel="!has(self.endpoint) || self.uri.matches('^(s3|hf|gs|az|oci)://')",
             message=(
-                "endpoint is allowed only with an s3://, gs://, az://, oci:// or hf:// source; put"
-                " the host into the URI, or remove endpoint"
+                "endpoint is allowed only with s3://, gs://, az://, oci:// and hf://; put the host"
+                " into the URI, or remove endpoint"
             ),
             holds=lambda s: s.endpoint is None or _scheme(s) in ("s3", "hf", "gs", "az", "oci"),
             field="endpoint",
@@ -146,8 +146,8 @@ class SourceSpec(ApiModel):
                 " has(self.revision) || has(self.caRef))"
             ),
             message=(
-                "configmap:// and pvc:// sources are mounted, so secretRef, caRef and revision are"
-                " not allowed; remove them"
+                "a mounted source (configmap://, pvc://) has no secretRef, caRef or revision;"
+                " remove them"
             ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")
@@ -156,9 +156,7 @@ class SourceSpec(ApiModel):
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('configmap://') || self.uri.matches('{_CONFIGMAP}')",
-            message=(
-                "a ConfigMap source must have the form configmap://NAME/KEY, with a lowercase name"
-            ),
+            message="must have the form configmap://NAME/KEY, with a lowercase name",
             holds=lambda s: _scheme(s) != "configmap" or _matches(_CONFIGMAP, s.uri),
             field="uri",
         ),
@@ -167,25 +165,21 @@ class SourceSpec(ApiModel):
                 f"!self.uri.startsWith('pvc://') || self.uri.matches('{_CLAIM}') &&"
                 " !self.uri.contains('..')"
             ),
-            message=(
-                "a PersistentVolumeClaim source must have the form pvc://CLAIM/PATH, with a"
-                " lowercase claim name and a path without '..'"
-            ),
+            message="must have the form pvc://CLAIM/PATH, with a lowercase claim name and no '..'",
             holds=lambda s: _scheme(s) != "pvc" or (_matches(_CLAIM, s.uri) and ".." not in s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('az://') || self.uri.matches('{_AZURE}')",
-            message="an Azure source must have the form az://ACCOUNT/CONTAINER/KEY",
+            message="must have the form az://ACCOUNT/CONTAINER/KEY",
             holds=lambda s: _scheme(s) != "az" or _matches(_AZURE, s.uri),
             field="uri",
         ),
         FieldRule(
             cel=f"!self.uri.startsWith('oci://') || self.uri.matches('{_OCI}')",
             message=(
-                "a registry source must have the form oci://REGISTRY/REPOSITORY:TAG or"
-                " oci://REGISTRY/REPOSITORY@sha256:DIGEST (64 hex digits), with a lowercase"
-                " repository"
+                "must have the form oci://REGISTRY/REPOSITORY:TAG or …@sha256:DIGEST (64 hex"
+                " digits), with a lowercase repository"
             ),
             holds=lambda s: _scheme(s) != "oci" or _matches(_OCI, s.uri),
             field="uri",

@@ -200,7 +200,7 @@ def _bound(schema: Mapping[str, Any], result: dict[str, Any]) -> None:
 
 # Descriptions of at least this many characters are written out only once, because the whole
 # definition must fit into the annotation that a client-side apply stores (262144 bytes).
-WRITTEN_ONCE_FROM = 32
+WRITTEN_ONCE_FROM = 20
 
 
 def write_once(schema: dict[str, Any], root: str) -> dict[str, Any]:
