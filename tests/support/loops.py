@@ -111,7 +111,8 @@ class Told:
     async def collect(
         self, wanted: Mapping[Key, ExpectedPods]
     ) -> Mapping[Key, PipelineSample | MetricsFailure]:
-        self.asked.append(wanted)
+        if wanted:  # else it is only asked to forget
+            self.asked.append(wanted)
         if isinstance(self.says, Exception):
             raise self.says
         made: dict[Key, PipelineSample | MetricsFailure] = {

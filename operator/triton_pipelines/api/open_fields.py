@@ -22,8 +22,11 @@ ITEMS_FORM: Final = "items-open-form"
 """Our own marker in the models: the form of this list's items."""
 
 MAX_ITEMS: Final = 1024
-"""Items of one list: more than any pod or model has. The operator checks it, not the schema: written
-out at each level, it would take 4 KB of what client-side apply can store."""
+"""Items of one list: more than any pod or model has.
+
+The operator checks it, not the schema: written out at each level, it would take 4 KB of what
+client-side apply can store.
+"""
 MAX_KEYS: Final = 1024
 """Keys of an open field."""
 

@@ -78,7 +78,7 @@ class StandIn:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
-    monkeypatch.setattr(tuned, "TritonClient", lambda *_: made)
+    monkeypatch.setattr(tuned, "TritonClient", lambda *_, **_options: made)
     return made
 
 

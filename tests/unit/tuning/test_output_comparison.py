@@ -74,7 +74,7 @@ class Asked(StandIn):
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Asked:
     made = Asked()
-    monkeypatch.setattr(tuned, "TritonClient", lambda *_: made)
+    monkeypatch.setattr(tuned, "TritonClient", lambda *_, **_options: made)
     return made
 
 
