@@ -191,6 +191,10 @@ class FaultProxy:
         """Takes all faults away; requests that stall stay so until released."""
         self.faults.clear()
 
+    def is_streaming(self, path: str) -> bool:
+        """Whether an answer to such a request is in progress; only these are cut."""
+        return any(re.search(path, request.path_qs) for request in tuple(self._streams))
+
     def cut_streams(self) -> None:
         """Drops the connections of all answers in progress: running watches."""
         asyncio.run_coroutine_threadsafe(self._cut_streams(), self._loop).result()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import kopf
-import prometheus_client
 import structlog
 
 from triton_pipelines.app import control_key
 from triton_pipelines.app.config import OperatorConfig
-from triton_pipelines.app.operator_metrics import OperatorMetrics
+from triton_pipelines.app.leadership import leader_elector
+from triton_pipelines.app.operator_metrics import OperatorMetrics, serve_metrics
 from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
@@ -119,7 +118,11 @@ class Operator:
         config = self.config
         self._last_heartbeat = asyncio.get_running_loop().time()
         self._register_gauges()
-        async with self._metrics_server(), self.client, self._leader_elector():
+        async with (
+            serve_metrics(self.metrics.registry, config.metrics_host, config.metrics_port),
+            self.client,
+            leader_elector(config, self.client.login, self.metrics.observe_api) as self._elector,
+        ):
             # Our tasks start before Kopf, which cancels at its end whatever was started after it.
             own = asyncio.create_task(self._run_tasks(ready), name="operator")
             own.add_done_callback(lambda _: stop.set())
@@ -322,31 +325,6 @@ class Operator:
             else:
                 log.error("reconcile failed", error=str(error), exc_info=error)
 
-    # --- leader election ------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _leader_elector(self) -> AsyncIterator[None]:
-        config = self.config
-        if not config.leader_elect:
-            yield
-            return
-        # A client of its own: requests that hang or wait must not delay a renewal.
-        options = ClientOptions(
-            timeout_seconds=config.leader_elect_renew_deadline_seconds / 2,
-            max_in_flight=1,
-            attempts=1,
-        )
-        login = self.client.login
-        async with Client(login, options=options, observe=self.metrics.observe_api) as client:
-            self._elector = LeaderElector(
-                client,
-                config.operator_namespace,
-                config.leader_elect_lease,
-                config.instance,
-                config.lease_timing,
-            )
-            yield
-
     def _may_write(self) -> bool:
         return self._elector is None or self._elector.is_valid()
 
@@ -397,19 +375,6 @@ class Operator:
             self.metrics.watch_objects.labels(resource.plural).set_function(
                 partial(self.store.count, resource)
             )
-
-    @asynccontextmanager
-    async def _metrics_server(self) -> AsyncIterator[None]:
-        server, thread = prometheus_client.start_http_server(
-            self.config.metrics_port, addr=self.config.metrics_host, registry=self.metrics.registry
-        )
-        await _log.ainfo("metrics are served", port=server.server_port)
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 def _raise_failure(task: asyncio.Task[None], cause: Exception | None) -> None:

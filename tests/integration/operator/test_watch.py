@@ -229,7 +229,7 @@ async def test_deletions_lost_over_a_410_are_found_by_the_list(
     # version is too old.
     async with running(proxy, tmp_path, namespace, relist_seconds=1.0) as operator:
         await eventually("first pass", lambda: operator.passes == [key])
-        await watched(proxy)
+        await eventually("a watch", lambda: proxy.is_streaming(r"configmaps\?.*watch=true"))
         held = threading.Event()
         expired = proxy.inject(
             Fault(path=r"configmaps\?.*watch=true", release=held, expire_watch=True)
