@@ -24,7 +24,7 @@ STRICTER: Final = {
         "Triton takes equal dims where one side alone batches, and then fails every batch of two "
         "or more rows"
     ),
-    r"is already answered as": (
+    r"is already the output": (
         "the renderer maps a tensor once; what is rendered past the check lacks the second output"
     ),
     r"runs on GPUs only": (

@@ -15,6 +15,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from tests.support import builders, libyaml
 from triton_pipelines.api import Finding, parse
 from triton_pipelines.compile.graph import Graph, build, check
+from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.compile.render.config_patch import patch
 from triton_pipelines.compile.render.errors import RefusedError, RenderError
 from triton_pipelines.compile.render.model_config import ensemble_config, step_config
@@ -351,7 +352,7 @@ def through(document: Document) -> Passage:
     pipeline, findings = parse(_for_the_local_server(document))
     if pipeline is None:
         return Passage(findings)
-    options = builders.options()
+    options = builders.options(pod_template=PodTemplateMode.ALLOW)
     try:
         graph = build(pipeline, options)
     except (LookupError, ValueError, StopIteration):
