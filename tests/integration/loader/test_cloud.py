@@ -310,7 +310,7 @@ def test_a_shared_access_signature_and_a_broken_connection(trusting: Pod, blobs:
         ({"accountKey": "s3cret-token-41d8!"}, "accountKey is not base64"),
         (
             {"accountName": "other", "accountKey": ACCOUNT_KEY},
-            f"the secret is for account other, the URI names {ACCOUNT}",
+            f"the secret is for account other, but the URI names {ACCOUNT}",
         ),
         (
             {"accountName": ACCOUNT},

@@ -91,7 +91,10 @@ def test_a_pod_that_comes_later_takes_the_versions_of_the_first(pod: Pod, claim:
     pod.another()
     code, report = pod.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.SOURCE_CHANGED)
-    assert "version 1 is gone" in report.findings[0].message
+    assert (
+        "version 1, from which this pipeline revision was first loaded, no longer exists"
+        in report.findings[0].message
+    )
     write(claim, "1/model.onnx")
     (claim / "2/model.onnx").write_text("overwritten")
     pod.another()

@@ -339,7 +339,7 @@ def test_a_private_repository_with_each_form_of_secret(
         ({".dockerconfigjson": "s3cret-token-41d8"}, ".dockerconfigjson is not valid JSON"),
         (
             {"password": "s3cret-token-41d8"},
-            "needs .dockerconfigjson, or username and password (it has password)",
+            "the secret must contain .dockerconfigjson, or username and password (it has password)",
         ),
     ],
 )
@@ -495,7 +495,7 @@ def test_what_is_not_there_is_named(trusting: Pod, hub: Registry) -> None:
         ("models/bert:v8", "the registry has no models/bert:v8"),
         ("models/bert:v9", "has no file model.bin; the folder contains other.bin"),
         ("Models/bert:v9", "has no registry repository"),
-        ("models/bert:a b", "is not a tag or digest"),
+        ("models/bert:a b", "is not a valid OCI tag or digest"),
     ):
         trusting.plan(model(hub, uri))
         code, report = trusting.load()

@@ -74,8 +74,8 @@ def test_a_token_that_the_model_does_not_know(pod: Pod, claim: Path, padding: st
         "spec.model",
     )
     assert finding.message.startswith(
-        f"pvc://models/tokenizer.json can emit token ID {VOCABULARY} (covid), and "
-        f"pvc://models/encoder.onnx knows {VOCABULARY} ids"
+        f"pvc://models/tokenizer.json can emit token ID {VOCABULARY} (covid), but "
+        f"pvc://models/encoder.onnx accepts {VOCABULARY} IDs"
     )
 
 
@@ -160,7 +160,7 @@ def test_rows_longer_than_the_model_takes(pod: Pod, claim: Path, padding: str) -
         "spec.tokenizer.maxLength",
     )
     assert (
-        f"accepts rows of at most {tinymodel.POSITIONS} tokens, and spec.tokenizer.maxLength "
+        f"accepts rows of at most {tinymodel.POSITIONS} tokens, but spec.tokenizer.maxLength "
         "lets the tokenizer send 65" in finding.message
     )
 

@@ -69,7 +69,7 @@ def test_a_file_larger_than_the_volume_is_refused_before_it_is_fetched(small: Po
         "model",
         "spec.model.source",
     )
-    assert f"needs {SIZE + 1} bytes" in finding.message
+    assert f"requires {SIZE + 1} bytes" in finding.message
     assert "bytes free" in finding.message
     assert not list(small.options.root.rglob("*.part"))
 
@@ -86,7 +86,7 @@ def test_a_folder_larger_than_the_volume_is_refused_before_its_first_file(small:
         code, report = small.load()
         assert not any("/resolve/" in request.path for request in hub.requests)
     assert (code, [item.reason for item in report.findings]) == (2, [LoadReason.NO_SPACE])
-    assert f"needs {5 << 20} bytes" in report.findings[0].message
+    assert f"requires {5 << 20} bytes" in report.findings[0].message
 
 
 def test_one_file_that_cannot_be_had_ends_the_others(pod: Pod) -> None:
@@ -139,7 +139,7 @@ def test_a_volume_that_fills_up_while_a_file_of_unknown_size_comes(small: Pod) -
     finding = report.findings[0]
     assert (code, finding.reason, finding.step) == (2, LoadReason.NO_SPACE, "model"), small.output
     assert finding.message.startswith(
-        "spec.model.source https://models.example.com/model.bin: needs more"
+        "spec.model.source https://models.example.com/model.bin: requires more"
     )
     assert not (small.models / "model/1/model.bin").exists()
 
@@ -149,7 +149,7 @@ def test_configuration_on_a_full_volume(small: Pod) -> None:
     small.plan(files=[PlanFile(key="big", path="model/config.pbtxt")])
     code, report = small.load()
     assert (code, report.findings[0].reason) == (2, LoadReason.NO_SPACE), small.output
-    assert f"needs {SIZE + 1} bytes" in report.findings[0].message
+    assert f"requires {SIZE + 1} bytes" in report.findings[0].message
 
 
 def _interpreter(version: str) -> str:
