@@ -120,9 +120,9 @@ def test_steps_are_those_of_the_measured_time(
         <= tokenizer.rows
         == sum(rows * count for rows, count in tokenizer.batches.items())
     )
-    # A request is longer under way for its client than in Triton, and in the ensemble than in one
-    # step.
-    assert tokenizer.queue_s + tokenizer.compute_s <= ensemble.request_s <= summary.mean_s
+    # A request is longer in the ensemble than in one step. The client's mean is of a slightly
+    # different window, in which a pause of the machine may be missing.
+    assert 0 < tokenizer.queue_s + tokenizer.compute_s <= ensemble.request_s
     assert 0 < tokenizer.busy < 2
 
 
