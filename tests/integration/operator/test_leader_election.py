@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support import builders
@@ -266,6 +267,7 @@ class Process:
     proxy: FaultProxy
     process: asyncio.subprocess.Process
     log: Path
+    health_url: str
 
     def writes(self) -> list[str]:
         """What it wrote, apart from its Lease and events."""
@@ -297,6 +299,7 @@ class Replicas:
         folder.mkdir()
         (folder / "key").write_text("k" * 64)
         proxy = await self.stack.enter_async_context(FaultProxy(self.api_server.kubeconfig))
+        port = free_port()
         settings = {
             "NAMESPACES": self.namespace,
             "OPERATOR_NAMESPACE": self.namespace,
@@ -305,7 +308,7 @@ class Replicas:
             "METRICS_PORT": "0",
             "METRICS_HOST": "127.0.0.1",
             "LIVENESS_HOST": "127.0.0.1",
-            "LIVENESS_PORT": str(free_port()),
+            "LIVENESS_PORT": str(port),
             "SHUTDOWN_SECONDS": "5",
             "INSTANCE": f"replica-{len(self.started)}",
             "LEADER_ELECT": "true",
@@ -325,7 +328,7 @@ class Replicas:
                 stdout=output,
                 stderr=output,
             )
-        started = Process(proxy, process, log)
+        started = Process(proxy, process, log, f"http://127.0.0.1:{port}/healthz")
         self.started.append(started)
         self.stack.push_async_callback(self._end, started)
         return started
@@ -363,13 +366,17 @@ async def has_deployment(admin: Client, namespace: str, name: str) -> bool:
     return any(item["metadata"]["name"].startswith(name) for item in found)
 
 
-async def settled(process: Process) -> list[str]:
-    """The writes of a process, once there are no more for two seconds."""
-    before: list[str] = []
-    while before != (now := process.writes()) or not now:
-        before = now
-        await asyncio.sleep(2)
-    return before
+async def settled(process: Process, name: str) -> list[str]:
+    """The writes of a process, once it has reported a pipeline's status and has nothing to do."""
+
+    async def idle() -> bool:
+        reported = any(f"/{name}/status" in write for write in process.writes())
+        async with httpx.AsyncClient(trust_env=False) as client:
+            health = (await client.get(process.health_url)).json()["operator"]
+        return reported and health["inWork"] == health["queued"] == 0
+
+    await eventually("an idle operator", idle)
+    return process.writes()
 
 
 def kill(process: Process) -> None:
@@ -400,7 +407,7 @@ async def test_another_replica_takes_over_and_the_former_writes_nothing_more(
     leader, standby = await replicas.pair()
     await add_pipeline(admin, namespace, "first")
     await eventually("objects", lambda: has_deployment(admin, namespace, "first"))
-    await settled(leader)
+    await settled(leader, "first")
     assert standby.writes() == []
 
     fault(leader)
@@ -413,6 +420,6 @@ async def test_another_replica_takes_over_and_the_former_writes_nothing_more(
 
     await add_pipeline(admin, namespace, "second")
     await eventually("objects", lambda: has_deployment(admin, namespace, "second"))
-    writes = await settled(standby)
+    writes = await settled(standby, "second")
     assert not [write for write in writes if "/first" in write], "no write storm at the takeover"
     assert leader.writes() == written
