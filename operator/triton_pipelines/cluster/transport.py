@@ -150,6 +150,7 @@ class Transport:
             try:
                 async with self._slots:
                     session = await self._current_session()
+                    # The last step before sending: the login may have taken a while.
                     if method != "GET" and not self.may_write():
                         raise NotLeading
                     return await self._attempt(

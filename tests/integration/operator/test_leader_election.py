@@ -157,10 +157,12 @@ async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
 ) -> None:
     async with candidate(proxy.write_kubeconfig(tmp_path / "kubeconfig"), namespace) as elector:
         await elector.acquire()
+        renewing = asyncio.create_task(elector.renew())
+        await eventually("a renewal", lambda: proxy.count("PUT", "leases") >= 2)
         began = time.monotonic()
         proxy.inject(Fault(path="leases", times=None, release=threading.Event()))
         with pytest.raises(LeadershipLostError, match="not renewed within 2 s"):
-            await elector.renew()
+            await asyncio.wait_for(renewing, 30)
         assert time.monotonic() - began < TIMING.duration, "before another may take over"
         assert not elector.is_valid()
 

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from triton_pipelines.app.config import OperatorConfigError, load_config
+from triton_pipelines.app.config import OperatorConfig, OperatorConfigError, load_config
+from triton_pipelines.app.main import Operator, classify_by_retry
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.cluster.errors import NotLeading
+from triton_pipelines.cluster.errors import NotLeading, Unavailable
 from triton_pipelines.cluster.leader_election import (
+    LeaderElector,
     LeaseAction,
     LeaseRecord,
     LeaseTiming,
@@ -76,13 +79,30 @@ def test_timing_is_checked_at_start_up() -> None:
         load_config({"leader_elect_lease_duration_seconds": 4.5}, {})
 
 
-async def test_who_does_not_lead_writes_nothing() -> None:
-    async def login() -> Configuration:
-        return Configuration(host="http://127.0.0.1:1")
+async def login() -> Configuration:
+    return Configuration(host="http://127.0.0.1:1")
 
-    target = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n", "name": "a"}}
+
+TARGET = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "n", "name": "a"}}
+
+
+async def test_the_operators_client_asks_the_elector() -> None:
+    operator = Operator(
+        OperatorConfig(leader_elect=True), lambda _: None, classify_by_retry, OperatorMetrics()
+    )
+    operator.client._transport.login = login
+    async with operator.client as client:
+        operator._elector = LeaderElector(client, "n", "operator", "a")
+        with pytest.raises(NotLeading):
+            await client.create(TARGET)
+        operator._elector._valid_until = float("inf")
+        with pytest.raises(Unavailable):
+            await client.create(TARGET)
+
+
+async def test_who_does_not_lead_writes_nothing() -> None:
     async with Client(login, may_write=lambda: False) as client:
-        for write in (client.apply(target), client.create(target), client.replace(target)):
+        for write in (client.apply(TARGET), client.create(TARGET), client.replace(TARGET)):
             with pytest.raises(NotLeading):
                 await write
         with pytest.raises(NotLeading):
