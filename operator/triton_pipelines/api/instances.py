@@ -28,7 +28,7 @@ from .base import ApiModel, FieldRule, Quantity
 from .tensors import ATOMIC
 
 MAX_INSTANCES = 256
-# Most instance groups of a step: eight GPUs with two profiles each.
+# Maximum number of instance groups of a step: eight GPUs with two profiles each.
 MAX_GROUPS = 16
 # Highest count of a tokenizer whose resource does not set one.
 DEFAULT_MAX = 4
@@ -259,7 +259,7 @@ class PlacedStepCopies(StepCopies):
             max_length=MAX_GROUPS,
             description=(
                 "Several instance groups, such as two instances on one GPU and one on another."
-                " Their counts are fixed. Excludes the other fields of instances."
+                " Their counts are fixed. Cannot be combined with other fields of instances."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -313,8 +313,8 @@ class ModelInstances(PlacedStepCopies):
             max_length=MAX_GROUPS,
             description=(
                 "Several instance groups, such as two instances on one GPU and one on another, or"
-                " one group for each TensorRT profile. Their counts are fixed. Excludes the other"
-                " fields of instances."
+                " one group for each TensorRT profile. Their counts are fixed. Cannot be combined"
+                " with other fields of instances."
             ),
             json_schema_extra=ATOMIC,
         ),
@@ -338,7 +338,10 @@ class ModelInstances(PlacedStepCopies):
 
     @property
     def loaded_profiles(self) -> tuple[str, ...]:
-        """Return the optimization profiles that instances load, by index; empty: the first."""
+        """Return the indexes of the optimization profiles that instances load.
+
+        Empty means the first profile.
+        """
         listed = [group.profiles for group in self.groups] or [self.profiles]
         return tuple(name for names in listed for name in names or ("0",)) if any(listed) else ()
 

@@ -22,17 +22,17 @@ ITEMS_FORM: Final = "items-open-form"
 """Our own marker in the models: the form of this list's items."""
 
 MAX_ITEMS: Final = 1024
-"""Items of one list: more than any pod or model has.
+"""Maximum number of items of one list: more than any pod or model has.
 
 The operator checks it, not the schema: written out at each level, it would take 4 KB of what
 client-side apply can store.
 """
 MAX_KEYS: Final = 1024
-"""Keys of an open field."""
+"""Maximum number of keys of an open field."""
 
 # No content, hence no nesting; the bounds do not apply to scalars.
 _ITEM: Final[Schema] = {PRESERVE: True, "maxItems": 0, "maxProperties": 0}
-# The API server drops the null of a key whose schema is not nullable; here null removes a field.
+# Every key is nullable: null removes a field here, and the API server drops other nulls.
 _SCALAR: Final[Schema] = {"nullable": True, **_ITEM}
 
 

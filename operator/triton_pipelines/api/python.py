@@ -90,8 +90,8 @@ class Environment(ApiModel):
         SourceSpec,
         Field(
             description=(
-                "A .tar.gz archive created with conda-pack. Its Python must match the image: 3.10"
-                " up to 24.10, 3.12 from 24.12."
+                "A .tar.gz archive created with conda-pack. Its Python version must match the"
+                " image's: 3.10 for Triton up to 24.10, 3.12 from 24.12 on."
             )
         ),
     ]

@@ -238,7 +238,7 @@ def _connection_error(url: str, error: httpx.HTTPError) -> CommandError:
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         hint = "set SSL_CERT_FILE to a file of trusted certificate authorities (PEM)"
     elif any(isinstance(cause, ssl.SSLError) for cause in causes):
-        hint = "does the server use http instead of https?"
+        hint = "if the server does not use TLS, use http://HOST:PORT"
     else:
         hint = "is the pipeline served there?"
     return CommandError(f"cannot reach {url}: {error or type(error).__name__}; {hint}", EXIT_FAILED)

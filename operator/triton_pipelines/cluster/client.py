@@ -61,7 +61,7 @@ class Client:
     uniform: Callable[[float, float], float] = random.uniform
     """Jitter; replaced in tests."""
     may_write: Callable[[], bool] = always
-    """Asked before each attempt of a write; False raises :class:`NotLeading`."""
+    """Called before each write attempt; False raises :class:`NotLeading`."""
     _transport: Transport = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Decode answers of the API server, with a bounded nesting depth.
+"""Decode responses of the API server, with a bounded nesting depth.
 
 Everything that reads an object recursively (``json``, ``copy.deepcopy``, Kopf's diffs) fails at
 some depth of nesting. An object that is stored with a deeper value must not stop the operator for

@@ -105,10 +105,12 @@ class NamespaceTerminating(Forbidden):
 
 
 class NotLeading(ClusterError):
-    """Nothing was sent: this process does not lead (any more), so it must not write."""
+    """The process is not the leader, so the request was not sent."""
 
     def __init__(self) -> None:
-        super().__init__(0, "NotLeading", "this process does not lead; nothing was written")
+        super().__init__(
+            0, "NotLeading", "this process is not the leader; the request was not sent"
+        )
 
 
 class Gone(ClusterError):

@@ -13,7 +13,7 @@ At most one of several replicas works:
 - A leader that ends gracefully empties the holder, so another replica takes over at once.
 
 The package kubernetes.aio has an elector, which is not used: version 37.0.2 keeps leading while the
-API server hangs, dies with the first refused connection, and never releases.
+API server hangs, exits on the first refused connection, and never releases.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class LeaderElector:
 
     client: Client
     """Client of the API server, used by nothing else: slow requests must not delay a renewal. Its
-    time-out should be at most half the renew deadline."""
+    timeout should be at most half the renew deadline."""
     namespace: str
     """Namespace of the Lease."""
     name: str
@@ -163,7 +163,7 @@ class LeaderElector:
         return self._loop.time() < self._valid_until
 
     async def acquire(self) -> None:
-        """Wait until this process leads; failed attempts are repeated for ever."""
+        """Wait until this process leads; failed attempts are retried indefinitely."""
         holder = None
         while True:
             other = await self._attempt()
@@ -208,8 +208,8 @@ class LeaderElector:
                 record = LeaseRecord.of(lease, self.timing.duration)
                 if record.holder != self.identity:
                     return
-                # A holder must not be empty for the API server; a released Lease has none. With a
-                # duration of one second, clients that ignore this wait no longer than that.
+                # The API server rejects an empty holderIdentity, so a released Lease omits it. Its
+                # duration of one second is for clients that ignore this.
                 spec = {**lease["spec"], "leaseDurationSeconds": 1}
                 del spec["holderIdentity"]
                 await self.client.replace({**lease, "spec": spec})

@@ -5,7 +5,7 @@ Guarantees:
 - a key that is added several times before it runs, runs once;
 - a key added while it is running runs once more afterwards, and never twice at the same time;
 - at most ``workers`` keys run at a time, in turn over namespaces;
-- a key whose last run used much CPU rests for a multiple of that time;
+- a key whose last run used much CPU time is delayed by a multiple of that time;
 - a failed key is retried after an exponential, jittered back-off that depends on the class of its
   error; a success resets it;
 - a delayed add keeps the earliest time and survives earlier runs.
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 OUTCOME_OK: Final = "ok"
-# CPU seconds of a run from which on its key rests, and how many times that long.
+# A run with at least this CPU time (seconds) delays the next run of its key by this multiple of it.
 COSTLY_SECONDS: Final = 0.1
 REST_FACTOR: Final = 10.0
 
@@ -160,7 +160,7 @@ class WorkQueue:
             self._pump()
 
     def _make_due(self, key: Key, since: float) -> None:
-        """Make a key that is not running due, after its rest if it has one."""
+        """Make a key that is not running due, or schedule it while it is delayed."""
         now = asyncio.get_running_loop().time()
         rested = self._resting.get(key, now)
         if rested > now:
@@ -301,7 +301,7 @@ class WorkQueue:
         self._pump()
 
     def _rest(self, key: Key, cpu_seconds: float) -> None:
-        """Keep an expensive key from running again soon: its next run may cost as much."""
+        """Delay the next run of an expensive key, since it may cost as much."""
         self._resting.pop(key, None)
         if cpu_seconds >= COSTLY_SECONDS:
             now = asyncio.get_running_loop().time()

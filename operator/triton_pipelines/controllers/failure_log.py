@@ -18,7 +18,7 @@ from triton_pipelines.cluster.store import Key
 
 NO_PIPELINE: Final[Key] = ("", "")
 """Key of an error that concerns a whole round."""
-# An error with another message than the last one is logged no sooner than this (seconds) after it.
+# An error whose message differs from the last one is logged no sooner than this (seconds) after it.
 LOG_SECONDS: Final = 60.0
 _TEXT_MAX: Final = 1000
 

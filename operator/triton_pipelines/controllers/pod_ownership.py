@@ -1,6 +1,6 @@
 """Decide by owner references and uids which pods belong to a pipeline. Pure.
 
-Whoever may create pods in a namespace chooses their labels. A pod belongs to a pipeline if its
+Anyone who can create pods in a namespace controls their labels. A pod belongs to a pipeline if its
 controller is a ReplicaSet that a Deployment of the pipeline controls, or a Job of the pipeline.
 Other pods with the pipeline's labels get no control key and are not counted, scaled, probed or
 deleted.

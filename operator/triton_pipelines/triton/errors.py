@@ -78,7 +78,7 @@ class FailureKind(Enum):
 
 
 REASON_CHARACTERS_MAX: Final = 2000
-"""Length of the longest reason that is kept of what a pod answers."""
+"""Maximum length of a reason that is kept from a pod's response."""
 _TOO_LARGE: Final = "message larger than max"
 _RESTRICTED: Final = "protocol is restricted"
 _NOT_READY: Final = (

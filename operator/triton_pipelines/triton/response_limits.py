@@ -1,8 +1,8 @@
-"""Check responses of pods before they are decoded.
+"""Check responses from pods before they are decoded.
 
-A pod chooses what it answers, and two bytes of a response can become an object of a hundred. So
-the size of a response does not bound the memory that it takes once it is decoded. Here everything
-but the data of tensors is limited to :data:`DESCRIPTION_BYTES_MAX`.
+A pod controls the content of its responses, and two bytes of a response can become an object of a
+hundred. So the size of a response does not bound the memory that it takes once it is decoded. Here
+everything but the data of tensors is limited to :data:`DESCRIPTION_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class CheckedChannel:
 
 @dataclass(slots=True)
 class ResponseBudget:
-    """Shares memory between clients that work at the same time, without any waiting for another."""
+    """Limits the memory that concurrent clients use, without making any client wait."""
 
     large: int
-    """How many more clients may accept a large response."""
+    """Number of further clients that may accept a large response."""
     large_bytes: int
-    """Largest response that these accept."""
+    """Size limit of a large response in bytes."""
     small_bytes: int
-    """Largest response that all others accept."""
+    """Size limit for all other clients in bytes."""
 
     @contextmanager
     def share(self) -> Iterator[int]:

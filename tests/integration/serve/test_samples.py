@@ -276,7 +276,7 @@ def test_the_table_of_infer(sentiment: Served) -> None:
 @pytest.mark.parametrize(
     ("change", "texts", "said"),
     [
-        (lambda url: url.replace("http://", "https://"), ["x"], "use http instead of https"),
+        (lambda url: url.replace("http://", "https://"), ["x"], "does not use TLS, use http:"),
         (lambda url: url.replace("sentiment", "nobody"), ["x"], "nobody"),
         (lambda url: url, ["x"] * 65, "batch-size must be <= 64"),
     ],

@@ -1,6 +1,6 @@
 """HTTP client for the metrics pages of pods: bounded in time, size and number of connections.
 
-Pods choose what they answer. All pages that are read at the same time take at most
+Pods control the content of their pages. All pages that are read at the same time take at most
 :data:`AT_ONCE` · :data:`LARGE_BYTES` + :data:`LARGE_AT_ONCE` · :data:`PAGE_BYTES_MAX` bytes, and
 pages of ordinary size never wait for large ones.
 """

@@ -260,8 +260,8 @@ class _Session(requests.Session):
         raw = response.raw
         if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
             raise PrometheusError(
-                "its response is compressed although that was not requested; is a proxy in front"
-                " of it that compresses?",
+                "its response is compressed, although no compression was requested; disable"
+                " compression in the proxy in front of Prometheus",
                 final=True,
             )
         while block := raw.read1(_BLOCK, decode_content=False):

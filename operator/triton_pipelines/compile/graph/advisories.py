@@ -54,7 +54,7 @@ class Advisory:
 
 @dataclass(frozen=True, slots=True)
 class FatalRequest:
-    """A request that ends the server although the pipeline is valid."""
+    """A request that crashes the server although the pipeline is valid."""
 
     id: str
     """Its name."""
@@ -63,7 +63,7 @@ class FatalRequest:
     fixed_in: TritonRelease
     """The first release that survives it."""
     output: DataType
-    """Element type of an output that makes it possible."""
+    """Data type of the output that the request must target."""
     request: str
     """What a client sends."""
     effect: str
@@ -77,7 +77,7 @@ class KnownProblems:
     advisories: tuple[Advisory, ...]
     """Security bulletins, oldest first."""
     fatal_requests: tuple[FatalRequest, ...]
-    """Requests that end a server."""
+    """Requests that crash a server."""
     releases: dict[str, TritonRelease]
     """Release by the major and minor part of the version that a server reports."""
 
@@ -126,7 +126,7 @@ def advisories_of(release: TritonRelease | None) -> tuple[Advisory, ...]:
 
 
 def fatal_requests_of(release: TritonRelease | None) -> tuple[FatalRequest, ...]:
-    """Return the requests that end a server of a release; none if it is unknown."""
+    """Return the requests that crash a server of a release; none if it is unknown."""
     if release is None:
         return ()
     return tuple(one for one in known_problems().fatal_requests if release < one.fixed_in)

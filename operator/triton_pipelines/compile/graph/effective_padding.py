@@ -31,7 +31,7 @@ class PaddingChoice:
     buckets: tuple[int, ...] = ()
     """The buckets of mode Bucketed."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Files that the loader could not adapt to ragged batches, by key, with its message."""
+    """The loader's message for each file that it could not adapt to ragged batches, by key."""
     fixed_length: Mapping[str, str] = field(default_factory=dict)
     """Steps that still need rows of one length, by their field, each with the reason."""
     automatic: bool = False

@@ -13,7 +13,7 @@ from triton_pipelines.api.instances import (
     ModelInstanceGroup,
 )
 
-# Kinds of which Triton starts the count on every GPU of the group (KIND_AUTO: if it has GPUs).
+# Kinds whose count Triton starts on every GPU of the group (KIND_AUTO: if it has GPUs).
 PER_GPU: Final = ("KIND_GPU", "KIND_AUTO")
 
 
@@ -77,7 +77,7 @@ class StepInstances:
         return total, total
 
     def fixed(self) -> StepInstances:
-        """Return instances of which the count never changes."""
+        """Return instances whose count is fixed."""
         return replace(self, counts=self.counts.fixed())
 
 

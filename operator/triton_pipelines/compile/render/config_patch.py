@@ -33,7 +33,7 @@ REFUSED = {
     ),
 }
 MAX_FINDINGS = 100
-"""Findings of one message: each costs a search for the field that was meant."""
+"""Maximum number of findings per patch. Each needs a search for the intended field."""
 # Parts of the messages below these fields that others may set.
 _TENSOR_PARTS = {"input": "inputs", "output": "outputs"}
 _TENSOR_OWNED = ("name", "data_type", "dims", "optional")

@@ -25,7 +25,7 @@ KEYS = {
     "volumeMounts": "mountPath",
 }
 MAX_FINDINGS = 100
-"""Findings of one template: each costs a search for the field that was meant."""
+"""Maximum number of findings per template. Each needs a search for the intended field."""
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SCALARS: Mapping[str, tuple[tuple[type, ...], str]] = {

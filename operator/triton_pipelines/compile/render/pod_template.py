@@ -89,7 +89,7 @@ def _merge_items(base: list[Any], patch: list[Any], field: str) -> list[Any]:
 
 
 def _identity(item: Any, field: str) -> str:
-    """Return what tells an item of a list apart; empty if nothing does."""
+    """Return the merge key of a list item; empty if it has none."""
     if field in APPENDED:
         return json.dumps(merge(None, item), sort_keys=True)
     if field not in KEYS or not isinstance(item, Mapping) or KEYS[field] not in item:

@@ -194,8 +194,8 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
             f" (namespace, pipeline) ({failing})",
             "5m",
             "Scaling of {{ $labels.namespace }}/{{ $labels.pipeline }} has no usable metrics",
-            "Instance counts are kept, or raised to what was recently sufficient; none decreases"
-            " until metrics are back.",
+            "Instance counts are kept, or raised to a recently sufficient level. They are not"
+            " reduced until metrics recover.",
         ),
         _alert(
             "TritonPipelineActuationFailing",

@@ -23,7 +23,7 @@ RECOUNT_SECONDS: Final = 30.0
 # A pod that did not report counts is queried again after this long (seconds), so that many
 # unreachable pods do not keep the operator busy.
 UNANSWERED_SECONDS: Final = 10.0
-# Pods that are queried at the same time, of all pipelines: a response may have 1 MiB.
+# Maximum number of pods queried concurrently, over all pipelines. A response can take 1 MiB.
 COUNTS_AT_ONCE: Final = 128
 
 

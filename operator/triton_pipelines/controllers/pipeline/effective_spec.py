@@ -49,7 +49,7 @@ class EffectiveSpec:
 
 @dataclass(frozen=True, slots=True)
 class SpecIdentity:
-    """What tells the document of a spec apart."""
+    """Identity of a spec's document, for caches."""
 
     digest: bytes
     """Hash of the document."""
@@ -62,7 +62,7 @@ class ParsedSpec:
     """A parsed spec."""
 
     identity: SpecIdentity
-    """What tells its document apart."""
+    """Identity of its document."""
     pipeline: InferencePipeline | None
     """``None`` if it cannot be acted on because of ``findings``."""
     findings: tuple[Finding, ...]

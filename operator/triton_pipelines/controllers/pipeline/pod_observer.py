@@ -25,8 +25,8 @@ from triton_pipelines.controllers.pod_ownership import (
 
 from .snapshot import LABEL_TEMPLATE_HASH, Pod, is_alive
 
-# ReplicaSets that one iteration reads at most: pods with forged owner references must not delay
-# other pipelines. A Deployment has pods of two or three at a time.
+# Maximum number of ReplicaSets that one iteration reads: pods with forged owner references must not
+# delay other pipelines. A Deployment has pods of two or three at a time.
 READS_MAX: Final = 16
 # A ReplicaSet that was not one of the pipeline's is read again after this long (seconds): a
 # Deployment that was recreated adopts those of its predecessor.

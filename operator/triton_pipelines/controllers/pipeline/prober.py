@@ -18,7 +18,7 @@ from triton_pipelines.triton.probe import DEADLINE_S, ProbeRequest, probe
 # Ids of our own sequences: the upper half of what every integer type of the control tensor holds,
 # which clients that count up do not reach.
 _LOWEST_ID = 2**30
-# Entries of a pod's index that are kept: a model has one per version.
+# Maximum number of entries of a pod's index: a model has one per version.
 MODELS_MAX = 100
 
 
@@ -33,7 +33,7 @@ async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = D
     result = await probe(
         f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, request, deadline_s
     )
-    # What a pod reports of others is not kept: it may be any number of models.
+    # Drop models outside the pipeline: a pod may report any number of them.
     graph = target.graph
     expected = {graph.model_name, *graph.load, *(step.model_name for step in graph.steps)}
     failure = result.inference_error and with_tensor_origin(target.graph, result.inference_error)

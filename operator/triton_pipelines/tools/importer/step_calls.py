@@ -12,7 +12,7 @@ from triton_pipelines.compile.graph.graph import PIPELINE, Reference
 from .repository import RepositoryModel
 
 SLOTS = (TOKENIZER, MODEL, POSTPROCESS)
-# Most choices of the steps that declare models which several steps call.
+# Maximum number of ways to choose the steps that declare shared models.
 _MOST_CHOICES = 64
 
 

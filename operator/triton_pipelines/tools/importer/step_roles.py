@@ -93,7 +93,7 @@ def name_calls(calls: Sequence[StepCall], ensemble: RepositoryModel) -> None:
 
 
 def _leave_shared_slots(calls: Sequence[StepCall], slots: dict[str, int | None]) -> None:
-    """Leave a slot whose model has another slot already."""
+    """Free slots whose model already occupies another slot."""
     taken: set[str] = set()
     for slot in (MODEL, TOKENIZER, POSTPROCESS):
         chosen = slots[slot]

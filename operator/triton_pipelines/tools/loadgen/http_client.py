@@ -279,7 +279,7 @@ def _describe_error(error: Exception) -> str:
             " with the trusted authorities"
         )
     if isinstance(error, ssl.SSLError):  # its number is not an errno
-        return f"TLS failed: {error.reason}; does the server use http instead of https?"
+        return f"TLS failed: {error.reason}; if the server does not use TLS, use http://HOST:PORT"
     number = error.errno if isinstance(error, OSError) else None
     return os.strerror(number) if number and number > 0 else str(error) or "no connection in time"
 

@@ -64,7 +64,7 @@ def tuned_step(graph: Graph) -> Step:
     if any(one.repeats is not None for one in graph.steps):
         raise NotTunableError(
             "spec.repeatedSteps: tuning predicts pipelines in which each request runs each model"
-            " once; set the batching by hand"
+            " once; set the batching manually"
         )
     if step.max_batch_size <= 0:
         raise NotTunableError(
