@@ -169,7 +169,11 @@ class Operator:
 
     async def _start_and_reconcile(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(self._heartbeat(), name="heartbeat")]
+            check = check_watches(self._insights, self._is_served)
+            running = [
+                group.create_task(self._heartbeat(), name="heartbeat"),
+                group.create_task(check, name="watches"),
+            ]
             if self._elector is not None:
                 await self._elector.acquire()
                 running.append(group.create_task(self._elector.renew(), name="leader election"))
@@ -193,7 +197,6 @@ class Operator:
                 self.queue.add(pipeline)
             await _log.ainfo("caches are filled", pipelines=self.store.count(WATCHED[0]))
             background |= {
-                "watches": partial(check_watches, self._insights, self._is_served),
                 "resync": self._resync,
                 "relist": self._relist_periodically,
             }
@@ -302,6 +305,11 @@ class Operator:
             own.cancel()
             await asyncio.wait({own})
 
+    def _enqueue(self, key: Key) -> None:
+        """Make a pipeline due after a watch event. A new leader enqueues all of them itself."""
+        if self._may_write():
+            self.queue.add(key)
+
     # --- reconcile ------------------------------------------------------------------------------
 
     async def _reconcile(self, key: Key) -> Result:
@@ -333,7 +341,7 @@ class Operator:
     def _registry(self, own: asyncio.Task[None]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
         register_login(registry, self.config.kubeconfig, self.config.context)
-        register_watches(registry, self.store, self.queue.add, self.metrics)
+        register_watches(registry, self.store, self._enqueue, self.metrics)
 
         # Some seconds after its end Kopf cancels what was started after it, reconciles included;
         # its clean-up comes before that.

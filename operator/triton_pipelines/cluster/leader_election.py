@@ -19,7 +19,6 @@ API server hangs, exits on the first refused connection, and never releases.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 import random
 import uuid
@@ -31,7 +30,7 @@ from typing import Any, Final, Never
 import structlog
 
 from triton_pipelines.cluster.client import Client, Object
-from triton_pipelines.cluster.errors import ClusterError, NotFound
+from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import LEASES
 
 # Format of a Kubernetes MicroTime.
@@ -82,8 +81,8 @@ class LeaseRecord:
     """Seconds for which the holder's record is valid."""
     transitions: int
     """Number of changes of the holder."""
-    resource_version: str
-    """Version of the object: the precondition of the next write."""
+    times: tuple[str, str]
+    """When the holder acquired and last renewed the Lease, as it wrote them; only compared."""
 
     @classmethod
     def of(cls, lease: Mapping[str, Any], default_duration: float) -> LeaseRecord:
@@ -94,7 +93,7 @@ class LeaseRecord:
             holder=spec.get("holderIdentity") or "",
             duration=min(duration, _MAX_OTHER_DURATION),
             transitions=int(spec.get("leaseTransitions") or 0),
-            resource_version=str((lease.get("metadata") or {}).get("resourceVersion", "")),
+            times=(str(spec.get("acquireTime", "")), str(spec.get("renewTime", ""))),
         )
 
 
@@ -117,7 +116,7 @@ def next_action(
     Args:
         record: its content.
         identity: this process.
-        observed_at: when this process first saw this version of the Lease (monotonic seconds).
+        observed_at: when this process first saw this record (monotonic seconds).
         now: the current time (monotonic seconds).
     """
     if record.holder == identity:
@@ -151,8 +150,8 @@ class LeaderElector:
     _loop: asyncio.AbstractEventLoop = field(init=False)
     _valid_until: float = field(default=float("-inf"), init=False)
     """Monotonic time until which this process may work."""
-    _observed: tuple[str, float] = field(default=("", 0.0), init=False)
-    """Version of the Lease seen last, and when it was first seen."""
+    _observed: tuple[LeaseRecord | None, float] = field(default=(None, 0.0), init=False)
+    """The record seen last, and when it was first seen. Other changes of the Lease do not count."""
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -202,7 +201,7 @@ class LeaderElector:
         Never fails: a Lease that is not released expires.
         """
         self._valid_until = float("-inf")
-        with contextlib.suppress(ClusterError, TimeoutError):
+        try:
             async with asyncio.timeout(_RELEASE_SECONDS):
                 lease = await self.client.get(LEASES, self.namespace, self.name)
                 record = LeaseRecord.of(lease, self.timing.duration)
@@ -214,6 +213,8 @@ class LeaderElector:
                 del spec["holderIdentity"]
                 await self.client.replace({**lease, "spec": spec})
                 await _log.ainfo("released", lease=self._lease)
+        except Exception as error:
+            await _log.awarning("Lease not released", lease=self._lease, error=str(error))
 
     async def _attempt(self) -> str | None:
         """Try once to take or renew the Lease.
@@ -225,8 +226,8 @@ class LeaderElector:
         try:
             lease = await self.client.get(LEASES, self.namespace, self.name)
             record = LeaseRecord.of(lease, self.timing.duration)
-            if self._observed[0] != record.resource_version:
-                self._observed = (record.resource_version, self._loop.time())
+            if self._observed[0] != record:
+                self._observed = (record, self._loop.time())
             action = next_action(
                 record, identity=self.identity, observed_at=self._observed[1], now=self._loop.time()
             )

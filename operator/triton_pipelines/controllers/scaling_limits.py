@@ -93,7 +93,10 @@ def limits_of(
         cpu_limit=millis(str(limits.get("cpu", size.cpu_limit))) / 1000,
         memory_limit=float(bytes_of(str(limits.get("memory", size.memory_limit)))),
         shared_memory=float(bytes_of(size.shared_memory)),
-        gpu_instances={step.model_name: step.instances.counts.initial for step in fed},
+        gpu_instances={
+            step.model_name: step.instances.processes(pipeline.spec.server.gpu.count)[0]
+            for step in fed
+        },
         gpu_batches={
             step.model_name: step.max_batch_size for step in fed if step.batching is not None
         },

@@ -15,7 +15,8 @@ from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
 class ServerAdvisoryMetrics:
     """Number of known advisories by pipeline and severity.
 
-    A pipeline whose server is not affected has zeros. Without an effective spec it has no series.
+    A pipeline whose server is not affected has zeros. Without an effective spec, or if the release
+    of its server is unknown, it has no series.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -28,10 +29,13 @@ class ServerAdvisoryMetrics:
 
     def observe(self, key: Key, effective: EffectiveSpec | None) -> None:
         """Set the series of a pipeline, or remove them if it has no effective spec."""
-        if effective is None:
+        release = None
+        if effective is not None:
+            version = effective.pipeline.spec.server.version
+            release = server_version(version, effective.server_image)
+        if release is None:
             self.advisories.remove_by_labels({"namespace": key[0], "pipeline": key[1]})
             return
-        release = server_version(effective.pipeline.spec.server.version, effective.server_image)
         counts = Counter(one.severity for one in advisories_of(release))
         for severity in AdvisorySeverity:
             self.advisories.labels(*key, severity.value).set(counts[severity])

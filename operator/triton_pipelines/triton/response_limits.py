@@ -16,6 +16,8 @@ from google.protobuf.message import DecodeError
 
 DESCRIPTION_BYTES_MAX: Final = 512 * 1024
 """Largest config, index or statistics, and what an inference response has besides tensor data."""
+FIELDS_MAX: Final = 10_000
+"""Maximum number of fields of a response with tensors: more than any model has outputs."""
 _LENGTH_DELIMITED: Final = 2
 _FIXED_SIZES: Final[Mapping[int, int]] = {1: 8, 5: 4}
 # Method → path of field numbers to the bytes of tensors (``raw_output_contents``), which are
@@ -106,7 +108,8 @@ def checked(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], An
 def description_bytes(data: memoryview, path: tuple[int, ...]) -> int:
     """Return the number of bytes of a message besides the content of the field at ``path``.
 
-    Counting stops above :data:`DESCRIPTION_BYTES_MAX`.
+    Counting stops above :data:`DESCRIPTION_BYTES_MAX`, and at more than :data:`FIELDS_MAX` fields,
+    which take as long to count as a megabyte takes to receive.
 
     Raises:
         IndexError: The message ends within a number.
@@ -114,8 +117,11 @@ def description_bytes(data: memoryview, path: tuple[int, ...]) -> int:
     """
     if not path:
         return len(data)
-    described = position = 0
+    described = position = fields = 0
     while position < len(data) and described <= DESCRIPTION_BYTES_MAX:
+        fields += 1
+        if fields > FIELDS_MAX:
+            return DESCRIPTION_BYTES_MAX + 1
         start, content = position, 0
         tag, position = _varint(data, position)
         number, kind = tag >> 3, tag & 7

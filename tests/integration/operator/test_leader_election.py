@@ -26,7 +26,7 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-from tests.support.operators import eventually, free_port, make_namespace, operator
+from tests.support.operators import eventually, free_port, make_namespace, operator, patch
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.leader_election import (
@@ -199,6 +199,30 @@ async def test_a_deleted_lease_is_created_again(
         assert elector.is_valid()
         assert not renewing.done()
         renewing.cancel()
+
+
+async def test_other_changes_of_a_lease_do_not_prolong_a_dead_leader(
+    admin: Client, api_server: ControlPlane, namespace: str
+) -> None:
+    async def annotate() -> None:
+        number = 0
+        while True:
+            number += 1
+            patched = {"metadata": {"annotations": {"number": str(number)}}}
+            await patch(admin, LEASES, namespace, "operator", patched)
+            await asyncio.sleep(0.1)
+
+    async with (
+        candidate(api_server.kubeconfig, namespace, "a") as a,
+        candidate(api_server.kubeconfig, namespace, "b") as b,
+    ):
+        await a.acquire()  # and dies
+        annotating = asyncio.create_task(annotate())
+        try:
+            await asyncio.wait_for(b.acquire(), 30)
+        finally:
+            annotating.cancel()
+    assert (await spec_of(admin, namespace))["holderIdentity"] == b.identity
 
 
 async def test_a_lease_that_another_holds_ends_the_leadership_at_once(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.support import builders
 from triton_pipelines.app.config import (
     OperatorConfig,
     OperatorConfigError,
@@ -13,7 +16,8 @@ from triton_pipelines.app.config import (
     variable_of,
 )
 from triton_pipelines.autoscaling.metrics.connections_file import ConnectionsError
-from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES, PodTemplateMode
+from triton_pipelines.compile.graph.options import DEFAULT_FAMILY_IMAGES, Options, PodTemplateMode
+from triton_pipelines.compile.render import tuning_objects
 
 
 def test_defaults_are_valid_and_cluster_wide() -> None:
@@ -124,3 +128,29 @@ def test_every_option_has_a_variable_and_a_description() -> None:
     for name in OperatorConfig.model_fields:
         assert variable_of(name).startswith("TRITONPIPE_")
         assert name in (OperatorConfig.__doc__ or ""), name
+
+
+def test_a_tuning_job_judges_by_the_operators_options() -> None:
+    config = OperatorConfig(
+        images={"default": "mirror/server:25.08", "vllm": "mirror/vllm:25.08"},
+        loader_image="mirror/operator:1",
+        image_pull_policy="Always",
+        source_map=("hf://=https://hub.example.com",),
+        substitute_runner=frozenset({"onnxruntime_onnx"}),
+        custom_code="forbid",
+        pod_template="allow",
+        service_accounts=("reader",),
+        pod_metadata=("example.com/*",),
+        operator_key_secret="other",
+        operator_namespace="ops",
+    )
+    options = config.render_options
+    fixed = {"models_path", "engines_path"}
+    assert [
+        one.name
+        for one in dataclasses.fields(Options)
+        if one.name not in fixed and getattr(options, one.name) == getattr(Options(), one.name)
+    ] == [], "every option differs from its default here"
+    made = tuning_objects.inputs(builders.pipeline(), "run", {}, options.server_image, options)
+    given = json.loads(made["data"][tuning_objects.FILE_OPTIONS])
+    assert OperatorConfig.model_validate(given).render_options == options

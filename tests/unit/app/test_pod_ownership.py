@@ -288,3 +288,26 @@ def test_only_own_deployments_take_the_places_of_rollouts(place: Place) -> None:
     unowned = {**deployment["metadata"], "ownerReferences": [], "resourceVersion": "2"}
     store.put(DEPLOYMENTS, {**deployment, "metadata": unowned})
     assert rolling_pipelines(store) == set()
+
+
+async def test_forged_owner_references_do_not_keep_a_real_one_from_being_read(
+    place: Place,
+) -> None:
+    store, _, made, pod = place
+    for number in range(READS_MAX):
+        metadata = pod["metadata"] | {
+            "name": f"aaa-{number:02}",
+            "uid": f"{number}",
+            "ownerReferences": [reference(name=f"sentiment-{number}", uid=f"forged-{number}")],
+        }
+        store.put(PODS, {**pod, "metadata": metadata})
+    store.put(PODS, pod)
+    client = CountingClient(made)
+    reconciler = reconciler_of(client, store)
+    first = await reconciler.reconcile(KEY)
+    assert first.requeue_after is not None
+    assert first.requeue_after <= 1.0
+    await reconciler.reconcile(KEY)
+    assert len(client.asked) > READS_MAX
+    real = pod["metadata"]["ownerReferences"][0]["uid"]
+    assert reconciler.handover.replica_sets[KEY][real].deployment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from kubernetes.aio.client import Configuration
@@ -23,7 +24,7 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS
 
 
 def record(holder: str = "", duration: float = 15.0) -> LeaseRecord:
-    return LeaseRecord(holder, duration, 3, "42")
+    return LeaseRecord(holder, duration, 3, ("", ""))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ def test_next_action(holder: str, age: float, action: LeaseAction) -> None:
 @pytest.mark.parametrize(
     ("lease", "expected"),
     [
-        ({}, LeaseRecord("", 15.0, 0, "")),
-        ({"spec": None}, LeaseRecord("", 15.0, 0, "")),
+        ({}, LeaseRecord("", 15.0, 0, ("", ""))),
+        ({"spec": None}, LeaseRecord("", 15.0, 0, ("", ""))),
         (
             {
                 "metadata": {"resourceVersion": "7"},
@@ -54,12 +55,13 @@ def test_next_action(holder: str, age: float, action: LeaseAction) -> None:
                     "holderIdentity": "a",
                     "leaseDurationSeconds": 40,
                     "leaseTransitions": 2,
+                    "renewTime": "now",
                 },
             },
-            LeaseRecord("a", 40.0, 2, "7"),
+            LeaseRecord("a", 40.0, 2, ("", "now")),
         ),
         # A duration that would prevent any takeover.
-        ({"spec": {"leaseDurationSeconds": 2**31 - 1}}, LeaseRecord("", 3600.0, 0, "")),
+        ({"spec": {"leaseDurationSeconds": 2**31 - 1}}, LeaseRecord("", 3600.0, 0, ("", ""))),
     ],
 )
 def test_record_of_a_lease(lease: dict[str, Any], expected: LeaseRecord) -> None:
@@ -95,9 +97,13 @@ async def test_the_operators_client_asks_the_elector() -> None:
         operator._elector = LeaderElector(client, "n", "operator", "a")
         with pytest.raises(NotLeading):
             await client.create(TARGET)
+        operator._enqueue(("n", "a"))
+        assert operator.queue.depth == 0, "a standby would collect every pipeline"
         operator._elector._valid_until = float("inf")
         with pytest.raises(Unavailable):
             await client.create(TARGET)
+        operator._enqueue(("n", "a"))
+        assert operator.queue.depth == 1
 
 
 async def test_who_does_not_lead_writes_nothing() -> None:
@@ -107,3 +113,12 @@ async def test_who_does_not_lead_writes_nothing() -> None:
                 await write
         with pytest.raises(NotLeading):
             await client.delete(CONFIG_MAPS, "n", "a")
+
+
+async def test_a_release_fails_without_an_error() -> None:
+    async with Client(login) as client:
+        await LeaderElector(client, "n", "operator", "a").release()
+        odd = AsyncMock(return_value={"metadata": {}, "spec": {"leaseDurationSeconds": "long"}})
+        with patch.object(Client, "get", odd):
+            await LeaderElector(client, "n", "operator", "a").release()
+    assert odd.await_count == 1

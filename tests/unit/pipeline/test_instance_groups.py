@@ -10,6 +10,7 @@ from tests.support import builders
 from triton_pipelines.compile.graph import Graph, build
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.graph import Step
+from triton_pipelines.compile.graph.instance_groups import moved_to_cpu
 from triton_pipelines.compile.graph.quantities import bytes_of, millis
 from triton_pipelines.compile.render.errors import RefusedError
 from triton_pipelines.compile.render.model_config import configs, parse, step_config
@@ -136,3 +137,26 @@ def test_tuning_tries_no_other_counts() -> None:
     pipeline, graph = builders.pipeline(**changes), builders.graph(**changes)
     found = {one.model_instances for one in setting_grid(pipeline, graph, 1, 4.0)}
     assert found == {setting_of(graph).model_instances} == {3}
+
+
+@pytest.mark.parametrize(
+    ("listed", "gpus", "running", "on_cpu"),
+    [
+        ([{"count": 1, "kind": "GPU", "gpus": [0, 1, 2, 3]}], 4, 4, 1),
+        ([{"count": 2, "kind": "GPU"}], 4, 8, 2),
+        ([{"count": 2, "kind": "GPU", "gpus": [0]}, {"count": 3, "kind": "CPU"}], 4, 5, 5),
+    ],
+    ids=str,
+)
+def test_running_instances_are_counted_once_per_gpu(
+    listed: list[dict[str, Any]], gpus: int, running: int, on_cpu: int
+) -> None:
+    changes = groups(*listed, **{}) | {"server": {"gpu": {"count": gpus}}}
+    graph = builders.graph(**changes)
+    model = model_of(graph)
+    assert model.instances.processes(gpus) == (running, running)
+    limits = limits_of(builders.pipeline(**changes), graph, "r")
+    assert limits.gpu_instances["model"] == running
+    moved = moved_to_cpu(model.instances)
+    assert moved.processes(0) == (on_cpu, on_cpu)
+    assert moved.counts.initial == on_cpu

@@ -98,3 +98,12 @@ def test_tokens_of_a_repeated_tokenizer_are_tokens() -> None:
 def test_a_repeated_step_cannot_be_tuned() -> None:
     with pytest.raises(NotTunableError, match=r"spec\.repeatedSteps: tuning predicts"):
         tuned_step(siamese()[1])
+
+
+def test_a_model_with_sequences_cannot_be_repeated() -> None:
+    pipeline, graph = siamese(
+        model={"sequenceBatching": {"strategy": "Direct", "maxSequenceIdleMicroseconds": 1_000_000}}
+    )
+    found = [(one.path, one.message) for one in check(pipeline, graph, Options())]
+    (message,) = (message for path, message in found if path == "spec.repeatedSteps[0].step")
+    assert "has sequenceBatching" in message

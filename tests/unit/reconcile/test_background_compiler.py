@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests.support import builders
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.controllers.pipeline import background_compiler
-from triton_pipelines.controllers.pipeline.background_compiler import BackgroundCompiler
+from triton_pipelines.controllers.pipeline.background_compiler import THREADS, BackgroundCompiler
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
@@ -35,6 +37,19 @@ async def compiled_by(compiler: BackgroundCompiler, raw: dict[str, Any]) -> Any:
     return await compiler.compile(KEY, spec, snapshot_of(raw))
 
 
+async def compilations(
+    compiler: BackgroundCompiler, namespace: str, count: int
+) -> list[asyncio.Task[Any]]:
+    """Start to compile this many large specs of a namespace."""
+    raws = [large_document(800 + number) for number in range(count)]
+    keys = [(namespace, f"p{number}") for number in range(count)]
+    specs = [await compiler.read(key, raw) for key, raw in zip(keys, raws, strict=True)]
+    return [
+        asyncio.create_task(compiler.compile(key, spec, snapshot_of(raw)))
+        for key, spec, raw in zip(keys, specs, raws, strict=True)
+    ]
+
+
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that compiled."""
@@ -47,6 +62,32 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(background_compiler, "compile_parsed", recorded)
     return names
+
+
+class Slow:
+    """Compiles only once it may end; until then the first call uses CPU."""
+
+    def __init__(self, compile_parsed: Callable[..., Any]) -> None:
+        self.calls = 0
+        self.started = threading.Event()
+        self._compile_parsed = compile_parsed
+        self._ended, self._passing = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        self.started.set()
+        until = time.monotonic() + 30
+        passes = self._passing.is_set()
+        while not passes and not self._ended.is_set() and time.monotonic() < until:
+            pass
+        return self._compile_parsed(*arguments)
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def pass_others(self) -> None:
+        """Calls from now on are not slow."""
+        self._passing.set()
 
 
 async def test_a_large_spec_is_compiled_once_in_a_thread(threads: list[str]) -> None:
@@ -66,38 +107,59 @@ async def test_a_small_spec_needs_no_thread(threads: list[str]) -> None:
     assert threads == []
 
 
-async def test_a_spec_over_its_budget_has_a_finding_and_delays_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    release, calls = threading.Event(), []
-    compile_parsed = background_compiler.compile_parsed
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    made = Slow(background_compiler.compile_parsed)
+    monkeypatch.setattr(background_compiler, "compile_parsed", made)
+    return made
 
-    def slow(*arguments: Any) -> Any:
-        calls.append(arguments)
-        release.wait(30)
-        return compile_parsed(*arguments)
 
-    monkeypatch.setattr(background_compiler, "compile_parsed", slow)
+async def test_a_spec_over_its_budget_has_a_finding_and_delays_no_other(slow: Slow) -> None:
     compiler = BackgroundCompiler(Resolver(OPTIONS))
     raw = large_document()
     spec = await compiler.read(KEY, raw)
     compiler.budget_seconds = 0.05
     compiler.take_cpu_seconds(KEY)
-    for _ in range(2):  # The second waits for the same thread.
-        found = await compiler.compile(KEY, spec, snapshot_of(raw))
-        assert [(item.path, item.code) for item in found] == [("spec", "too-large")]
-        assert "takes longer than 0.05 s" in found[0].message
-        assert compiler.take_cpu_seconds(KEY) == pytest.approx(0.05)
-    assert len(calls) == 1
+    found = await compiler.compile(KEY, spec, snapshot_of(raw))
+    assert [(item.path, item.code) for item in found] == [("spec", "too-large")]
+    assert "takes more than 0.05 s of CPU time" in found[0].message
+    assert compiler.take_cpu_seconds(KEY) >= 0.05
     other = builders.document(name="other")
     small = await compiler.read(("nlp", "other"), other)
     assert isinstance(
         await compiler.compile(("nlp", "other"), small, snapshot_of(other)), CompiledPipeline
     )
-    release.set()
+    # The verdict stays, also when the thread has ended, until the spec changes.
+    slow.end()
     compiler.budget_seconds = 30.0
+    assert await compiler.compile(KEY, spec, snapshot_of(raw)) != []
+    assert slow.calls == 1
+    changed = large_document(801)
+    spec = await compiler.read(KEY, changed)
+    assert isinstance(await compiler.compile(KEY, spec, snapshot_of(changed)), CompiledPipeline)
+
+
+async def test_slow_specs_of_one_namespace_occupy_one_thread(slow: Slow) -> None:
+    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    tasks = await compilations(compiler, "hostile", 2 * THREADS)
+    await asyncio.to_thread(slow.started.wait, 30)
+    slow.pass_others()
+    raw = large_document(900)
+    spec = await compiler.read(KEY, raw)
     assert isinstance(await compiler.compile(KEY, spec, snapshot_of(raw)), CompiledPipeline)
-    assert len(calls) == 1
+    assert slow.calls == 2, "one of the hostile namespace, and the other one"
+    slow.end()
+    assert all(isinstance(made, CompiledPipeline) for made in await asyncio.gather(*tasks))
+
+
+async def test_waiting_for_a_thread_is_not_charged(slow: Slow) -> None:
+    """Valid specs that wait for each other are not over their budget."""
+    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    compiler.budget_seconds = 5.0
+    tasks = await compilations(compiler, "nlp", 3)
+    await asyncio.to_thread(slow.started.wait, 30)
+    slow.end()
+    assert all(isinstance(made, CompiledPipeline) for made in await asyncio.gather(*tasks))
 
 
 async def test_the_event_loop_runs_while_a_large_spec_is_compiled() -> None:

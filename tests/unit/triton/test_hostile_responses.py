@@ -21,6 +21,7 @@ from triton_pipelines.triton.errors import RejectedError, TooLargeError
 from triton_pipelines.triton.probe import ProbeRequest, probe
 from triton_pipelines.triton.response_limits import (
     DESCRIPTION_BYTES_MAX,
+    FIELDS_MAX,
     TOO_LARGE,
     UNREADABLE,
     ResponseBudget,
@@ -209,3 +210,12 @@ def test_a_budget_gives_few_clients_the_large_limit() -> None:
         raise KeyError
     with budget.share() as third:
         assert third == 10
+
+
+def test_the_number_of_fields_is_limited() -> None:
+    few = service_pb2.ModelInferResponse(raw_output_contents=[b""] * (FIELDS_MAX // 2))
+    many = service_pb2.ModelInferResponse(raw_output_contents=[b""] * (2 * FIELDS_MAX))
+    assert description_bytes(memoryview(few.SerializeToString()), (6,)) == FIELDS_MAX
+    encoded = memoryview(many.SerializeToString())
+    assert len(encoded) < DESCRIPTION_BYTES_MAX
+    assert description_bytes(encoded, (6,)) > DESCRIPTION_BYTES_MAX

@@ -70,7 +70,7 @@ class StepInstances:
 
         Triton counts instances of ``KIND_GPU`` per GPU.
         """
-        if len(self.groups) == 1:
+        if self.scaled:
             devices = _devices(self.groups[0], gpus)
             return self.counts.initial * devices, self.counts.max * devices
         total = sum(group.count * _devices(group, gpus) for group in self.groups)
@@ -111,8 +111,11 @@ def several_groups(declared: Sequence[InstanceGroup], default: InstanceKind) -> 
         _placed_group(group, default, f"instances.groups[{index}]")
         for index, group in enumerate(declared)
     )
-    total = sum(group.count * (len(group.gpus) or 1) for group in groups)
-    return StepInstances(CountBounds(total, total, total), groups)
+    return StepInstances(_total(sum(one.count * (len(one.gpus) or 1) for one in groups)), groups)
+
+
+def _total(count: int) -> CountBounds:
+    return CountBounds(count, count, count)
 
 
 def _placed_group(declared: InstanceGroup, default: InstanceKind, field: str) -> PlacedGroup:
@@ -133,7 +136,8 @@ def moved_to_cpu(instances: StepInstances) -> StepInstances:
         replace(group, kind=triton_kind(InstanceKind.CPU), gpus=(), profiles=())
         for group in instances.groups
     )
-    return replace(instances, groups=groups)
+    counts = instances.counts if instances.scaled else _total(sum(one.count for one in groups))
+    return replace(instances, counts=counts, groups=groups)
 
 
 def triton_kind(kind: InstanceKind) -> str:

@@ -65,6 +65,13 @@ def check_repeated(pipeline: InferencePipeline, graph: Graph) -> Iterator[Findin
         if original is None:
             yield _unknown_step(declared, f"{path}.step", spec, list(originals))
             continue
+        if original.sequences is not None:
+            yield Finding(
+                f"{path}.step",
+                f"{declared.step} has sequenceBatching, so Triton would mix the requests of both"
+                " steps in one sequence; declare a step with a model of its own",
+                code=FindingCode.FIELD_COMBINATION,
+            )
         names = [entry.tensor.name for entry in original.inputs]
         for place, given in enumerate(declared.inputs):
             if given.name not in names:

@@ -100,10 +100,20 @@ def inputs(
 
     It contains the resource, and the operator's options that it was rendered with.
     """
+    # Options of the operator's configuration. With other ones, the Job would judge the resource
+    # by other rules than the operator.
     used_options = {
         "images": {"default": server_image, **options.family_images},
-        "substitute_runner": sorted(options.substitute_runner),
+        "loader_image": options.loader_image,
+        "image_pull_policy": options.image_pull_policy,
         "source_map": list(options.source_map),
+        "substitute_runner": sorted(options.substitute_runner),
+        "custom_code": "allow" if options.custom_code_allowed else "forbid",
+        "pod_template": options.pod_template.value,
+        "service_accounts": list(options.service_accounts),
+        "pod_metadata": list(options.pod_metadata),
+        "operator_key_secret": options.operator_key_secret,
+        "operator_namespace": options.operator_namespace,
     }
     data = {
         FILE_PIPELINE: json.dumps(document, sort_keys=True, indent=1),

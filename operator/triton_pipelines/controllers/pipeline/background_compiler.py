@@ -6,7 +6,9 @@ Small specs are compiled at once: that takes less time than a change of threads 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,12 +24,31 @@ from .snapshot import Object, Snapshot
 # Bytes of a spec from which on it is compiled in a thread.
 LARGE_SPEC: Final = 16 * 1024
 THREADS: Final = 4
-# Seconds that a spec may take; the largest valid ones take less than one.
+# CPU seconds that a spec may take; the largest valid ones take less than one.
 BUDGET_SECONDS: Final = 10.0
 
 
 class OverBudgetError(Exception):
-    """A spec takes longer than its budget; its thread continues."""
+    """A spec takes more CPU time than its budget; its thread continues."""
+
+
+class _Job:
+    """One call in a thread, with the CPU time that it takes."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._clock: int | None = None
+        self._began = 0.0
+
+    def __call__(self) -> Any:
+        clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._began = time.clock_gettime(clock)
+        self._clock = clock
+        return self._call()
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time since the call began; 0 while it waits for a thread."""
+        return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._began
 
 
 @dataclass(slots=True)
@@ -37,14 +58,16 @@ class BackgroundCompiler:
     resolver: Resolver
     """Caches parsed and compiled specs."""
     budget_seconds: float = BUDGET_SECONDS
-    """Time that the parsing or the compilation of one spec may take."""
+    """CPU time that the parsing or the compilation of one spec may take. Waiting does not count."""
     large_spec: int = LARGE_SPEC
     """Bytes of a spec from which on a thread is used."""
     _executor: ThreadPoolExecutor = field(init=False)
-    _started: dict[Key, tuple[object, asyncio.Future[tuple[Any, float]]]] = field(
-        default_factory=dict, init=False
+    _rejected: dict[Key, object] = field(default_factory=dict, init=False)
+    """The work of each pipeline that exceeded the budget. It is not tried again."""
+    _places: weakref.WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=weakref.WeakValueDictionary, init=False
     )
-    """What was started for each pipeline and has not been used yet."""
+    """One thread per namespace, so that no namespace occupies all of them."""
     _cpu_seconds: dict[Key, float] = field(default_factory=dict, init=False)
     """CPU time spent on each pipeline since it was last taken."""
 
@@ -88,34 +111,37 @@ class BackgroundCompiler:
     def forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline, also by the resolver."""
         self.resolver.forget(key)
-        self._started.pop(key, None)
+        self._rejected.pop(key, None)
         self._cpu_seconds.pop(key, None)
 
     async def _run(self, key: Key, work: object, call: Callable[[], Any]) -> Any:
         """Run a call in a thread and return its result.
 
-        A call that was started before for the same work is waited for again, never repeated.
-
         Raises:
-            OverBudgetError: it has not ended within the budget.
+            OverBudgetError: it has exceeded its budget, now or before.
         """
-        started = self._started.get(key)
-        if started is None or started[0] != work:
-            loop = asyncio.get_running_loop()
-            started = work, loop.run_in_executor(self._executor, _timed, call)
-            self._started[key] = started
-        try:
-            result, seconds = await asyncio.wait_for(
-                asyncio.shield(started[1]), self.budget_seconds
-            )
-        except TimeoutError as error:
-            self._count(key, self.budget_seconds)
-            raise OverBudgetError from error
-        finally:
-            if started[1].done():
-                self._started.pop(key, None)
-        self._count(key, seconds)
-        return result
+        if self._rejected.get(key) == work:
+            raise OverBudgetError
+        self._rejected.pop(key, None)
+        place = self._places.setdefault(key[0], asyncio.Lock())
+        await place.acquire()
+        job = _Job(call)
+        future = asyncio.get_running_loop().run_in_executor(self._executor, job)
+
+        def end(_: object) -> None:
+            place.release()
+            if not future.cancelled():
+                future.exception()  # nobody may wait for it any more
+
+        future.add_done_callback(end)
+        while not future.done():
+            await asyncio.wait({future}, timeout=self.budget_seconds)
+            if not future.done() and job.cpu_seconds() >= self.budget_seconds:
+                self._rejected[key] = work
+                self._count(key, job.cpu_seconds())
+                raise OverBudgetError
+        self._count(key, job.cpu_seconds())
+        return future.result()
 
     def _count(self, key: Key, seconds: float) -> None:
         self._cpu_seconds[key] = self._cpu_seconds.get(key, 0.0) + seconds
@@ -123,14 +149,7 @@ class BackgroundCompiler:
     def _finding(self) -> Finding:
         return Finding(
             "spec",
-            f"takes longer than {self.budget_seconds:g} s to compile; shorten its lists and texts,"
-            " or split the pipeline",
+            f"takes more than {self.budget_seconds:g} s of CPU time to compile; shorten its lists"
+            " and texts, or split the pipeline",
             code=FindingCode.TOO_LARGE,
         )
-
-
-def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return a call's result and the CPU seconds of its thread."""
-    begin = time.thread_time()
-    result = call()
-    return result, time.thread_time() - begin

@@ -28,6 +28,8 @@ from .snapshot import LABEL_TEMPLATE_HASH, Pod, is_alive
 # Maximum number of ReplicaSets that one iteration reads: pods with forged owner references must not
 # delay other pipelines. A Deployment has pods of two or three at a time.
 READS_MAX: Final = 16
+# Seconds until the next iteration if some were not read in this one.
+NEXT_READ_SECONDS: Final = 1.0
 # A ReplicaSet that was not one of the pipeline's is read again after this long (seconds): a
 # Deployment that was recreated adopts those of its predecessor.
 REREAD_SECONDS: Final = 10.0
@@ -62,7 +64,10 @@ class PodObserver:
     def recheck_after(self, key: Key) -> float | None:
         """Return the seconds until a ReplicaSet is read again; ``None`` if all are known."""
         known = self.handover.replica_sets.get(key, {})
-        return REREAD_SECONDS if unknown_replica_sets(self.store, known, key) else None
+        unknown = unknown_replica_sets(self.store, known, key)
+        if unknown.keys() - known.keys():
+            return NEXT_READ_SECONDS
+        return REREAD_SECONDS if unknown else None
 
     def mark_deleted(self, key: Key, uid: str) -> None:
         """Remember that a pod was deleted until the watch reports it."""
@@ -84,6 +89,7 @@ class PodObserver:
             for uid, name in unknown_replica_sets(self.store, known, key).items()
             if uid not in known or now - known[uid].at >= REREAD_SECONDS
         ]
+        due.sort(key=lambda item: item[0] in known)  # those that were never read first
         for uid, name in due[:READS_MAX]:
             known[uid] = await self._read(key[0], name, uid, now)
 
