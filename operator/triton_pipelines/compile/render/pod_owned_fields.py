@@ -12,7 +12,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.graph.server_settings import refused_variable
 
-from .pod_schema import item_path
+from .pod_schema import as_mapping, mapping_items
 
 PATH = "spec.server.podTemplate"
 _OURS = "is set by the operator; "
@@ -56,18 +56,6 @@ _OWN_MOUNTS = (*_OWN_TREES, "/tmp", "/")  # noqa: S108
 
 
 # --- Parts that the operator owns -----------------------------------------------------------------
-
-
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, else an empty one; a later check reports the type."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _items(value: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield path and item of every mapping in a list."""
-    for index, item in enumerate(value if isinstance(value, list) else []):
-        if isinstance(item, Mapping):
-            yield f"{field}{item_path(field.rpartition('.')[2], index, item)}", item
 
 
 def owned_fields(
@@ -197,7 +185,7 @@ def _containers(
         ("containers", names.CONTAINER_SERVER),
         ("initContainers", names.CONTAINER_LOADER),
     ):
-        for where, item in _items(spec.get(part), part):
+        for where, item in mapping_items(spec.get(part), part):
             here = f"{path}.{where}"
             name = item.get("name")
             if name == own:
@@ -211,7 +199,7 @@ def _containers(
                     " (--custom-code=forbid); remove them, or ask the operator's administrator",
                     code=FindingCode.FORBIDDEN,
                 )
-            for mounted, mount in _items(item.get("volumeMounts"), "volumeMounts"):
+            for mounted, mount in mapping_items(item.get("volumeMounts"), "volumeMounts"):
                 if (
                     name != own
                     and mount.get("name") == names.VOLUME_DATA
@@ -255,7 +243,7 @@ def _own_container(
                 (f"{_OURS}null would remove it entirely"),
                 code=FindingCode.RESERVED,
             )
-    for where, variable in _items(item.get("env"), "env"):
+    for where, variable in mapping_items(item.get("env"), "env"):
         name, value = str(variable.get("name")), variable.get("value")
         own = loader and (name in ("HOME", "HF_HOME") or name.startswith("TRITONPIPE_"))
         if (
@@ -264,7 +252,7 @@ def _own_container(
             else refused_variable(name, value if isinstance(value, str) else None, server)
         ):
             yield Finding(f"{path}.{where}", why, code=FindingCode.RESERVED)
-    for where, mount in _items(item.get("volumeMounts"), "volumeMounts"):
+    for where, mount in mapping_items(item.get("volumeMounts"), "volumeMounts"):
         target = str(mount.get("mountPath")).rstrip("/") or "/"
         if target in _OWN_MOUNTS or target.startswith(tuple(f"{tree}/" for tree in _OWN_TREES)):
             yield Finding(
@@ -319,7 +307,7 @@ def _resources(
 
 def _volumes(spec: Mapping[str, Any], ours: set[str], path: str) -> Iterator[Finding]:
     """Check that of the operator's volumes only the size of a folder on disk is changed."""
-    for where, item in _items(spec.get("volumes"), "volumes"):
+    for where, item in mapping_items(spec.get("volumes"), "volumes"):
         name = item.get("name")
         if name not in ours:
             continue

@@ -66,6 +66,18 @@ def item_path(field: str, index: int, item: Any) -> str:
     return f"[{key}]" if isinstance(key, str) else f"[{index}]"
 
 
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, else an empty one; a later check reports the type."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def mapping_items(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield path and item of every mapping in the list at ``path``."""
+    for index, item in enumerate(value if isinstance(value, list) else []):
+        if isinstance(item, Mapping):
+            yield f"{path}{item_path(path.rpartition('.')[2], index, item)}", item
+
+
 def _check(value: Any, kind: str, path: str, field: str) -> Iterator[Finding]:
     if kind.startswith("["):
         if not isinstance(value, list):

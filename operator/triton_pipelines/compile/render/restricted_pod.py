@@ -25,7 +25,7 @@ from triton_pipelines.compile.graph.server_settings import (
     RESERVED_GPU_ENVIRONMENT,
 )
 
-from .pod_schema import item_path
+from .pod_schema import as_mapping, mapping_items
 
 _HOST: Final = {
     "hostNetwork": "gives the pod the network of its node",
@@ -103,18 +103,18 @@ def restricted_fields(given: Any, namespace: str, options: Options, path: str) -
         options: The operator's options.
         path: Field of the resource that contains ``given``.
     """
-    yield from _metadata(_mapping(_mapping(given).get("metadata")), options, f"{path}.metadata")
-    pod, path = _mapping(_mapping(given).get("spec")), f"{path}.spec"
+    yield from _metadata(as_mapping(as_mapping(given).get("metadata")), options, f"{path}.metadata")
+    pod, path = as_mapping(as_mapping(given).get("spec")), f"{path}.spec"
     for field, effect in _HOST.items():
         if pod.get(field):
             yield _refused(f"{path}.{field}", effect)
     for field in ("serviceAccountName", "serviceAccount"):
         yield from check_account(str(pod.get(field) or ""), f"{path}.{field}", options)
-    yield from _security(_mapping(pod.get("securityContext")), f"{path}.securityContext")
+    yield from _security(as_mapping(pod.get("securityContext")), f"{path}.securityContext")
     for part in ("containers", "initContainers"):
-        for where, item in _items(pod, part, path):
+        for where, item in mapping_items(pod.get(part), f"{path}.{part}"):
             yield from _container(item, namespace, options, where)
-    for where, item in _items(pod, "volumes", path):
+    for where, item in mapping_items(pod.get("volumes"), f"{path}.volumes"):
         yield from _volume(item, namespace, options, where)
 
 
@@ -122,26 +122,14 @@ def _refused(path: str, why: str) -> Finding:
     return forbidden(path, f"{why}; remove it")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, else an empty one; the schema reports the type."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _items(parent: Mapping[str, Any], field: str, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield path and item of every mapping in a list."""
-    for index, item in enumerate(_list(parent.get(field))):
-        if isinstance(item, Mapping):
-            yield f"{path}.{field}{item_path(field, index, item)}", item
 
 
 def _metadata(given: Mapping[str, Any], options: Options, path: str) -> Iterator[Finding]:
     patterns = (*SAFE_POD_METADATA, *options.pod_metadata)
     for part in ("labels", "annotations"):
-        for key, value in _mapping(given.get(part)).items():
+        for key, value in as_mapping(given.get(part)).items():
             allowed = any(fnmatch.fnmatchcase(str(key), one) for one in patterns)
             # The operator's own keys have a check of their own.
             if allowed or value is None or str(key).startswith(f"{names.GROUP}/"):
@@ -158,16 +146,16 @@ def _metadata(given: Mapping[str, Any], options: Options, path: str) -> Iterator
 def _container(
     item: Mapping[str, Any], namespace: str, options: Options, path: str
 ) -> Iterator[Finding]:
-    security, at = _mapping(item.get("securityContext")), f"{path}.securityContext"
+    security, at = as_mapping(item.get("securityContext")), f"{path}.securityContext"
     yield from _security(security, at)
     if security.get("privileged"):
         yield _refused(f"{at}.privileged", "gives the container all rights on its node")
-    for name in _list(_mapping(security.get("capabilities")).get("add")):
+    for name in _list(as_mapping(security.get("capabilities")).get("add")):
         if name not in _CAPABILITIES:
             yield _refused(f"{at}.capabilities.add", f"{name} gives rights on the node")
     if (security.get("procMount") or "Default") != "Default":
         yield _refused(f"{at}.procMount", "shows parts of /proc that are hidden for protection")
-    for where, port in _items(item, "ports", path):
+    for where, port in mapping_items(item.get("ports"), f"{path}.ports"):
         if port.get("hostPort"):
             yield _refused(f"{where}.hostPort", "opens a port of the node")
     yield from _handlers(item, path)
@@ -177,42 +165,42 @@ def _container(
 def _security(security: Mapping[str, Any], path: str) -> Iterator[Finding]:
     """Check what pods and containers have in common."""
     for field in ("seccompProfile", "appArmorProfile"):
-        kind = _mapping(security.get(field)).get("type")
+        kind = as_mapping(security.get(field)).get("type")
         if kind is not None and kind not in _PROFILES:
             yield _refused(f"{path}.{field}.type", f"{kind} removes a protection of the node")
-    selinux = _mapping(security.get("seLinuxOptions"))
+    selinux = as_mapping(security.get("seLinuxOptions"))
     for field in ("user", "role", "type"):
         value = selinux.get(field) or ""
         if value and not (field == "type" and value in _SELINUX_TYPES):
             yield _refused(f"{path}.seLinuxOptions.{field}", "removes a protection of the node")
-    if _mapping(security.get("windowsOptions")).get("hostProcess"):
+    if as_mapping(security.get("windowsOptions")).get("hostProcess"):
         yield _refused(f"{path}.windowsOptions.hostProcess", "runs the container on its node")
-    for where, item in _items(security, "sysctls", path):
+    for where, item in mapping_items(security.get("sysctls"), f"{path}.sysctls"):
         if item.get("name") not in _SYSCTLS:
             yield _refused(where, f"{item.get('name')} is not a safe sysctl")
 
 
 def _handlers(item: Mapping[str, Any], path: str) -> Iterator[Finding]:
     """Check probes and lifecycle hooks, which the kubelet sends from the node's network."""
-    lifecycle = _mapping(item.get("lifecycle"))
+    lifecycle = as_mapping(item.get("lifecycle"))
     handlers = [(f"{path}.{name}", item.get(name)) for name in _PROBES] + [
         (f"{path}.lifecycle.{name}", lifecycle.get(name)) for name in ("postStart", "preStop")
     ]
     for where, handler in handlers:
         for action in ("httpGet", "tcpSocket"):
-            if _mapping(_mapping(handler).get(action)).get("host"):
+            if as_mapping(as_mapping(handler).get(action)).get("host"):
                 yield _refused(f"{where}.{action}.host", "sends requests from the node")
 
 
 def _environment(
     item: Mapping[str, Any], namespace: str, options: Options, path: str
 ) -> Iterator[Finding]:
-    for where, variable in _items(item, "env", path):
-        reference = _mapping(_mapping(variable.get("valueFrom")).get("secretKeyRef"))
+    for where, variable in mapping_items(item.get("env"), f"{path}.env"):
+        reference = as_mapping(as_mapping(variable.get("valueFrom")).get("secretKeyRef"))
         at = f"{where}.valueFrom.secretKeyRef.name"
         yield from check_secret(str(reference.get("name") or ""), at, namespace, options)
-    for where, source in _items(item, "envFrom", path):
-        secret = str(_mapping(source.get("secretRef")).get("name") or "")
+    for where, source in mapping_items(item.get("envFrom"), f"{path}.envFrom"):
+        secret = str(as_mapping(source.get("secretRef")).get("name") or "")
         yield from check_secret(secret, f"{where}.secretRef.name", namespace, options)
         prefix = str(source.get("prefix") or "").upper()
         if item.get("name") in _OWN_CONTAINERS and _can_be_reserved(prefix):
@@ -239,13 +227,14 @@ def _volume(
             "is a folder of the node" if kind == "hostPath" else "mounts storage in the node's name"
         )
         yield forbidden(f"{path}.{kind}", f"{why}; use a persistentVolumeClaim")
-    secret = _mapping(item.get("secret")).get("secretName")
-    publish = _mapping(_mapping(item.get("csi")).get("nodePublishSecretRef")).get("name")
+    secret = as_mapping(item.get("secret")).get("secretName")
+    publish = as_mapping(as_mapping(item.get("csi")).get("nodePublishSecretRef")).get("name")
     for at, name in (("secret.secretName", secret), ("csi.nodePublishSecretRef.name", publish)):
         if name is not None:
             yield from check_secret(str(name), f"{path}.{at}", namespace, options)
-    for where, source in _items(_mapping(item.get("projected")), "sources", f"{path}.projected"):
+    sources = as_mapping(item.get("projected")).get("sources")
+    for where, source in mapping_items(sources, f"{path}.projected.sources"):
         for kind in sorted(set(source) - _PROJECTED):
             yield _refused(f"{where}.{kind}", "gives the pod the identity of its service account")
-        if name := _mapping(source.get("secret")).get("name"):
+        if name := as_mapping(source.get("secret")).get("name"):
             yield from check_secret(str(name), f"{where}.secret.name", namespace, options)
