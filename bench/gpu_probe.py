@@ -27,7 +27,7 @@ from triton_pipelines.runtime.onnx_runner.batches import (
 )
 
 REHEARSED = real_step.STEP == real_step.CPU
-ROWS, TOKENS = ((1, 4), (16,)) if REHEARSED else ((1, 8, 32, 64), (16, 64, 128, 512))
+ROWS, TOKENS = (1, 8, 32, 64), (16, 64, 128, 512)
 RUNS = 5
 PADS = {"input_ids": 0, "attention_mask": 0}
 PROVIDER = "CUDAExecutionProvider" if not REHEARSED else "CPUExecutionProvider"

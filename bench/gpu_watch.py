@@ -35,9 +35,15 @@ def utilization(into: list[float]) -> Iterator[None]:
     if not has_nvml():
         yield
         return
-    with nvml.Sampler(nvml.gpu(None).handle) as sampler:
-        yield
-    into.append(sampler.summary()["mean_percent"])
+    import pynvml
+
+    try:
+        with nvml.Sampler(nvml.gpu(None).handle) as sampler:
+            yield
+        into.append(sampler.summary()["mean_percent"])
+    except pynvml.NVMLError as error:
+        # The load has been measured; its utilization stays unknown.
+        print(f"NVML: {error}", flush=True)
 
 
 def refuse_idle_memory(instances: int) -> None:

@@ -9,7 +9,6 @@ where padding costs more than another run. With ``STEP=gpu`` the step is a real 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import statistics
@@ -93,23 +92,23 @@ def variants() -> Sequence[Variant]:
 def run() -> None:
     """Measure, print and write S1 and S2 with their parts; 6 minutes."""
     real_step.prepare()
-    chosen = _startable(variants())
-    found: dict[str, list[LoadSummary]] = {variant.name: [] for variant in chosen}
+    startable = _startable(variants())
+    found: dict[str, list[LoadSummary]] = {}
+    busy: dict[str, list[float]] = {}
     texts, order = workload(), random.Random(1)
     gpu = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
     cpu = LoadSpec(concurrency=CPU_CLIENTS, duration_s=SECONDS * CPU_FACTOR, warmup_s=WARM_SECONDS)
-    busy: dict[str, list[float]] = {variant.name: [] for variant in chosen}
-    with served(chosen) as server:
-        if real_step.is_real():
-            _warm_up(server, chosen, texts, gpu)
+    with served(startable) as server:
+        chosen = _agreeing(server, startable, texts[:COMPARED_TEXTS])
+        _warm_up(server, chosen, texts, gpu)
         for number in range(ROUNDS):
             for variant in order.sample(chosen, len(chosen)):
                 on_cpu = variant.mode == RUNNER and not real_step.is_real()
-                with gpu_watch.utilization(busy[variant.name]):
+                with gpu_watch.utilization(busy.setdefault(variant.name, [])):
                     one = load(server, variant.name, cpu if on_cpu else gpu, texts)
                 if one.failed:
                     raise SystemExit(f"{variant.name}: {one.errors}")
-                found[variant.name].append(one)
+                found.setdefault(variant.name, []).append(one)
                 print(
                     (
                         f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 "
@@ -128,25 +127,41 @@ def _startable(wanted: Sequence[Variant]) -> Sequence[Variant]:
     if not real_step.is_real():
         return wanted
     packed = [variant for variant in wanted if variant.mode == PACKED_GPU]
-    with contextlib.suppress(LocalTritonError), served(packed) as server:
-        print(*gpu_watch.notes(server.log()), sep="\n", flush=True)
+    try:
+        with served(packed) as server:
+            print(*gpu_watch.notes(server.log()), sep="\n", flush=True)
         return wanted
-    print("packed: left out, its PyTorch step does not start here", flush=True)
+    except LocalTritonError as error:
+        print(f"{PACKED}: left out, its step does not start: {str(error)[:1000]}", flush=True)
     return [variant for variant in wanted if variant.mode != PACKED_GPU]
+
+
+def _agreeing(
+    server: LocalTriton, wanted: Sequence[Variant], texts: Sequence[str]
+) -> Sequence[Variant]:
+    """Return the variants whose answers are those of the plain one."""
+    if not real_step.is_real():
+        return wanted
+    expected = _answers(server, PLAIN, texts)
+    kept = []
+    for variant in wanted:
+        apart = float(np.abs(_answers(server, variant.name, texts) - expected).max())
+        agrees = apart <= TOLERANCE[real_step.PRECISION]
+        print(
+            f"{variant.name}: logits at most {apart:.2g} from those of {PLAIN}"
+            + ("" if agrees else ": left out"),
+            flush=True,
+        )
+        kept += [variant] if agrees else []
+    return kept
 
 
 def _warm_up(
     server: LocalTriton, chosen: Sequence[Variant], texts: Sequence[str], spec: LoadSpec
 ) -> None:
-    """Compare the variants' answers, and let each choose its kernels and grow its memory."""
-    answers = {
-        variant.name: _answers(server, variant.name, texts[:COMPARED_TEXTS]) for variant in chosen
-    }
-    for name, logits in answers.items():
-        apart = float(np.abs(logits - answers[PLAIN]).max())
-        print(f"{name:10} logits at most {apart:.2g} from those of {PLAIN}", flush=True)
-        if not apart <= TOLERANCE[real_step.PRECISION]:
-            raise SystemExit(f"{name}: logits are {apart:.3g} from those of {PLAIN}")
+    """Let each variant choose its kernels and grow its memory."""
+    if not real_step.is_real():
+        return
     for variant in chosen:
         load(server, variant.name, spec, texts)
     gpu_watch.refuse_idle_memory(len(chosen))
@@ -182,7 +197,7 @@ def _write(found: Rounds, busy: Mapping[str, Sequence[float]], notes: Sequence[s
     def result(
         identity: str, one: str, other: str, least: float, most_tail: float | None = None
     ) -> None:
-        if one not in found:
+        if one not in found or other not in found:
             return
         clients, seconds = (
             (CPU_CLIENTS, SECONDS * CPU_FACTOR) if one == CPU_AUTO else (CLIENTS, SECONDS)

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +77,10 @@ def is_real() -> bool:
 
 def suffix() -> str:
     """Return what follows the id of a result: each real step has results of its own."""
-    return "" if not is_real() else f"-{STEP}" + ("" if PRECISION == TF32 else f"-{PRECISION}")
+    if not is_real():
+        return ""
+    name = "rehearsal" if STEP == CPU else STEP
+    return f"-{name}" + ("" if PRECISION == TF32 else f"-{PRECISION}")
 
 
 def kind() -> str:
@@ -159,23 +162,13 @@ def cuda_libraries() -> list[Path]:
 
 @functools.cache
 def checkpoint() -> Checkpoint:
-    """Return the sample's model, or seeded weights of its shape."""
+    """Return MiniLM, or seeded weights of its shape; a small encoder for a rehearsal."""
+    if STEP == CPU:
+        return _seeded("small encoder with seeded weights", encoder.SMALL)
     try:
         folder = model_folder()
     except FileNotFoundError:
-        shape = encoder.MINILM
-        tensors = encoder.weights(shape)
-        config = EncoderConfig(
-            vocab_size=len(encoder.VOCABULARY),
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            intermediate_size=shape.intermediate_size,
-            max_position_embeddings=shape.max_position_embeddings,
-        )
-        words = tinymodel.tokenizer(baked_in=False).to_str().encode()
-        name = "encoder of MiniLM's shape, seeded weights"
-        return Checkpoint(name, config, tensors, _head(config.hidden_size), words)
+        return _seeded("encoder of MiniLM's shape with seeded weights", encoder.MINILM)
     config = EncoderConfig.read(folder / "config.json")
     return Checkpoint(
         "MiniLM with a seeded linear head",
@@ -184,6 +177,12 @@ def checkpoint() -> Checkpoint:
         _head(config.hidden_size),
         (folder / "tokenizer.json").read_bytes(),
     )
+
+
+def _seeded(name: str, shape: encoder.Shape) -> Checkpoint:
+    config = EncoderConfig(vocab_size=len(encoder.VOCABULARY), **asdict(shape))
+    words = tinymodel.tokenizer(baked_in=False).to_str().encode()
+    return Checkpoint(name, config, encoder.weights(shape), _head(config.hidden_size), words)
 
 
 def _head(width: int) -> minilm.LinearHead:

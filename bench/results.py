@@ -64,11 +64,15 @@ def thresholds() -> dict[str, dict[str, str]]:
 
 
 def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Return the checkout's commit; empty where there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ""
     return done.stdout.strip()

@@ -1,8 +1,8 @@
 """Serve the architectures that S3 compares with: a separate tokenizer service before Triton.
 
-``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER [masked]`` serves ``POST /`` with
-``{"text": "…"}`` on a free port of loopback, prints the port, and answers ``{"logits": […]}``.
-With *masked*, the model gets an ``attention_mask`` too.
+``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER [masked]`` serves
+``POST /`` with ``{"text": "…"}`` on a free port of loopback, prints the port, and answers
+``{"logits": […]}``. With *masked*, the model gets an ``attention_mask`` too.
 
 *batched* is an optimized service: one asyncio process with persistent connections. Requests are
 collected into micro-batches, tokenized together in a thread without the interpreter's lock, padded
