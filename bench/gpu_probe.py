@@ -1,7 +1,7 @@
 """What an NVIDIA GPU does with the real model step, outside a server.
 
-``python -m bench.gpu_probe provider`` fails unless ONNX Runtime runs on the GPU. ``python -m
-bench.gpu_probe`` prints, as JSON, for each precision: the run times by rows and tokens, how far an
+``python -m bench.gpu_probe provider`` fails unless ONNX Runtime runs on the GPU. Without an
+argument, it prints and writes, for each precision: the run times by rows and tokens, how far an
 answer moves when its row is padded or shares a run, and what the ONNX runner concludes.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench import real_step
+from bench.results import RESULTS
 from triton_pipelines.runtime.onnx_runner.batches import (
     COST_TOKENS,
     BatchRunner,
@@ -107,7 +108,7 @@ def measured() -> dict[str, Any]:
 
 
 def main(wanted: list[str]) -> int:
-    """Run what is asked for."""
+    """Run what the module's docstring says; ``one`` measures the precision of this process."""
     if wanted == ["provider"]:
         session(real_step.model())
     elif wanted == ["one"]:
@@ -131,7 +132,10 @@ def main(wanted: list[str]) -> int:
                 found[precision] = json.loads(done.stdout.strip().splitlines()[-1])
             except (ValueError, IndexError):
                 found[precision] = {"failed": (done.stderr or done.stdout)[-2000:]}
-        print(json.dumps(found, indent=1))
+        text = json.dumps(found, indent=1)
+        print(text)
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"gpu-probe{real_step.suffix()}.json").write_text(text + "\n")
     return 0
 
 
