@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from e2e.models import minilm
 from e2e.models.graph import serialize
 from e2e.models.weights import EncoderConfig, load_weights, model_folder
-from tests.gpu import encoder
+from tests.gpu import encoder, nvml
 from tests.support import tinymodel
 
 SIMULATED, GPU, CPU = "simulated", "gpu", "cpu"
@@ -97,13 +97,11 @@ def device() -> str:
     """
     if STEP != GPU:
         return "CPU (a rehearsal: says nothing about a GPU)"
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise StepError(f"nvidia-smi does not name a GPU: {error}") from error
-    name, _, driver = done.stdout.strip().splitlines()[0].partition(",")
-    return f"{name.strip()}, driver {driver.strip()}"
+        gpu = nvml.gpu(None)
+    except ImportError as error:
+        raise StepError("pynvml is missing: install the package nvidia-ml-py") from error
+    return f"{gpu.name}, driver {gpu.driver}"
 
 
 def described() -> str:
