@@ -10,8 +10,9 @@ copies to and from the GPU, and waiting for the answer. The file needs numpy, on
 only, so that it also runs alone on a GPU machine: ``python gpu_step.py OUT_FOLDER``.
 
 Every block (a model at a precision) runs in a process of its own: a CUDA error cannot be cleared
-within a process. A graph that ends its process is left out when the block runs again. ``--rehearse``
-runs tiny shapes on the CPU, where graphs with CUDA-only operators report that no kernel exists.
+within a process. A graph that ends its process is left out when the block runs again.
+``--rehearse`` runs tiny shapes on the CPU, where graphs with CUDA-only operators report that no
+kernel exists.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,7 @@ def draw_batch(rows: int, seed: int, documents: bool = False) -> Batch:
 # Graphs ------------------------------------------------------------------------------------------
 
 
+@cache
 def draw_weights(shape: EncoderShape) -> dict[str, Array]:
     """Return the encoder's weights in FP32; attention is far from uniform with them."""
     order = np.random.default_rng(SEED)
@@ -773,12 +776,11 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _BEGIN:6.1f}] {text}", flush=True)
 
 
+@cache
 def load_onnxruntime() -> Any:
     """Return onnxruntime with CUDA's libraries loaded, from PyTorch's packages where present."""
-    try:
+    with suppress(ImportError):
         import torch  # noqa: F401  (its packages bring CUDA and cuDNN)
-    except ImportError:
-        pass
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
@@ -825,7 +827,7 @@ class Sessions:
             try:
                 with part.attempting(form):
                     self._add(form, weights)
-            except Exception as error:  # noqa: BLE001  (an error of one form must not end others)
+            except Exception as error:
                 self.failed(form, error)
 
     def _add(self, form: Form, weights: Feeds) -> None:
@@ -838,7 +840,10 @@ class Sessions:
         if not np.isfinite(answers).all():
             raise ValueError("answers are not finite")
         if settings.counts_nodes:
-            self.placement[form] = count_nodes(data, settings, prepare_small(form, settings))
+            try:
+                self.placement[form] = count_nodes(data, settings, prepare_small(form, settings))
+            except Exception as error:
+                self._part.error(f"{form} profile", error)
         nodes = {key: self.placement[form][key] for key in NODE_COUNTS if form in self.placement}
         say(f"  {form}: session in {time.monotonic() - begin:.1f} s {nodes or ''}")
 
@@ -863,7 +868,7 @@ class Sessions:
             raise SystemExit(f"the plain graph fails: {error}")
         try:
             self.run(Form.PADDED, Execution(draw_batch(2, SEED), 512, range(2)))
-        except Exception as broken:  # noqa: BLE001
+        except Exception as broken:
             self._part.put("attempting", form)
             self._part.error("context", broken)
             raise SystemExit(POISONED) from error
@@ -995,7 +1000,7 @@ def measure_grid(sessions: Sessions, settings: Settings, part: PartFile) -> None
             feeds = prepare(Form.PADDED, equal_batch(rows, tokens), tokens, settings.dtype)
             session = sessions.session(Form.PADDED)
             cell: dict[str, Any] = {"rows": rows, "tokens": tokens}
-            cell |= summarize(repeat(lambda f=feeds: session.run(None, f), each))  # type: ignore[misc]
+            cell |= summarize(repeat(lambda f=feeds, s=session: s.run(None, f), each))  # type: ignore[misc]
             if rows in (1, 32) and not settings.rehearse:
                 cell["bound"] = summarize(repeat(_bound(session, feeds), each))
             cells.append(cell)
@@ -1089,9 +1094,9 @@ def measure_variants(
             continue
         plans = [variant.plan(batch, cost) for batch in batches]
         try:
-            with sessions._part.attempting(variant.form):  # noqa: SLF001
+            with sessions._part.attempting(variant.form):
                 found = [answer(sessions, variant.form, plan) for plan in plans]
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             sessions.failed(variant.form, error)
             continue
         difference = np.abs(found[0] - references.get(rows, documents)).max()
@@ -1165,7 +1170,7 @@ def measure_offline(
         try:
             run()
             seconds = min(time_run(run) for _ in range(2))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             sessions.failed(form, error)
             continue
         found[f"{form} {cut}"] = {
@@ -1320,7 +1325,7 @@ class TorchEncoder:
 
     def flash(self, batch: Batch) -> Array:
         """Packed, the operator behind scaled_dot_product_attention."""
-        longest, run = batch.longest, self.torch.ops.aten._flash_attention_forward  # noqa: SLF001
+        longest, run = batch.longest, self.torch.ops.aten._flash_attention_forward
         return self._flat(
             batch,
             lambda q, k, v, e: run(q, k, v, e, e, longest, longest, 0.0, False, False)[0],
@@ -1381,11 +1386,11 @@ def _torch_case(
     differences: dict[str, float] = {}
     for name, function in variants.items():
         try:
-            first = [function(batch) for batch in batches][0]
-        except Exception as error:  # noqa: BLE001
+            firsts = [function(batch) for batch in batches]
+        except Exception as error:
             part.error(f"torch {name}", error)
             continue
-        differences[name] = float(f"{np.abs(first - reference).max():.3g}")
+        differences[name] = float(f"{np.abs(firsts[0] - reference).max():.3g}")
         cases[name] = [lambda f=function, b=batch: f(b) for batch in batches]  # type: ignore[misc]
     compared = compare(interleave(cases, settings.seconds / 2), BASELINE)
     for name, one in compared.items():
@@ -1450,19 +1455,23 @@ def environment() -> dict[str, Any]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = None
-    query = "name,driver_version,memory.total,clocks.max.sm,clocks.sm,power.limit"
+    found["gpu"] = query_gpu("name,driver_version,memory.total,clocks.max.sm,power.limit")
+    return found
+
+
+def query_gpu(fields: str) -> list[str]:
+    """Return the lines of ``nvidia-smi --query-gpu``, or the error in their place."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv"],
+            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv"],
             capture_output=True,
             text=True,
             timeout=20,
             check=False,
         )
-        found["gpu"] = done.stdout.strip().splitlines()
     except (OSError, subprocess.TimeoutExpired) as error:
-        found["gpu"] = f"{error}"
-    return found
+        return [str(error)]
+    return done.stdout.strip().splitlines()
 
 
 def run_all(folder: Path, minutes: float, blocks: Sequence[str], rehearse: bool) -> dict[str, Any]:
@@ -1502,7 +1511,8 @@ def _run_block(
             if suspect == Form.PADDED or suspect in without:
                 break
             without.append(suspect)
-    results["blocks"].setdefault(block, {})["status"] = status
+    gpu = query_gpu("clocks.sm,temperature.gpu,power.draw")
+    results["blocks"].setdefault(block, {}).update(status=status, gpuAfter=gpu)
     _write(folder, results)
 
 
@@ -1517,10 +1527,8 @@ def _follow(
     """Wait for a process and copy its results every second; returns its exit status."""
     with subprocess.Popen(command) as process:
         while process.poll() is None:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                pass
             if path.is_file():
                 results["blocks"][block] = json.loads(path.read_text(encoding="utf-8"))
                 _write(folder, results)
