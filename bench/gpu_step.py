@@ -1622,6 +1622,28 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {number}" for name, number in counts.items()) or "none"
 
 
+PLOTTED = ("sorted", "padded-fused", "padding-free", "padding-free-groups", "packed-host")
+MOST_GAIN = 10.0
+
+
+def plot(name: str, results: Mapping[str, Any], rows: int = 32) -> None:
+    """Draw the gains at ``rows`` rows of lognormal lengths as a plot of `bench.plots`."""
+    from bench import plots
+
+    groups = {
+        block.replace(":", " "): {
+            variant: case["variants"][variant]["gain"]
+            for variant in PLOTTED
+            if variant in case["variants"]
+        }
+        for block, part in results["blocks"].items()
+        for case in part.get("cases", [])
+        if (case["rows"], case["lengths"]) == (rows, "lognormal") and not block.endswith(TORCH)
+    }
+    title = f"Speed against padding to the longest of {rows} rows"
+    plots.save(name, plots.Bars(title, groups, "times the speed", MOST_GAIN))
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -1630,12 +1652,16 @@ def main() -> None:
     parser.add_argument("--blocks", help=f"of {','.join(BLOCKS)}; default: all, in this order")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on the CPU")
     parser.add_argument("--report", type=Path, help="print the Markdown tables of a results file")
+    parser.add_argument("--plot", help="with --report: name of the plot to write")
     parser.add_argument("--block", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--without", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.report:
-        print("\n".join(report(json.loads(options.report.read_text(encoding="utf-8")))))
+        results = json.loads(options.report.read_text(encoding="utf-8"))
+        print("\n".join(report(results)))
+        if options.plot:
+            plot(options.plot, results)
         return
     if not options.out:
         parser.error("OUT_FOLDER is missing")
