@@ -780,7 +780,7 @@ def say(text: str) -> None:
 def load_onnxruntime() -> Any:
     """Return onnxruntime with CUDA's libraries loaded, from PyTorch's packages where present."""
     with suppress(ImportError):
-        import torch  # noqa: F401  (its packages bring CUDA and cuDNN)
+        import torch  # type: ignore[import-not-found]  # noqa: F401
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
