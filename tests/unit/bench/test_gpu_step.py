@@ -108,7 +108,8 @@ def answers(form: Form, batch: Batch, width: int | None = None) -> Array:
     feeds = prepare(form, batch, width or batch.longest, np.float32)
     if form in CUDA_ONLY:
         operators = [PackedMultiHeadAttention, RemovePadding, RestorePadding]
-        return np.asarray(ReferenceEvaluator(model(form), new_ops=operators).run(None, feeds)[0])
+        found: Any = ReferenceEvaluator(model(form), new_ops=operators).run(None, feeds)
+        return np.asarray(found[0])
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(
         model(form).SerializeToString(), providers=["CPUExecutionProvider"]
