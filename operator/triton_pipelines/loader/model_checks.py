@@ -187,12 +187,21 @@ class ModelInspection:
 
     def _adapted(self, item: PlanAdapt, path: str, uri: str) -> AdaptedFile | AdaptationRefusal:
         try:
-            return adapt_file(below(self._models, path), item)
+            return adapt_file(below(self._models, path), item, self._output_dims(item))
         except _MACHINE_ERRORS:
             raise
         except Exception as error:
             self._log.warning("%s cannot be adapted", uri, exc_info=True)
             return not_understood(_first_line(error))
+
+    def _output_dims(self, item: PlanAdapt) -> dict[str, tuple[int, ...]]:
+        """Return the declared dims of the step's outputs, without the batch axis."""
+        return {
+            tensor.name: tensor.dims
+            for check in self._plan.checks
+            if check.step == item.step
+            for tensor in check.outputs
+        }
 
     def _highest_token_id(self, tokens: PlanTokens) -> HighestTokenId | None:
         """Return the tokenizer's highest id; ``None`` if it was not fetched.

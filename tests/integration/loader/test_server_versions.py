@@ -1,0 +1,77 @@
+"""Adapted files in the ONNX Runtime of every supported Triton release.
+
+The backend compares declared outputs with the shapes that its ONNX Runtime infers, so what a newer
+version accepts proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedgraphs import Encoder, Head, Masking, Places, make
+from tests.support.serverort import VERSIONS, ServerOnnxRuntime
+from triton_pipelines.loader.ragged import AdaptedFile, adapt_file
+
+pytestmark = pytest.mark.integration
+LAYOUTS = [
+    Encoder(places=places, masking=masking, types=True, heads=tuple(Head))
+    for places in Places
+    for masking in Masking
+]
+OPSETS = [Encoder(opset=opset, half=opset % 2 == 0, heads=tuple(Head)) for opset in range(13, 22)]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def server(request: pytest.FixtureRequest) -> Iterator[ServerOnnxRuntime]:
+    with ServerOnnxRuntime(request.param) as running:
+        yield running
+
+
+def with_symbolic_outputs(encoder: Encoder) -> Any:
+    """Return the stock graph with its fixed output axes named, as torch exports write them."""
+    model = make(encoder)
+    for value in model.graph.output:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
+                dim.dim_param = f"Addmm{value.name}_dim_{axis}"
+    return model
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> dict[Encoder, Path]:
+    """Adapted files of all encoders."""
+    made: dict[Encoder, Path] = {}
+    for encoder in (*LAYOUTS, *OPSETS):
+        file = tmp_path_factory.mktemp("adapted") / "model.onnx"
+        onnx.save(with_symbolic_outputs(encoder), str(file))
+        outputs = {tensor.name: tensor.dims for tensor in encoder.declared[1]}
+        result = adapt_file(file, encoder.plan(), outputs)
+        assert isinstance(result, AdaptedFile), str(result)
+        made[encoder] = file
+    return made
+
+
+def test_files_with_symbolic_output_axes_are_served(
+    server: ServerOnnxRuntime, adapted: dict[Encoder, Path]
+) -> None:
+    for encoder, file in adapted.items():
+        # Refuses what the backend refuses: an output that is not inferred as declared.
+        backend = StandInBackend(file, config_of(*encoder.declared), server.session)
+        random = np.random.default_rng(encoder.seed)
+        rows = [encoder.row(random, length) for length in (3, 19, 1, 7)]
+        alone = session(make(encoder))
+        tolerance = 2e-2 if encoder.half else 1e-5
+        for row, answer in zip(rows, backend.execute(rows), strict=True):
+            expected = alone.run([head.value for head in encoder.heads], row)
+            for head, value in zip(encoder.heads, expected, strict=True):
+                assert answer[head.value].shape == value.shape, encoder
+                np.testing.assert_allclose(
+                    answer[head.value], value, rtol=0, atol=tolerance, err_msg=str(encoder)
+                )
