@@ -16,7 +16,12 @@ import pytest
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import Encoder, Head, Masking, Places, make
-from tests.support.serverort import VERSIONS, ServerOnnxRuntime
+from tests.support.serverort import VERSIONS, ServerError, ServerOnnxRuntime
+from tests.support.shapegraphs import CONSTANTS, GRAPHS, constant_graph, shape_graph
+from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
+from triton_pipelines.loader.onnx_file import compare, read_onnx
+from triton_pipelines.loader.onnx_shapes import external_shape_constants
+from triton_pipelines.loader.onnx_store import load_without_weights
 from triton_pipelines.loader.ragged import AdaptedFile, adapt_file
 
 pytestmark = pytest.mark.integration
@@ -25,6 +30,12 @@ LAYOUTS = [
     for places in Places
     for masking in Masking
 ]
+DOUBTFUL = {
+    "a shape of constants": (-1, 4),
+    "a shape of the tensor's own axis": (-1, 4),
+    "an operator of ONNX Runtime": (-1, 4, 5),
+}
+"""Graph → declared sizes that the loader cannot judge."""
 OPSETS = [Encoder(opset=opset, half=opset % 2 == 0, heads=tuple(Head)) for opset in range(13, 22)]
 
 
@@ -75,3 +86,46 @@ def test_files_with_symbolic_output_axes_are_served(
                 np.testing.assert_allclose(
                     answer[head.value], value, rtol=0, atol=tolerance, err_msg=str(encoder)
                 )
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("size", [-1, 4, 5])
+def test_the_loader_rejects_what_the_server_would_reject(
+    server: ServerOnnxRuntime, graph: str, size: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.onnx"
+    onnx.save(shape_graph(graph), str(file))
+    check = PlanCheck(
+        step="model",
+        path="model/1/model.onnx",
+        field="spec.model",
+        max_batch_size=8,
+        inputs=(PlanTensor(name="x", data_type="FP32", dims=(4,)),),
+        outputs=(PlanTensor(name="y", data_type="FP32", dims=(size,)),),
+    )
+    (output,) = server.session(file).get_outputs()
+    is_served = [dim if isinstance(dim, int) else -1 for dim in output.shape] == [-1, size]
+    is_accepted = compare(check, read_onnx(file), "pvc://claim/model.onnx") is None
+    # Where ONNX Runtime may know more or less than the loader, the loader accepts both.
+    is_doubtful = graph in DOUBTFUL and size in DOUBTFUL[graph]
+    assert is_accepted == (is_served or is_doubtful)
+
+
+@pytest.mark.parametrize("case", CONSTANTS)
+def test_constants_in_side_files_are_reported_where_the_server_would_not_load_them(
+    server: ServerOnnxRuntime, case: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.onnx"
+    onnx.save(
+        constant_graph(case),
+        str(file),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    found = external_shape_constants(file, load_without_weights(file).model)
+    if not found:
+        server.session(file)
+        return
+    with pytest.raises(ServerError, match="integers"):
+        server.session(file)
