@@ -184,7 +184,8 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
 
     The rules are those of Triton's ONNX Runtime backend:
 
-    - every input of the file is declared, and no other; declared outputs exist;
+    - every input of the file is declared, or filled by the sequence batcher, and no other;
+      declared outputs and states exist;
     - element types and ranks are equal;
     - with ``maxBatchSize`` > 0 the first axis is the batch, and dynamic in the file;
     - a fixed dimension of the file is declared as that number;
@@ -199,9 +200,12 @@ def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = Fa
     """
     rows: list[tuple[str, str, str, str]] = []
     wrong = [
-        *_side(check, check.inputs, file.inputs, "input", rows),
-        *_side(check, check.outputs, file.outputs, "output", rows),
+        *_side(
+            check, (*check.inputs, *check.controls, *check.state_inputs), file.inputs, "input", rows
+        ),
+        *_side(check, (*check.outputs, *check.state_outputs), file.outputs, "output", rows),
         *(() if is_adapted else _open_axes(check, file)),
+        *_control_axes(check, file),
     ]
     if not wrong:
         return None
@@ -282,6 +286,15 @@ def _open_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             yield f"output {tensor.name} has a dynamic axis, which must be declared as -1"
 
 
+def _control_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
+    """Yield the control inputs whose axis after the batch is dynamic: Triton demands size 1."""
+    controls = {tensor.name for tensor in check.controls}
+    for tensor in file.inputs:
+        last = (tensor.dims or (1,))[-1]
+        if tensor.name in controls and not isinstance(last, int):
+            yield f"control input {tensor.name} has a dynamic axis instead of size 1"
+
+
 def _bare(data_type: str) -> str:
     """Return Triton's type name without prefix; BYTES is the protocol's name for STRING."""
     name = data_type.removeprefix("TYPE_")
@@ -328,6 +341,7 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         )
     else:
         yield "To match the file, use:"
+    filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
     for side, held, declared in (
         ("inputs", file.inputs, check.inputs),
         ("outputs", file.outputs, check.outputs),
@@ -335,7 +349,7 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         # Outputs may be a choice: those declared that exist, or all when none does.
         known = {tensor.name for tensor in declared}
         chosen = (
-            held
+            [tensor for tensor in held if tensor.name not in filled]
             if side == "inputs"
             else ([tensor for tensor in held if tensor.name in known] or held)
         )

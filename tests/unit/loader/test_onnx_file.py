@@ -204,6 +204,72 @@ def test_a_named_axis_of_an_adapted_file_gets_its_declared_size() -> None:
     assert compare(check(), file, "hf://a/b", is_adapted=True) is None
 
 
+SEQUENCES = check(inputs=(tensor("x", "FP32", 4),), outputs=(tensor("y", "FP32", 4),)).model_copy(
+    update={
+        "controls": (tensor("START", "INT32", 1), tensor("ID", "UINT64", 1)),
+        "state_inputs": (tensor("state", "FP32", 4),),
+        "state_outputs": (tensor("next", "FP32", 4),),
+    }
+)
+SEQUENCE_INPUTS = (
+    FileTensor("x", "FP32", ("batch", 4)),
+    FileTensor("START", "INT32", ("batch", 1)),
+    FileTensor("ID", "UINT64", ("batch", 1)),
+    FileTensor("state", "FP32", ("batch", 4)),
+)
+SEQUENCE_OUTPUTS = (
+    FileTensor("y", "FP32", ("batch", 4)),
+    FileTensor("next", "FP32", ("batch", "n")),
+)
+
+
+def test_what_the_sequence_batcher_fills_counts_as_declared() -> None:
+    file = OnnxFile(SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, ())
+    assert compare(SEQUENCES, file, "hf://a/b") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (
+            OnnxFile(SEQUENCE_INPUTS[:1] + SEQUENCE_INPUTS[2:], SEQUENCE_OUTPUTS, ()),
+            "input START is not in the file",
+        ),
+        (
+            OnnxFile(SEQUENCE_INPUTS, SEQUENCE_OUTPUTS[:1], ()),
+            "output next is not in the file",
+        ),
+        (
+            OnnxFile(
+                (*SEQUENCE_INPUTS[:3], FileTensor("state", "FP16", ("batch", 4))),
+                SEQUENCE_OUTPUTS,
+                (),
+            ),
+            "input state is FP16",
+        ),
+        (
+            OnnxFile(
+                (
+                    *SEQUENCE_INPUTS[:2],
+                    FileTensor("ID", "UINT64", ("batch", None)),
+                    SEQUENCE_INPUTS[3],
+                ),
+                SEQUENCE_OUTPUTS,
+                (),
+            ),
+            "control input ID has a dynamic axis instead of size 1",
+        ),
+    ],
+)
+def test_controls_and_states_that_do_not_fit_are_not_suggested_as_inputs(
+    file: OnnxFile, says: str
+) -> None:
+    message = compare(SEQUENCES, file, "hf://a/b")
+    assert message is not None
+    assert says in message
+    assert "spec.model.inputs: [{name: x, dataType: FP32, dims: [4]}]" in message
+
+
 def external(path: Path, location: str) -> Path:
     """A model whose one weight lies in another file."""
     weight = TensorProto(
