@@ -36,6 +36,7 @@ DOUBTFUL = {
     "an operator of ONNX Runtime": (-1, 4, 5),
 }
 """Graph → declared sizes that the loader cannot judge."""
+MEMORY_MIB = 400
 OPSETS = [Encoder(opset=opset, half=opset % 2 == 0, heads=tuple(Head)) for opset in range(13, 22)]
 
 
@@ -86,6 +87,26 @@ def test_files_with_symbolic_output_axes_are_served(
                 np.testing.assert_allclose(
                     answer[head.value], value, rtol=0, atol=tolerance, err_msg=str(encoder)
                 )
+
+
+def test_one_long_row_takes_memory_for_its_own_tokens_only(
+    server: ServerOnnxRuntime, adapted: dict[Encoder, Path]
+) -> None:
+    """A matrix of all rows and the longest would take 2.6 GiB here."""
+    encoder = LAYOUTS[0]
+    backend = StandInBackend(adapted[encoder], config_of(*encoder.declared), server.session)
+    random = np.random.default_rng(0)
+    rows = [encoder.row(random, 5) for _ in range(63)]
+    expected = backend.execute(rows)
+    before = server.peak_mib()
+    long = {name: np.ones((1, 1_000_000), np.int64) for name in encoder.inputs}
+    *answers, marked = backend.execute([*rows[:30], long, *rows[30:]])[:31]
+    assert marked["hidden"].shape == (1, 1_000_000, 8)
+    assert np.isnan(marked["hidden"]).all()
+    for answer, value in zip(answers, expected, strict=False):
+        np.testing.assert_allclose(answer["hidden"], value["hidden"], rtol=0, atol=1e-5)
+    # Inputs and outputs of the row alone take 56 MiB, and twice that on their way here.
+    assert server.peak_mib() - before < MEMORY_MIB
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

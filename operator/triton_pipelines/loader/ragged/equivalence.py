@@ -164,7 +164,7 @@ def _compare_graphs(
         )
     if not _guard_fails_batch(run, rows, flat):
         return Verification(
-            evaluator, worst, fault="the guard against rows without tokens does not work"
+            evaluator, worst, fault="the guard against rows that Triton left unfilled does not work"
         )
     return Verification(evaluator, worst)
 

@@ -384,7 +384,7 @@ def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
 def test_a_guard_that_does_not_guard_is_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_padding, "_guard", lambda build, lengths: build.scalar(1))
     onnx.save(make(ENCODER), str(file))
-    assert "the guard against rows without tokens does not work" in str(
+    assert "the guard against rows that Triton left unfilled does not work" in str(
         adapt_file(file, ENCODER.plan())
     )
 

@@ -13,7 +13,17 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
-from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Places, make
+from tests.support.raggedgraphs import (
+    CLASSES,
+    POSITIONS,
+    TYPES,
+    VOCABULARY,
+    WIDTH,
+    Encoder,
+    Head,
+    Places,
+    make,
+)
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.input_padding import GUARD
@@ -92,13 +102,60 @@ def test_a_broken_row_is_marked_and_harms_nobody(poison: Callable[[Row], Row], p
         assert np.isnan(value).all() if value.dtype.kind == "f" else (value == -1).all()
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(place: int) -> None:
+def without_tokens(rows: int = 1) -> Row:
+    return {name: np.ones((rows, 0), np.int64) for name in ENCODER.inputs}
+
+
+def check_good(good: list[Row], answers: list[Row]) -> None:
+    alone = session(make(ENCODER))
+    for row, answer in zip(good, answers, strict=True):
+        expected = alone.run([head.value for head in ENCODER.heads], row)
+        for head, value in zip(ENCODER.heads, expected, strict=True):
+            assert answer[head.value].shape == value.shape
+            np.testing.assert_allclose(answer[head.value], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_row_behind_a_row_without_tokens_is_answered(place: int, rows: int) -> None:
+    """Triton has not filled it: its content is undefined."""
     random = np.random.default_rng(3)
     good = [ENCODER.row(random, length) for length in GOOD]
-    empty = {name: value[:, :0] for name, value in good[0].items()}
     with pytest.raises((Fail, InvalidArgument), match=GUARD):
-        adapted().execute([*good[:place], empty, *good[place:]])
+        adapted().execute([*good[:place], without_tokens(rows), *good[place:]])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_row_without_tokens_harms_no_row_in_front_of_it(rows: int) -> None:
+    random = np.random.default_rng(3)
+    good = [ENCODER.row(random, length) for length in GOOD]
+    *answers, first, second = adapted().execute([*good, without_tokens(rows), without_tokens()])
+    check_good(good, answers)
+    for count, answer in ((rows, first), (1, second)):
+        assert answer["hidden"].shape == (count, 0, WIDTH)
+        assert answer["tags"].shape == (count, 0)
+        assert np.isnan(answer["logits"]).all()
+        assert answer["logits"].shape == (count, CLASSES)
+        assert (answer["best"] == -1).all()
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_rows_without_tokens_alone_are_marked(requests: int) -> None:
+    for answer in adapted().execute([without_tokens(2)] * requests):
+        assert np.isnan(answer["pooled"]).all()
+        assert answer["hidden"].shape == (2, 0, WIDTH)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "input_ids"])
+def test_a_single_input_without_tokens_is_an_empty_row(name: str) -> None:
+    """Each input of a batch is filled on its own."""
+    random = np.random.default_rng(3)
+    good = [ENCODER.row(random, length) for length in GOOD]
+    bad = {**ENCODER.row(random, 6), name: np.ones((1, 0), np.int64)}
+    check_good(good, adapted().execute([*good, bad])[:-1])
+    check_good(good, adapted().execute([*good, bad, without_tokens(), bad])[:-3])
+    with pytest.raises((Fail, InvalidArgument), match=GUARD):
+        adapted().execute([bad, *good])
 
 
 @pytest.mark.parametrize("value", [-3, 2, 2**40])
