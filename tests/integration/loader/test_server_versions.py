@@ -15,7 +15,8 @@ import onnx
 import pytest
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
-from tests.support.raggedgraphs import Encoder, Head, Masking, Places, make
+from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
+from tests.support.raggedpoison import POISON, Row, without_tokens
 from tests.support.serverort import VERSIONS, ServerError, ServerOnnxRuntime
 from tests.support.shapegraphs import CONSTANTS, GRAPHS, constant_graph, shape_graph
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
@@ -36,7 +37,7 @@ DOUBTFUL = {
     "an operator of ONNX Runtime": (-1, 4, 5),
 }
 """Graph → declared sizes that the loader cannot judge."""
-MEMORY_MIB = 400
+MEMORY_MIB, BATCHES = 400, 4
 OPSETS = [Encoder(opset=opset, half=opset % 2 == 0, heads=tuple(Head)) for opset in range(13, 22)]
 
 
@@ -64,7 +65,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> dict[Encoder, Path]:
         file = tmp_path_factory.mktemp("adapted") / "model.onnx"
         onnx.save(with_symbolic_outputs(encoder), str(file))
         outputs = {tensor.name: tensor.dims for tensor in encoder.declared[1]}
-        result = adapt_file(file, encoder.plan(), outputs)
+        result = adapt_file(file, encoder.plan(max_length=POSITIONS), outputs)
         assert isinstance(result, AdaptedFile), str(result)
         made[encoder] = file
     return made
@@ -87,6 +88,37 @@ def test_files_with_symbolic_output_axes_are_served(
                 np.testing.assert_allclose(
                     answer[head.value], value, rtol=0, atol=tolerance, err_msg=str(encoder)
                 )
+
+
+def test_good_rows_are_answered_beside_malformed_ones(
+    server: ServerOnnxRuntime, adapted: dict[Encoder, Path]
+) -> None:
+    """Batches of good and malformed requests at random, in every layout."""
+    for encoder in LAYOUTS:
+        backend = StandInBackend(adapted[encoder], config_of(*encoder.declared), server.session)
+        alone = server.session(make(encoder))
+        for seed in range(BATCHES):
+            random = np.random.default_rng([seed, encoder.seed])
+            requests: list[tuple[bool, Row]] = []
+            for _ in range(12):
+                row = encoder.row(random, int(random.integers(1, POSITIONS + 1)))
+                requests.append((True, row))
+                if random.random() < 0.4:
+                    length = int(random.integers(3, POSITIONS))
+                    poison = POISON[str(random.choice(sorted(POISON)))]
+                    requests.append((False, poison(encoder.row(random, length))))
+            requests = [requests[place] for place in random.permutation(len(requests))]
+            # Triton fills the rows in front of the first one without tokens.
+            requests += [(False, without_tokens(encoder, 2))] * int(random.integers(0, 3))
+            answers = backend.execute([row for _, row in requests])
+            for (is_good, row), answer in zip(requests, answers, strict=True):
+                expected = alone.run([head.value for head in encoder.heads], row) if is_good else ()
+                for head, value in zip(encoder.heads, expected, strict=False):
+                    np.testing.assert_allclose(
+                        answer[head.value], value, rtol=0, atol=1e-5, err_msg=f"{encoder} {seed}"
+                    )
+                if not is_good:
+                    assert np.isnan(answer["logits"]).all()
 
 
 def test_one_long_row_takes_memory_for_its_own_tokens_only(
