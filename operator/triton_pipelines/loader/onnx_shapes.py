@@ -21,6 +21,12 @@ from triton_pipelines.loader.onnx_store import SMALL
 _LOG: Final = logging.getLogger(__name__)
 _SHAPE_TYPES: Final = {onnx.TensorProto.INT64: 8, onnx.TensorProto.INT32: 4}
 """Element types of tensors that operators compute shapes from → bytes per element."""
+INFERRED_MAX: Final = 64 << 20
+"""Maximum bytes of a graph, without its large initializers, whose shapes are inferred.
+
+The inference holds several copies, and the loader has 2 GiB. A graph is larger only if its weights
+are constants of nodes.
+"""
 
 Dims = tuple[int | str | None, ...]
 
@@ -41,7 +47,8 @@ class InferredShape:
 def infer_outputs(model: Any) -> dict[str, InferredShape] | None:
     """Return the shapes of the outputs, or ``None`` if ONNX Runtime may know more.
 
-    It knows the shapes of operators outside the standard, and the onnx package does not.
+    It knows the shapes of operators outside the standard, and the onnx package does not. Graphs
+    that are too large are not inferred here.
 
     Args:
         model: an ``onnx.ModelProto``; large initializers need no data. It is not changed.
@@ -49,6 +56,8 @@ def infer_outputs(model: Any) -> dict[str, InferredShape] | None:
     local = {function.domain for function in model.functions}
     known = {*STANDARD, *local}
     if any(node.domain not in known for node in every_node(model)):
+        return None
+    if model.ByteSize() > INFERRED_MAX:
         return None
     plain = _inferred(model, data_prop=False)
     folded = _inferred(model, data_prop=True)
@@ -104,7 +113,7 @@ def external_shape_constants(path: Path, model: Any) -> list[str]:
         OSError: a side file cannot be read.
     """
     names = [tensor.name for tensor in model.graph.initializer if _may_be_shape(tensor)]
-    if not names or _can_be_inferred(model):
+    if not names or model.ByteSize() > INFERRED_MAX or _can_be_inferred(model):
         return []
     whole = onnx.ModelProto()
     whole.CopyFrom(model)

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from tests.support.shapegraphs import CONSTANTS, constant_graph, shape_graph
+from triton_pipelines.loader import onnx_shapes
 from triton_pipelines.loader.onnx_file import FileTensor, read_onnx
 from triton_pipelines.loader.onnx_shapes import external_shape_constants
 from triton_pipelines.loader.onnx_store import load_without_weights
@@ -30,6 +31,24 @@ def test_outputs_have_the_sizes_that_follow_from_the_graph(
 ) -> None:
     onnx.save(shape_graph(graph), str(tmp_path / "model.onnx"))
     assert read_onnx(tmp_path / "model.onnx").outputs == (expected,)
+
+
+def test_a_graph_that_would_take_too_much_memory_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inference copies constants of nodes several times."""
+    monkeypatch.setattr(onnx_shapes, "INFERRED_MAX", 100)
+    file = tmp_path / "model.onnx"
+    onnx.save(shape_graph("a product with a weight"), str(file))
+    assert read_onnx(file).outputs == (FileTensor("y", "FP32", ("batch", "n"), is_certain=False),)
+    onnx.save(
+        constant_graph("Reshape"),
+        str(file),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
+    assert external_shape_constants(file, load_without_weights(file).model) == []
 
 
 @pytest.mark.parametrize("case", CONSTANTS)
