@@ -43,6 +43,7 @@ DEFAULT_IMAGE: Final = "default"
 # Objects that a pipeline's spec.observability can ask for.
 MONITORING: Final = ("podMonitor", "prometheusRule")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DNS_SUBDOMAIN: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 class OperatorConfigError(ValueError):
@@ -113,6 +114,11 @@ class OperatorConfig(BaseModel):
             the pod, or no podTemplate at all.
         service_accounts: service accounts that pipelines may use besides ``default``, unless
             podTemplate is allowed without restriction.
+        default_service_account: service account of its namespace in whose name the objects of a
+            pipeline are written, unless spec.serviceAccountName names one; none means the
+            operator's own account.
+        impersonated_service_accounts: further service accounts that spec.serviceAccountName may
+            name.
         pod_metadata: keys of labels and annotations that a restricted podTemplate may set besides
             those that are known to be safe; ``*`` stands for any text.
         max_concurrent_rollouts: concurrent rollouts without a spec change (new operator release).
@@ -162,6 +168,8 @@ class OperatorConfig(BaseModel):
     custom_code: Literal["allow", "forbid"] = "allow"
     pod_template: PodTemplateMode = PodTemplateMode.RESTRICTED
     service_accounts: Names = ()
+    default_service_account: str = ""
+    impersonated_service_accounts: Names = ()
     pod_metadata: Names = ()
     max_concurrent_rollouts: int = Field(default=5, ge=1)
     api_timeout_seconds: float = Field(default=30.0, gt=0)
@@ -189,6 +197,17 @@ class OperatorConfig(BaseModel):
                     "since each namespace needs its own role"
                 )
         return tuple(dict.fromkeys(value))
+
+    @field_validator("default_service_account", "impersonated_service_accounts")
+    @classmethod
+    def _accounts_are_names(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for name in (value,) if isinstance(value, str) else value:
+            if name and not _DNS_SUBDOMAIN.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is not the name of a service account; patterns are not supported, "
+                    "since the operator's roles list each name"
+                )
+        return value
 
     @field_validator("images")
     @classmethod
@@ -266,6 +285,11 @@ class OperatorConfig(BaseModel):
         )
 
     @property
+    def _impersonated_accounts(self) -> tuple[str, ...]:
+        default = (self.default_service_account,) if self.default_service_account else ()
+        return tuple(dict.fromkeys((*default, *self.impersonated_service_accounts)))
+
+    @property
     def cluster_wide(self) -> bool:
         """Return whether the operator reconciles in all namespaces."""
         return not self.namespaces
@@ -282,6 +306,8 @@ class OperatorConfig(BaseModel):
             custom_code_allowed=self.custom_code == "allow",
             pod_template=self.pod_template,
             service_accounts=self.service_accounts,
+            default_account=self.default_service_account,
+            impersonated_accounts=self._impersonated_accounts,
             pod_metadata=self.pod_metadata,
             family_images={
                 family: image for family, image in self.images.items() if family != DEFAULT_IMAGE

@@ -115,6 +115,21 @@ def operator(
             help="Service account that pipelines may use besides default; repeatable.",
         ),
     ] = None,
+    default_service_account: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Service account of its namespace in whose name a pipeline's objects are written."
+            " Default: the operator's own account.",
+        ),
+    ] = None,
+    impersonated_service_accounts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Further service account that spec.serviceAccountName may name; repeatable.",
+        ),
+    ] = None,
     pod_metadata: Annotated[
         list[str] | None,
         typer.Option(
@@ -219,6 +234,8 @@ def operator(
         "custom_code": custom_code,
         "pod_template": pod_template,
         "service_accounts": service_accounts,
+        "default_service_account": default_service_account,
+        "impersonated_service_accounts": impersonated_service_accounts,
         "pod_metadata": pod_metadata,
         "max_concurrent_rollouts": max_concurrent_rollouts,
         "metrics_connections": metrics_connections,

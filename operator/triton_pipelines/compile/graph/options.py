@@ -63,6 +63,12 @@ class Options:
     """What resources may set in their pods."""
     service_accounts: tuple[str, ...] = ()
     """Service accounts that pods may use besides ``default``, unless all may be used (Allow)."""
+    default_account: str = ""
+    """Service account of its namespace in whose name the objects of a pipeline are written, unless
+    its spec names one; empty: the operator's own account."""
+    impersonated_accounts: tuple[str, ...] | None = None
+    """All accounts in whose name the operator may write; ``None`` if that is not known, as on the
+    command line."""
     pod_metadata: tuple[str, ...] = ()
     """Keys of labels and annotations that a restricted ``server.podTemplate`` may set besides
     :data:`SAFE_POD_METADATA`; ``*`` stands for any text."""

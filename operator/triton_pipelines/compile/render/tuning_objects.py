@@ -111,6 +111,8 @@ def inputs(
         "custom_code": "allow" if options.custom_code_allowed else "forbid",
         "pod_template": options.pod_template.value,
         "service_accounts": list(options.service_accounts),
+        "default_service_account": options.default_account,
+        "impersonated_service_accounts": list(options.impersonated_accounts or ()),
         "pod_metadata": list(options.pod_metadata),
         "operator_key_secret": options.operator_key_secret,
         "operator_namespace": options.operator_namespace,
