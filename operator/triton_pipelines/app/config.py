@@ -32,6 +32,7 @@ from triton_pipelines.compile.graph.options import (
     DEFAULT_KEY_SECRET,
     DEFAULT_LOADER_IMAGE,
     DEFAULT_SERVER_IMAGE,
+    EVERYONE,
     SUBSTITUTABLE,
     Options,
     PodTemplateMode,
@@ -114,6 +115,9 @@ class OperatorConfig(BaseModel):
             the pod, or no podTemplate at all.
         service_accounts: service accounts that pipelines may use besides ``default``, unless
             podTemplate is allowed without restriction.
+        inference_namespaces: namespaces whose pods may send inference requests to pipelines
+            without ``inferenceFrom``, besides the pipeline's own; ``*`` for every client.
+        metrics_namespaces: the same for reading metrics.
         default_service_account: service account of its namespace in whose name the objects of a
             pipeline are written, unless spec.serviceAccountName names one; none means the
             operator's own account.
@@ -168,6 +172,8 @@ class OperatorConfig(BaseModel):
     custom_code: Literal["allow", "forbid"] = "allow"
     pod_template: PodTemplateMode = PodTemplateMode.RESTRICTED
     service_accounts: Names = ()
+    inference_namespaces: Names = ()
+    metrics_namespaces: Names = ()
     default_service_account: str = ""
     impersonated_service_accounts: Names = ()
     pod_metadata: Names = ()
@@ -196,6 +202,14 @@ class OperatorConfig(BaseModel):
                     f"{name!r} is not a namespace name; patterns are not supported, "
                     "since each namespace needs its own role"
                 )
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("inference_namespaces", "metrics_namespaces")
+    @classmethod
+    def _peers_are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name != EVERYONE and not _DNS_LABEL.fullmatch(name):
+                raise ValueError(f"{name!r} is neither a namespace name nor {EVERYONE}")
         return tuple(dict.fromkeys(value))
 
     @field_validator("default_service_account", "impersonated_service_accounts")
@@ -306,6 +320,8 @@ class OperatorConfig(BaseModel):
             custom_code_allowed=self.custom_code == "allow",
             pod_template=self.pod_template,
             service_accounts=self.service_accounts,
+            inference_namespaces=self.inference_namespaces,
+            metrics_namespaces=self.metrics_namespaces,
             default_account=self.default_service_account,
             impersonated_accounts=self._impersonated_accounts,
             pod_metadata=self.pod_metadata,

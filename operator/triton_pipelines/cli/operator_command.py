@@ -115,6 +115,22 @@ def operator(
             help="Service account that pipelines may use besides default; repeatable.",
         ),
     ] = None,
+    inference_namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Namespace whose pods may send inference requests to pipelines without"
+            " inferenceFrom, besides their own; * for every client. Repeatable.",
+        ),
+    ] = None,
+    metrics_namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Namespace whose pods may read metrics of pipelines without metricsFrom, besides"
+            " their own; * for every client. Repeatable.",
+        ),
+    ] = None,
     default_service_account: Annotated[
         str | None,
         typer.Option(
@@ -234,6 +250,8 @@ def operator(
         "custom_code": custom_code,
         "pod_template": pod_template,
         "service_accounts": service_accounts,
+        "inference_namespaces": inference_namespaces,
+        "metrics_namespaces": metrics_namespaces,
         "default_service_account": default_service_account,
         "impersonated_service_accounts": impersonated_service_accounts,
         "pod_metadata": pod_metadata,
