@@ -95,8 +95,9 @@ class OperatorConfig(BaseModel):
         context: context of the kubeconfig; its current context by default.
         metrics_host: address where Prometheus scrapes ``/metrics``.
         metrics_port: its port; 0 takes a free one.
-        liveness_host: address where the kubelet queries ``/healthz``.
-        liveness_port: its port.
+        metrics_authentication: ``token``: users who may get ``/metrics`` read it with their token.
+        metrics_tls_folder: ``tls.crt`` and ``tls.key`` for ``/metrics``; unencrypted without it.
+        liveness_host: address where the kubelet queries ``/healthz``; liveness_port: its port.
         operator_namespace: namespace of the operator itself, with its key's Secret.
         operator_key_file: the operator key as mounted (optional Secret volume). Its file name is
             the Secret's data key.
@@ -115,14 +116,12 @@ class OperatorConfig(BaseModel):
             the pod, or no podTemplate at all.
         service_accounts: service accounts that pipelines may use besides ``default``, unless
             podTemplate is allowed without restriction.
-        inference_namespaces: namespaces whose pods may send inference requests to pipelines
-            without ``inferenceFrom``, besides the pipeline's own; ``*`` for every client.
+        inference_namespaces: namespaces whose pods may send requests to pipelines without
+            ``inferenceFrom``, besides their own; ``*`` for every client.
         metrics_namespaces: the same for reading metrics.
         default_service_account: service account of its namespace in whose name the objects of a
-            pipeline are written, unless spec.serviceAccountName names one; none means the
-            operator's own account.
-        impersonated_service_accounts: further service accounts that spec.serviceAccountName may
-            name.
+            pipeline are written, unless its spec names one; none means the operator's own account.
+        impersonated_service_accounts: further accounts that spec.serviceAccountName may name.
         pod_metadata: keys of labels and annotations that a restricted podTemplate may set besides
             those that are known to be safe; ``*`` stands for any text.
         max_concurrent_rollouts: concurrent rollouts without a spec change (new operator release).
@@ -158,6 +157,8 @@ class OperatorConfig(BaseModel):
     context: str | None = None
     metrics_host: str = "0.0.0.0"
     metrics_port: int = Field(default=8080, ge=0, le=65535)
+    metrics_authentication: Literal["none", "token"] = "none"
+    metrics_tls_folder: Path | None = None
     liveness_host: str = "0.0.0.0"
     liveness_port: int = Field(default=8081, ge=1, le=65535)
     operator_namespace: str = "triton-pipelines"
@@ -271,6 +272,15 @@ class OperatorConfig(BaseModel):
             raise ValueError(
                 "metrics_connections and prometheus_url are both set; set only one, "
                 "since the URL is short for a file with the connection default"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_are_encrypted(self) -> OperatorConfig:
+        if self.metrics_authentication == "token" and self.metrics_tls_folder is None:
+            raise ValueError(
+                "metrics_authentication token needs metrics_tls_folder, "
+                "since tokens must not be sent unencrypted"
             )
         return self
 

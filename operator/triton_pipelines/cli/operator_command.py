@@ -57,6 +57,19 @@ def operator(
     liveness_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Port of /healthz. Default 8081.")
     ] = None,
+    metrics_authentication: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="none (default), or token: only permitted bearer tokens may read /metrics.",
+        ),
+    ] = None,
+    metrics_tls_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder with tls.crt and tls.key for /metrics. Default: no TLS."
+        ),
+    ] = None,
     operator_namespace: Annotated[
         str | None, typer.Option(metavar="NAME", help="Namespace of the operator itself.")
     ] = None,
@@ -239,6 +252,8 @@ def operator(
         "relist_seconds": relist_seconds,
         "metrics_port": metrics_port,
         "liveness_port": liveness_port,
+        "metrics_authentication": metrics_authentication,
+        "metrics_tls_folder": metrics_tls_folder,
         "operator_namespace": operator_namespace,
         "operator_key_file": operator_key_file,
         "operator_key_secret": operator_key_secret,

@@ -88,6 +88,12 @@ SELF_SUBJECT_ACCESS_REVIEWS: Final = Resource(
     "selfsubjectaccessreviews",
     namespaced=False,
 )
+TOKEN_REVIEWS: Final = Resource(
+    "authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False
+)
+SUBJECT_ACCESS_REVIEWS: Final = Resource(
+    "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
 
 ALL: Final[tuple[Resource, ...]] = (
     INFERENCE_PIPELINES,
@@ -106,6 +112,8 @@ ALL: Final[tuple[Resource, ...]] = (
     EVENTS,
     LEASES,
     SELF_SUBJECT_ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    SUBJECT_ACCESS_REVIEWS,
 )
 # Child kinds that are watched. Secrets are not: the operator writes them and never reads one.
 WATCHED_CHILDREN: Final[tuple[Resource, ...]] = (

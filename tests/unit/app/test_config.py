@@ -97,6 +97,10 @@ def test_variables_fill_in_and_options_win() -> None:
             ["--impersonated-service-accounts", "'b*'", "roles list each name"],
         ),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
+        (
+            {"metrics_authentication": "token"},
+            ["metrics_authentication token needs metrics_tls_folder", "unencrypted"],
+        ),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         (
             {"prometheus_url": "prometheus:9090"},
