@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ class _RefusedError(Exception):
         self.refusal = refusal
 
 
-def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
+def adapt_file(
+    path: Path, plan: PlanAdapt, output_dims: Mapping[str, tuple[int, ...]] | None = None
+) -> AdaptedFile | AdaptationRefusal:
     """Adapt the model at ``path``.
 
     The new file takes its name only when it is complete and verified as far as possible here.
@@ -73,6 +76,8 @@ def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
     Args:
         path: the ONNX file.
         plan: inputs and outputs per token, from the load plan.
+        output_dims: output → its declared dims without the batch axis. The adapted file states
+            them.
 
     Raises:
         OSError: the volume is full.
@@ -81,7 +86,7 @@ def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
     """
     try:
         stored, is_converted = _read_model(path)
-        adaptable = _check(path, stored.model, plan)
+        adaptable = _check(path, stored.model, plan, output_dims or {})
         names = [item.name for item in plan.inputs]
         file = _FileAdaptation(
             path,
@@ -117,9 +122,11 @@ def _read_model(path: Path) -> tuple[Stored, bool]:
     return stored, is_old
 
 
-def _check(path: Path, model: Any, plan: PlanAdapt) -> Adaptable:
+def _check(
+    path: Path, model: Any, plan: PlanAdapt, output_dims: Mapping[str, tuple[int, ...]]
+) -> Adaptable:
     """Return what the graph can be adapted for. Raises :class:`_RefusedError`."""
-    adaptable = check_eligibility(model, plan)
+    adaptable = check_eligibility(model, plan, output_dims)
     if isinstance(adaptable, AdaptationRefusal):
         raise _RefusedError(adaptable)
     missing = sorted(side for side in side_files_of(model) if not (path.parent / side).is_file())
