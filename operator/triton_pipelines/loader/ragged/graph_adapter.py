@@ -12,11 +12,13 @@ from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.input_padding import pad_inputs
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.output_flattening import OutputFlattener
+from triton_pipelines.loader.ragged.padding_free.rewriting import add_without_padding
+from triton_pipelines.loader.ragged.padding_free.tensor_facts import Facts
 
 ROWS, TOKENS = "rows", "tokens"
 
 
-def adapt(model: Any, adaptable: Adaptable) -> Any:
+def adapt(model: Any, adaptable: Adaptable, facts: Facts | None = None) -> Any:
     """Adapt a model, which is changed and returned.
 
     Inputs become flat and keep their names and element types. Their lengths are added as further
@@ -26,6 +28,8 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     Args:
         model: an ``onnx.ModelProto``.
         adaptable: what :func:`.eligibility.check_eligibility` returned for it.
+        facts: facts about its tensors, to compute only real tokens; ``None`` to compute on padded
+            matrices.
     """
     graph = model.graph
     build = NodeBuilder(values(graph), adaptable.opset)
@@ -34,8 +38,13 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     types = {name: element_type(graph_inputs[name]) for name in planned}
     matrices, rows = pad_inputs(build, adaptable, types)
     inner = {value.name: build.name(f"inner_{value.name}") for value in graph.output}
-    rename(graph, matrices | inner)
-    before = len(build.nodes)
+    names = matrices | inner
+    rename(graph, names)
+    if facts is None:
+        build.nodes.extend(graph.node)
+    else:
+        renamed = {names.get(name, name): fact for name, fact in facts.items()}
+        add_without_padding(build, rows, graph, renamed, (matrices.values(), inner.values()))
     flattener = OutputFlattener(build, rows)
     for value in graph.output:
         shape, kind = dims(value) or (), element_type(value)
@@ -44,10 +53,8 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [None, *shape[2:]]))
         else:
             flattener.row_output(inner[value.name], value.name, kind, len(shape))
-    behind = build.nodes[before:]
-    body = list(graph.node)
     del graph.node[:]
-    graph.node.extend([*build.nodes[:before], *body, *behind])
+    graph.node.extend(build.nodes)
     graph.initializer.extend(build.constants)
     _inputs(graph, planned, types)
     graph.value_info.extend(

@@ -26,6 +26,8 @@ class RowValues:
 
     lengths: str
     """[rows, 1]: lengths of the first input."""
+    taken: str
+    """[rows, 1]: how many tokens of each row the model computes."""
     width: str
     """Number of tokens that the padded matrices hold."""
     one: str
@@ -82,7 +84,7 @@ def pad_inputs(
         matrices[item.name] = padded
     sound = _sound_conditions(build, adaptable, taken, lengths, in_range)
     first = build.add("Gather", lengths, build.integers(0), axis=1)
-    return matrices, RowValues(first, width, one, build.all_of(sound) if sound else None)
+    return matrices, RowValues(first, taken, width, one, build.all_of(sound) if sound else None)
 
 
 def _clip(build: NodeBuilder, values: str, size: int, kind: np.dtype[Any]) -> str:

@@ -60,6 +60,14 @@ class NodeBuilder:
         self.nodes.append(helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
+    def add_as(self, output: str, operator: str, *inputs: str, **attributes: Any) -> None:
+        """Add a node of a standard operator whose output has a name already."""
+        self._count += 1
+        name = self.name(f"{operator}_{self._count}")
+        self.nodes.append(
+            helper.make_node(operator, list(inputs), [output], name=name, **attributes)
+        )
+
     def cast(self, value: str, to: int = TensorProto.INT64) -> str:
         """Return ``value`` as another element type, by default INT64."""
         return self.add("Cast", value, to=to)
