@@ -12,13 +12,13 @@ from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.input_padding import pad_inputs
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.output_flattening import OutputFlattener
+from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
 from triton_pipelines.loader.ragged.padding_free.rewriting import add_without_padding
-from triton_pipelines.loader.ragged.padding_free.tensor_facts import Facts
 
 ROWS, TOKENS = "rows", "tokens"
 
 
-def adapt(model: Any, adaptable: Adaptable, facts: Facts | None = None) -> Any:
+def adapt(model: Any, adaptable: Adaptable, without_padding: PaddingFree | None = None) -> Any:
     """Adapt a model, which is changed and returned.
 
     Inputs become flat and keep their names and element types. Their lengths are added as further
@@ -28,8 +28,7 @@ def adapt(model: Any, adaptable: Adaptable, facts: Facts | None = None) -> Any:
     Args:
         model: an ``onnx.ModelProto``.
         adaptable: what :func:`.eligibility.check_eligibility` returned for it.
-        facts: facts about its tensors, to compute only real tokens; ``None`` to compute on padded
-            matrices.
+        without_padding: how to compute without padding; ``None`` to compute on padded matrices.
     """
     graph = model.graph
     build = NodeBuilder(values(graph), adaptable.opset)
@@ -40,11 +39,10 @@ def adapt(model: Any, adaptable: Adaptable, facts: Facts | None = None) -> Any:
     inner = {value.name: build.name(f"inner_{value.name}") for value in graph.output}
     names = matrices | inner
     rename(graph, names)
-    if facts is None:
+    if without_padding is None:
         build.nodes.extend(graph.node)
     else:
-        renamed = {names.get(name, name): fact for name, fact in facts.items()}
-        add_without_padding(build, rows, graph, renamed, (matrices.values(), inner.values()))
+        add_without_padding(build, rows, graph, without_padding, names)
     flattener = OutputFlattener(build, rows)
     for value in graph.output:
         shape, kind = dims(value) or (), element_type(value)

@@ -42,20 +42,40 @@ class GraphRewriter:
             operator = placement.flat.get(number)
             if operator is not None:
                 self._add_flat(node, operator)
-                continue
-            for name in sorted(names_read(node)):
-                self.need_padded(name)
-            self._build.nodes.append(node)
-            self._padded.update(node.output)
+            elif node.op_type == "Shape" and node.input[0] in self._flat.keys() - self._padded:
+                self._add_shape(node)
+            else:
+                for name in sorted(names_read(node)):
+                    self.need_padded(name)
+                self._build.nodes.append(node)
+
+    def _add_shape(self, node: Any) -> None:
+        """Add the shape that the padded form of a tensor would have."""
+        build, tokens = self._build, self._tokens(node.input[0])
+        index = self._maps.to_padded_list if tokens.is_merged else self._maps.to_padded
+        whole = build.add(
+            "Concat",
+            build.integers(*tokens.before),
+            build.add("Shape", index),
+            build.integers(*tokens.behind),
+            axis=0,
+        )
+        limits = {attribute.name: attribute.i for attribute in node.attribute}
+        ends = limits.get("start", 0), limits.get("end", tokens.rank)
+        build.add_as(node.output[0], "Slice", whole, *(build.integers(end) for end in ends))
+
+    def _tokens(self, name: str) -> TokenAxes:
+        """Return where a tensor that has a flat form has its tokens."""
+        tokens = self._facts[name].tokens
+        assert tokens is not None
+        return tokens
 
     def need_padded(self, name: str) -> None:
         """Add the padded form of a tensor if only its flat form exists."""
         if name in self._padded or name not in self._flat:
             return
         self._padded.add(name)
-        build, fact = self._build, self._facts[name]
-        tokens = fact.tokens
-        assert tokens is not None
+        build, fact, tokens = self._build, self._facts[name], self._tokens(name)
         flat, index = self._flat[name], self._maps.to_padded_list
         if not tokens.is_merged:
             flat = build.add("Reshape", flat, build.integers(*tokens.with_tokens(-1)))
@@ -109,8 +129,7 @@ class GraphRewriter:
     def _laid_flat(self, name: str) -> str:
         """Return the flat form of a tensor, made from the padded one if there is none."""
         if name not in self._flat:
-            build, tokens = self._build, self._facts[name].tokens
-            assert tokens is not None
+            build, tokens = self._build, self._tokens(name)
             self._padded.add(name)
             padded, index = name, self._maps.to_flat_list
             if not tokens.is_merged:

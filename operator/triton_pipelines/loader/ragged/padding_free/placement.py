@@ -85,16 +85,18 @@ def _downstream_of_lookups(
     made: set[str] = set()
     for number, operator in candidates.items():
         node = nodes[number]
-        begins = node.op_type in HEAVY or (
-            node.op_type == "Gather" and operator.readings[0] is Reading.AS_IS and _is_wide(node, facts)
-        )
-        if begins or made.intersection(node.input):
+        if _begins_flat(node, operator, facts) or made.intersection(node.input):
             flat[number] = operator
             made.update(node.output)
     return flat
 
 
-def _is_wide(node: Any, facts: Facts) -> bool:
+def _begins_flat(node: Any, operator: FlatOperator, facts: Facts) -> bool:
+    """Return whether a node is worth laying its input out flat: products and wide lookups."""
+    if node.op_type in HEAVY:
+        return True
+    if node.op_type != "Gather" or operator.readings[0] is not Reading.AS_IS:
+        return False
     tokens = facts[node.output[0]].tokens
     return tokens is not None and any(dim > 1 for dim in (*tokens.before, *tokens.behind))
 
@@ -157,9 +159,7 @@ def _is_free(
     if node.op_type not in {"Add", "Sub"}:
         return False
     states = {padding.get(name) for name in node.input}
-    zeros = all(
-        facts[name].filler == 0 for name in node.input if padding.get(name) is Padding.SET
-    )
+    zeros = all(facts[name].filler == 0 for name in node.input if padding.get(name) is Padding.SET)
     return zeros and Padding.FREE in states
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from triton_pipelines.loader.ragged.input_padding import RowValues
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
+from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
 from triton_pipelines.loader.ragged.padding_free.graph_rewriter import GraphRewriter
-from triton_pipelines.loader.ragged.padding_free.placement import place_nodes
 from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
-from triton_pipelines.loader.ragged.padding_free.tensor_facts import Facts
 from triton_pipelines.loader.ragged.padding_free.token_maps import build_token_maps
 
 
@@ -18,8 +17,8 @@ def add_without_padding(
     build: NodeBuilder,
     rows: RowValues,
     graph: Any,
-    facts: Facts,
-    ends: tuple[Collection[str], Collection[str]],
+    plan: PaddingFree,
+    names: Mapping[str, str],
 ) -> None:
     """Add the nodes of a graph to a builder, the position-wise ones on flat tokens.
 
@@ -27,16 +26,16 @@ def add_without_padding(
         build: where the nodes are added.
         rows: values that describe the rows of the batch.
         graph: the graph; value infos of tensors that no longer exist are removed.
-        facts: facts about its tensors.
-        ends: its padded matrices, and its outputs.
+        plan: where each node runs.
+        names: names that the graph's inputs and outputs have now.
     """
-    matrices, outputs = ends
-    placement = place_nodes(graph.node, facts, list(matrices))
+    facts = {names.get(name, name): fact for name, fact in plan.facts.items()}
+    outputs = {names[value.name] for value in graph.output}
     maps = build_token_maps(build, rows.taken, rows.width)
     rewriter = GraphRewriter(build, maps, facts)
     before = len(build.nodes)
-    rewriter.rewrite(graph.node, placement)
-    for name in outputs:
+    rewriter.rewrite(graph.node, plan.placement)
+    for name in sorted(outputs):
         rewriter.need_padded(name)
     build.nodes[before:] = _needed(build.nodes[before:], outputs)
     made = {name for node in build.nodes for name in node.output}

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from triton_pipelines.loader.onnx_graph.graph_walk import bodies, inputs, values
 from triton_pipelines.loader.onnx_graph.model_runner import GraphInput
+from triton_pipelines.loader.onnx_store import Stored
+from triton_pipelines.loader.onnx_weights import all_tensors
 from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.padding_free.tensor_facts import (
     Axis,
@@ -32,6 +34,24 @@ _AXES: Final = {
 }
 SMALL: Final = 1024
 """Elements up to which the value of a neutral tensor is kept: axes, shapes and scalars."""
+
+
+def probe_shapes(
+    stored: Stored, graph_inputs: Sequence[GraphInput], adaptable: Adaptable
+) -> dict[str, TensorFacts]:
+    """Return the facts about all tensors of a stock graph.
+
+    Args:
+        stored: the model; its weights are taken out of it.
+        graph_inputs: its inputs.
+        adaptable: what it can be adapted for.
+
+    Raises:
+        Exception: of any kind, if the evaluator cannot run the graph.
+    """
+    graph, run = stored.model.graph, all_tensors(stored)
+    runs = [run(probe_batch(graph_inputs, adaptable, *batch)) for batch in BATCHES]
+    return tensor_facts(graph, runs)
 
 
 def probe_batch(
