@@ -26,7 +26,7 @@ class Reading(Enum):
     """How an operator on flat tensors reads one of its inputs."""
 
     FLAT = "laid out flat"
-    AS_IS = "unchanged: it has no axis of tokens"
+    AS_IS = "unchanged: it is the same for all tokens"
     SPREAD = "its row or its place for each token"
 
 
@@ -172,7 +172,7 @@ def _broadcast(fact: TensorFacts, made: TokenAxes) -> Reading | None:
     if ours == ((Axis.ALL_PLACES,) if made.is_merged else (Axis.ROWS, Axis.PLACES)):
         return Reading.FLAT
     if all(dim == 1 for dim in ours):
-        return Reading.AS_IS
+        return Reading.AS_IS if fact.is_neutral else None
     if not made.is_merged and ours in {(1, Axis.PLACES), (Axis.ROWS, 1)}:
         return Reading.SPREAD
     return None
