@@ -28,6 +28,8 @@ class PaddingFree:
     """Facts about the tensors of the stock graph."""
     placement: Placement
     """Where each node runs."""
+    cuts: int = 0
+    """How often rows of similar length are cut in two for what mixes tokens: 2^cuts groups."""
 
     def __str__(self) -> str:
         placement = self.placement

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from triton_pipelines.loader.onnx_graph.graph_walk import inputs as graph_inputs
 from triton_pipelines.loader.ragged.input_padding import RowValues
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
@@ -31,12 +32,14 @@ def add_without_padding(
     """
     facts = {names.get(name, name): fact for name, fact in plan.facts.items()}
     outputs = {names[value.name] for value in graph.output}
-    maps = build_token_maps(build, rows.taken, rows.width)
-    rewriter = GraphRewriter(build, maps, facts)
+    matrices = set(names.values()) - outputs
+    sources = {names.get(name, name): names.get(name) in matrices for name in graph_inputs(graph)}
     before = len(build.nodes)
+    maps = build_token_maps(build, rows.taken, rows.width, plan.cuts)
+    rewriter = GraphRewriter(build, maps, facts, sources)
     rewriter.rewrite(graph.node, plan.placement)
     for name in sorted(outputs):
-        rewriter.need_padded(name)
+        rewriter.add_output(name)
     build.nodes[before:] = _needed(build.nodes[before:], outputs)
     made = {name for node in build.nodes for name in node.output}
     kept = [value for value in graph.value_info if value.name in made]
