@@ -75,7 +75,9 @@ class _RefusedError(Exception):
         self.refusal = refusal
 
 
-def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
+def adapt_file(
+    path: Path, plan: PlanAdapt, *, on_cpu: bool = False
+) -> AdaptedFile | AdaptationRefusal:
     """Adapt the model at ``path``.
 
     The new file takes its name only when it is complete and verified as far as possible here.
@@ -85,6 +87,7 @@ def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
     Args:
         path: the ONNX file.
         plan: inputs and outputs per token, from the load plan.
+        on_cpu: whether it will run on CPUs only.
 
     Raises:
         OSError: the volume is full.
@@ -101,6 +104,7 @@ def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
                 graph_inputs(stored.model, [item.name for item in plan.inputs]),
                 adaptable,
                 size_of(path, stored.model),
+                on_cpu,
             )
             return file.run()
     except _RefusedError as error:
@@ -169,6 +173,8 @@ class _FileAdaptation:
     adaptable: Adaptable
     weights: int
     """Bytes of the model's weights."""
+    on_cpu: bool
+    """Whether the file will run on CPUs only."""
 
     def run(self) -> AdaptedFile:
         """Write, verify and publish the adapted file. Raises :class:`_RefusedError`.
@@ -186,7 +192,7 @@ class _FileAdaptation:
     def _form(self) -> PaddingFree | Padded:
         if choose_evaluator(self.weights) is Evaluator.NONE:
             return Padded("it is too large to compare its outputs")
-        return analyze(_read_model(self.source), self.inputs, self.adaptable)
+        return analyze(_read_model(self.source), self.inputs, self.adaptable, on_cpu=self.on_cpu)
 
     def _adapt(self, form: PaddingFree | Padded) -> AdaptedFile:
         stored = _read_model(self.source)

@@ -5,6 +5,7 @@ ONNX Runtime runs the graphs and is fed as Triton's backend feeds it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from onnx import helper
 from tests.support import oddgraphs, raggedgraphs
 from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.randomencoders import (
+    HEADS,
     POSITIONS,
     VOCABULARY,
     Activation,
@@ -64,20 +66,21 @@ def analyzed(model: Any, plan: Any) -> tuple[Adaptable, PaddingFree | Padded]:
     return found, analyze(Stored(copy, Path("model.onnx")), inputs, found)
 
 
-def without_padding(structure: Structure) -> tuple[Any, PaddingFree]:
+def without_padding(structure: Structure, cuts: int = 0) -> tuple[Any, PaddingFree]:
     """The adapted model, which computes only real tokens, and where its nodes run."""
     found, form = analyzed(make(structure), structure.plan())
     assert isinstance(form, PaddingFree), str(form)
+    form = replace(form, cuts=cuts)
     return adapt(make(structure), found, form), form
 
 
-def compare(structure: Structure, lengths: list[int]) -> PaddingFree:
+def compare(structure: Structure, lengths: list[int], cuts: int = 0) -> PaddingFree:
     """Compare a batch, with rows that the model cannot take in it, with each row alone."""
     random = np.random.default_rng(structure.seed)
     rows = [row(random, length) for length in lengths]
     too_long = row(random, POSITIONS + 9)
     unknown = {**row(random, 4), "input_ids": np.array([[5, VOCABULARY, 6, 7]])}
-    adapted, form = without_padding(structure)
+    adapted, form = without_padding(structure, cuts)
     backend = StandInBackend(adapted, config_of(*structure.declared))
     answers = backend.execute([*rows[:1], too_long, unknown, *rows[1:]])
     for marked in (answers.pop(1), answers.pop(1)):
@@ -94,9 +97,11 @@ def compare(structure: Structure, lengths: list[int]) -> PaddingFree:
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-@given(structures, batches)
-def test_every_row_is_answered_as_alone(structure: Structure, lengths: list[int]) -> None:
-    compare(structure, lengths)
+@given(structures, batches, st.integers(0, 2))
+def test_every_row_is_answered_as_alone(
+    structure: Structure, lengths: list[int], cuts: int
+) -> None:
+    compare(structure, lengths, cuts)
 
 
 @pytest.mark.parametrize("part", [*Norm, *Activation, *Projection, *Masking, *Pooling], ids=str)
@@ -146,10 +151,32 @@ def test_products_read_as_many_rows_as_there_are_tokens() -> None:
     assert form.placement.blocker == ""
 
 
-def adapted_file(model: Any, plan: Any, folder: Path) -> AdaptedFile:
+@pytest.mark.parametrize("cuts", [1, 2])
+@pytest.mark.parametrize("lengths", [[5], [4, 4], [1, 1, 1], [2, 30, 9, 30, 3, 17, 1], [30, 2]])
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.TOKENS])
+def test_groups_of_any_lengths_keep_the_order_of_rows(
+    pooling: Pooling, lengths: list[int], cuts: int
+) -> None:
+    structure = Structure(projection=Projection.MERGED, masking=Masking.OUTER, pooling=pooling)
+    compare(structure, lengths, cuts)
+
+
+@pytest.mark.parametrize("lengths", [[40] * 2 + [3] * 6, [3, 40, 3, 3, 3, 40, 3, 3]])
+def test_long_rows_do_not_widen_the_attention_of_short_ones(lengths: list[int]) -> None:
+    """Make the scores of both groups outputs: two rows are 40 wide, and six are 3."""
+    adapted, _ = without_padding(Structure(), cuts=1)
+    names = [node.output[0] for node in adapted.graph.node if node.op_type == "Softmax"]
+    adapted.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
+    random = np.random.default_rng(0)
+    rows = [row(random, length) for length in lengths]
+    scores = session(adapted).run(names, equivalence.join_batch(rows, list(rows[0])))
+    assert [value.shape for value in scores] == [(2, HEADS, 40, 40), (6, HEADS, 3, 3)]
+
+
+def adapted_file(model: Any, plan: Any, folder: Path, *, on_cpu: bool = False) -> AdaptedFile:
     file = folder / "model.onnx"
     onnx.save(model, str(file))
-    done = adapt_file(file, plan)
+    done = adapt_file(file, plan, on_cpu=on_cpu)
     assert isinstance(done, AdaptedFile), str(done)
     assert [path.name for path in folder.iterdir()] == ["model.onnx"]
     return done
@@ -252,8 +279,11 @@ def _softmax_is_position_wise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _values_behind_rows_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def analyze_without_fillers(*given: Any, **options: Any) -> PaddingFree | Padded:
+        return _without_fillers(analyze(*given, **options))
+
     monkeypatch.setattr(placement, "_require_padding_values", lambda *_: None)
-    monkeypatch.setattr(file_adapter, "analyze", lambda *given: _without_fillers(analyze(*given)))
+    monkeypatch.setattr(file_adapter, "analyze", analyze_without_fillers)
 
 
 def _without_fillers(form: PaddingFree | Padded) -> PaddingFree | Padded:
@@ -264,18 +294,19 @@ def _without_fillers(form: PaddingFree | Padded) -> PaddingFree | Padded:
 
 
 def _rows_start_one_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    build_maps = token_maps.build_token_maps
+    def view(build: Any, starts: str, taken: str, width: str) -> Any:
+        late = build.add("Mod", build.add("Add", starts, build.scalar(1)), build.scalar(20))
+        return right(build, late, taken, width)
 
-    def build(build: Any, taken: str, width: str) -> Any:
-        maps = build_maps(build, taken, width)
-        late = build.add("Add", maps.to_padded, build.scalar(1))
-        last = build.add("Sub", build.add("Size", maps.to_flat), build.scalar(1))
-        object.__setattr__(maps, "to_padded", build.add("Min", late, last))
-        return maps
+    right = token_maps._view
+    monkeypatch.setattr(token_maps, "_view", view)
 
-    from triton_pipelines.loader.ragged.padding_free import rewriting
 
-    monkeypatch.setattr(rewriting, "build_token_maps", build)
+def _groups_lose_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row_order(build: Any, views: Any, groups: Any, place: str) -> str:
+        return build.add("Range", build.scalar(0), build.add("Size", place), build.scalar(1))
+
+    monkeypatch.setattr(token_maps, "_row_order", row_order)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +315,7 @@ def _rows_start_one_late(monkeypatch: pytest.MonkeyPatch) -> None:
         (_softmax_is_position_wise, Pooling.WEIGHTED),
         (_values_behind_rows_are_free, Pooling.MEAN),
         (_rows_start_one_late, Pooling.FIRST),
+        (_groups_lose_their_order, Pooling.MEAN),
     ],
 )
 def test_a_wrong_rewrite_is_found_and_the_file_padded(
@@ -291,7 +323,7 @@ def test_a_wrong_rewrite_is_found_and_the_file_padded(
 ) -> None:
     structure = Structure(pooling=pooling)
     fault(monkeypatch)
-    done = adapted_file(make(structure), structure.plan(), tmp_path)
+    done = adapted_file(make(structure), structure.plan(), tmp_path, on_cpu=True)
     assert isinstance(done.form, Padded)
     assert "without padding its outputs differ" in str(done)
     assert done.verification.difference < 1

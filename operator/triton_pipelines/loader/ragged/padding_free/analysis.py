@@ -11,12 +11,17 @@ from triton_pipelines.loader.onnx_store import Stored
 from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.padding_free.placement import Placement, place_nodes
 from triton_pipelines.loader.ragged.padding_free.shape_probe import probe_shapes
-from triton_pipelines.loader.ragged.padding_free.tensor_facts import Facts
+from triton_pipelines.loader.ragged.padding_free.tensor_facts import Axis, Facts, TensorFacts
 
 LEAST_SHARE: Final = 0.5
 """Share of the matrix products with weights that have to run on flat tokens.
 
 Below it, laying tensors out costs about what it saves.
+"""
+CUTS_ON_CPU: Final = 1
+"""How often rows are cut into groups of similar length on CPUs.
+
+Each group repeats the operators of attention. On a GPU, starting them costs more than it saves.
 """
 
 
@@ -33,8 +38,10 @@ class PaddingFree:
 
     def __str__(self) -> str:
         placement = self.placement
+        groups = f", rows in up to {2**self.cuts} groups by length" if self.cuts else ""
         return (
-            f"{placement.flat_products} of {placement.products} matrix products compute no padding"
+            f"{placement.flat_products} of {placement.products} matrix products compute no "
+            f"padding{groups}"
         )
 
 
@@ -50,7 +57,11 @@ class Padded:
 
 
 def analyze(
-    stored: Stored, graph_inputs: Sequence[GraphInput], adaptable: Adaptable
+    stored: Stored,
+    graph_inputs: Sequence[GraphInput],
+    adaptable: Adaptable,
+    *,
+    on_cpu: bool = False,
 ) -> PaddingFree | Padded:
     """Return how a stock graph can compute without padding, or why it cannot.
 
@@ -58,8 +69,10 @@ def analyze(
         stored: the model; its weights are taken out of it.
         graph_inputs: its inputs.
         adaptable: what it can be adapted for.
+        on_cpu: whether it will run on CPUs only.
     """
     nodes = list(stored.model.graph.node)
+    outputs = [value.name for value in stored.model.graph.output]
     try:
         facts = probe_shapes(stored, graph_inputs, adaptable)
     except MemoryError:
@@ -76,4 +89,11 @@ def analyze(
             f"only {placement.flat_products} of {placement.products} matrix products treat each "
             f"token by itself; the first that does not is {placement.blocker}"
         )
-    return PaddingFree(facts, placement)
+    cuts = CUTS_ON_CPU if on_cpu and all(_can_be_joined(facts[name]) for name in outputs) else 0
+    return PaddingFree(facts, placement, cuts)
+
+
+def _can_be_joined(fact: TensorFacts) -> bool:
+    """Return whether an output can be put together from groups of rows."""
+    by_row = fact.dims[:1] == (Axis.ROWS,) and all(isinstance(dim, int) for dim in fact.dims[1:])
+    return fact.is_neutral or fact.tokens is not None or by_row
