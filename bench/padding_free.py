@@ -51,12 +51,13 @@ def run() -> None:
             measured.append(_measure(requests, plain, padded, free))
             print(measured[-1], flush=True)
     low = [one["paddedOverFree"] for one in measured if one["fill"] <= FILL] or [0.0]
-    least = {rows: _median(measured, rows, "plainOverFree") for rows in ROWS}
-    met = statistics.median(low) >= GAIN and min(least.values()) >= PLAIN
+    against_plain = {rows: _spread(measured, rows, "plainOverFree")[0] for rows in ROWS}
+    least = min(against_plain.values())
+    met = statistics.median(low) >= GAIN and least >= PLAIN
     write(
         "S8",
         low,
-        unit=f"times ({min(least.values()):.2f} times one row at a time)",
+        unit=f"times (at least {least:.2f} times one row at a time)",
         goal=thresholds()["S8"]["goal"],
         met=met,
         workload=(
@@ -69,7 +70,7 @@ def run() -> None:
         detail={
             "rows": {
                 str(rows): {
-                    name: _median(measured, rows, name)
+                    name: _spread(measured, rows, name)
                     for name in ("fill", "paddedOverFree", "plainOverFree")
                 }
                 for rows in ROWS
@@ -77,7 +78,7 @@ def run() -> None:
             "batches": measured,
         },
     )
-    print(f"S8: {statistics.median(low):.2f} times, by rows against plain {least}")
+    print(f"S8: {statistics.median(low):.2f} times, by rows against plain {against_plain}")
 
 
 def _sessions(folder: Path) -> list[onnxruntime.InferenceSession]:
@@ -143,6 +144,7 @@ def _measure(requests: Sequence[Feed], *sessions: onnxruntime.InferenceSession) 
     }
 
 
-def _median(measured: Sequence[Mapping[str, Any]], rows: int, name: str) -> float:
+def _spread(measured: Sequence[Mapping[str, Any]], rows: int, name: str) -> list[float]:
+    """Return median, minimum and maximum of a figure over the batches with so many rows."""
     values = [float(one[name]) for one in measured if one["rows"] == rows]
-    return round(statistics.median(values), 2)
+    return [round(statistics.median(values), 2), min(values), max(values)]
