@@ -29,7 +29,7 @@ from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibil
 from triton_pipelines.loader.ragged.equivalence import join_batch
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 
-ROWS = tuple(int(item) for item in os.environ.get("ROWS", "1,4,8,16,32").split(","))
+ROWS = tuple(int(item) for item in os.environ.get("ROWS_PER_BATCH", "1,2,4,8,16,32").split(","))
 BATCHES = int(os.environ.get("BATCHES", "5"))
 TURNS = 3
 FILL = 0.5
