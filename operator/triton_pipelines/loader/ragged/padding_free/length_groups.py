@@ -84,8 +84,10 @@ def _best_cut(build: NodeBuilder, lengths: str, first: str, end: str) -> str:
     costs = build.add("Add", build.add("Mul", before, longest), build.add("Mul", behind, squares))
     # The last entry stands for no cut, and keeps the list from being empty.
     none = build.unsqueeze(build.add("Mul", count, longest), 0)
-    least = build.add("ArgMin", build.add("Concat", costs, none, axis=0), axis=0, keepdims=0)
-    return build.add("Add", first, least)
+    every = build.add("Concat", costs, none, axis=0)
+    # ONNX Runtime 1.19 has no ArgMin of INT64. TopK takes the first of equal costs.
+    _, least = build.add_many("TopK", every, build.integers(1), outputs=2, largest=0)
+    return build.add("Add", first, build.add("Squeeze", least))
 
 
 def _group(build: NodeBuilder, rows: SortedRows, first: str, end: str) -> RowGroup:
