@@ -3,7 +3,8 @@
 The plain ensemble pads each request by itself. 64 clients run in a closed loop. Every round puts
 the same load on each ensemble, in a different order, and ratios are taken within a round. The step
 is the simulated GPU of :mod:`bench.standin_gpu`. In addition, the sample's real model runs on CPU,
-where padding costs more than another run.
+where padding costs more than another run. With ``STEP=gpu`` the step is a real one on an NVIDIA GPU
+(:mod:`bench.real_step`), and the results have ids of their own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,26 @@ import os
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from bench import plots
+import numpy as np
+
+from bench import gpu_watch, plots, real_step
 from bench.results import thresholds, write
-from bench.variants import STAND_IN, Variant, described, load, served, workload
+from bench.variants import (
+    PACKED_GPU,
+    RUNNER,
+    STAND_IN,
+    Variant,
+    described,
+    load,
+    served,
+    workload,
+)
 from triton_pipelines.tools.loadgen import LoadSpec, LoadSummary
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
+from triton_pipelines.triton.local_server import LocalTriton, LocalTritonError
 
 CLIENTS = 64
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -28,6 +42,10 @@ CPU_CLIENTS, CPU_FACTOR = 16, 3.0
 """A CPU step answers whole batches, some a second: fewer clients and a longer time, so that one
 batch more or less does not count.
 """
+TOKENIZERS = 4
+"""Tokenizer instances of every variant with a real step, which needs more than one to be busy."""
+COMPARED_TEXTS, TOLERANCE = 16, {real_step.TF32: 0.02, real_step.FP32: 1e-3, real_step.FP16: 0.05}
+"""How many texts are compared between the variants, and how far their logits may be apart."""
 PADS = {"pad_inputs": '{"input_ids": 0, "attention_mask": 0}'}
 PLAIN, SORTED, PACKED, CPU_PLAIN, CPU_AUTO = "plain", "auto", "packed", "cpu-plain", "cpu-auto"
 VARIANTS = (
@@ -55,19 +73,42 @@ MEANINGS = {
 Rounds = Mapping[str, Sequence[LoadSummary]]
 
 
+def variants() -> Sequence[Variant]:
+    """Return the variants that this run measures."""
+    if not real_step.is_real():
+        return VARIANTS
+    made = []
+    for variant in VARIANTS:
+        if variant.mode == RUNNER:
+            continue  # measured on CPU, beside the simulated step
+        parameters = dict(PADS) if variant.ragged and variant.name != PACKED else {}
+        if variant.mode == "Together" and variant.ragged:
+            parameters["run_cost_tokens"] = str(10**9)  # always one run
+        mode = PACKED_GPU if variant.name == PACKED else RUNNER
+        made.append(replace(variant, mode=mode, parameters=parameters, tokenizers=TOKENIZERS))
+    return made
+
+
 def run() -> None:
     """Measure, print and write S1 and S2 with their parts; 6 minutes."""
-    found: dict[str, list[LoadSummary]] = {variant.name: [] for variant in VARIANTS}
+    real_step.prepare()
+    startable = _startable(variants())
+    found: dict[str, list[LoadSummary]] = {}
+    busy: dict[str, list[float]] = {}
     texts, order = workload(), random.Random(1)
     gpu = LoadSpec(concurrency=CLIENTS, duration_s=SECONDS, warmup_s=WARM_SECONDS)
     cpu = LoadSpec(concurrency=CPU_CLIENTS, duration_s=SECONDS * CPU_FACTOR, warmup_s=WARM_SECONDS)
-    with served(VARIANTS) as server:
+    with served(startable) as server:
+        chosen = _agreeing(server, startable, texts[:COMPARED_TEXTS])
+        _warm_up(server, chosen, texts, gpu)
         for number in range(ROUNDS):
-            for variant in order.sample(VARIANTS, len(VARIANTS)):
-                one = load(server, variant.name, cpu if variant.mode == "Runner" else gpu, texts)
+            for variant in order.sample(chosen, len(chosen)):
+                on_cpu = variant.mode == RUNNER and not real_step.is_real()
+                with gpu_watch.utilization(busy.setdefault(variant.name, [])):
+                    one = load(server, variant.name, cpu if on_cpu else gpu, texts)
                 if one.failed:
                     raise SystemExit(f"{variant.name}: {one.errors}")
-                found[variant.name].append(one)
+                found.setdefault(variant.name, []).append(one)
                 print(
                     (
                         f"round {number + 1} {variant.name:10} {one.requests_per_s:7.0f}/s p99 "
@@ -75,8 +116,60 @@ def run() -> None:
                     ),
                     flush=True,
                 )
-    _write(found)
+        notes = gpu_watch.notes(server.log()) if real_step.is_real() else []
+    print(*notes, sep="\n")
+    _write(found, busy, notes)
     _plot(found)
+
+
+def _startable(wanted: Sequence[Variant]) -> Sequence[Variant]:
+    """Return the variants without the packed one if PyTorch cannot run it here."""
+    if not real_step.is_real():
+        return wanted
+    packed = [variant for variant in wanted if variant.mode == PACKED_GPU]
+    try:
+        with served(packed) as server:
+            print(*gpu_watch.notes(server.log()), sep="\n", flush=True)
+        return wanted
+    except LocalTritonError as error:
+        print(f"{PACKED}: left out, its step does not start: {str(error)[:1000]}", flush=True)
+    return [variant for variant in wanted if variant.mode != PACKED_GPU]
+
+
+def _agreeing(
+    server: LocalTriton, wanted: Sequence[Variant], texts: Sequence[str]
+) -> Sequence[Variant]:
+    """Return the variants whose answers are those of the plain one."""
+    if not real_step.is_real():
+        return wanted
+    expected = _answers(server, PLAIN, texts)
+    kept = []
+    for variant in wanted:
+        apart = float(np.abs(_answers(server, variant.name, texts) - expected).max())
+        agrees = apart <= TOLERANCE[real_step.PRECISION]
+        print(
+            f"{variant.name}: logits at most {apart:.2g} from those of {PLAIN}"
+            + ("" if agrees else ": left out"),
+            flush=True,
+        )
+        kept += [variant] if agrees else []
+    return kept
+
+
+def _warm_up(
+    server: LocalTriton, chosen: Sequence[Variant], texts: Sequence[str], spec: LoadSpec
+) -> None:
+    """Let each variant choose its kernels and grow its memory."""
+    if not real_step.is_real():
+        return
+    for variant in chosen:
+        load(server, variant.name, spec, texts)
+    gpu_watch.refuse_idle_memory(len(chosen))
+
+
+def _answers(server: LocalTriton, name: str, texts: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Return logits [texts, classes], each text alone in its request."""
+    return np.concatenate([gpu_watch.logits(server.http_url, name, [text]) for text in texts])
 
 
 def ratios(found: Rounds, one: str, other: str) -> list[float]:
@@ -94,12 +187,18 @@ def tails(found: Rounds, one: str, other: str) -> list[float]:
     ]
 
 
-def _write(found: Rounds) -> None:
+def _write(found: Rounds, busy: Mapping[str, Sequence[float]], notes: Sequence[str]) -> None:
     rows = {name: _row(name, summaries) for name, summaries in found.items()}
+    for name, percents in busy.items():
+        if percents:
+            rows[name]["gpuPercent"] = round(statistics.fmean(percents), 1)
+    extra = {**real_step.record(), "serverNotes": list(notes)} if real_step.is_real() else {}
 
     def result(
         identity: str, one: str, other: str, least: float, most_tail: float | None = None
     ) -> None:
+        if one not in found or other not in found:
+            return
         clients, seconds = (
             (CPU_CLIENTS, SECONDS * CPU_FACTOR) if one == CPU_AUTO else (CLIENTS, SECONDS)
         )
@@ -109,7 +208,7 @@ def _write(found: Rounds) -> None:
         )
         goal = thresholds()[identity]["goal"]
         write(
-            identity,
+            identity + real_step.suffix(),
             gains,
             unit=f"times the requests/s ({statistics.median(late):.2f} times the p99)",
             goal=goal,
@@ -118,11 +217,12 @@ def _write(found: Rounds) -> None:
                 f"{described()}; {clients} clients over HTTP, {ROUNDS} rounds of {seconds:g} s, "
                 "interleaved"
             ),
-            stand_ins=[] if one == CPU_AUTO else [STAND_IN],
-            detail={"p99Ratios": [round(value, 3) for value in late], "variants": rows},
+            stand_ins=[] if one == CPU_AUTO or real_step.is_real() else [STAND_IN],
+            detail={"p99Ratios": [round(value, 3) for value in late], "variants": rows, **extra},
+            command=real_step.command(identity),
         )
         print(
-            f"{identity}: {statistics.median(gains):.2f} times, p99 "
+            f"{identity}{real_step.suffix()}: {statistics.median(gains):.2f} times, p99 "
             f"{statistics.median(late):.3f} of it; goal {goal}: {'met' if met else 'missed'}"
         )
 
@@ -164,11 +264,15 @@ def _plot(found: Rounds) -> None:
             )
         )
     note = f"{CLIENTS} clients ({CPU_CLIENTS} for cpu-*, the real model); {described()}; {STAND_IN}"
+    title = "S1: padding modes (simulated GPU step; cpu-*: real model)"
+    if real_step.is_real():
+        note = f"{CLIENTS} clients; {described()}; {real_step.described()}"
+        title = f"S1: padding modes ({real_step.device()})"
     whiskers = f"whiskers: lowest and highest p99 of {ROUNDS} rounds"
     plots.save(
-        "S1",
+        f"S1{real_step.suffix()}",
         Chart(
-            "S1: padding modes (simulated GPU step; cpu-*: real model)",
+            title,
             series,
             note=note,
             whiskers=whiskers,

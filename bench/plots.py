@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from bench.results import FOLDER
+from bench.results import FOLDER, RESULTS
 from triton_pipelines.tools.loadgen import plots
 from triton_pipelines.tools.loadgen.plots import COLOURS, GREY, Chart, LimitLine, Point, Series
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PLOTS = FOLDER / "results" / "plots"
+PLOTS = RESULTS / "plots"
 _VERDICTS = {
     "Balanced": "#c7e9c0",
     "TokenizerBound": "#e69f00",

@@ -14,6 +14,8 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 THRESHOLDS = FOLDER / "thresholds.json"
+RESULTS = Path(os.environ.get("BENCH_RESULTS") or FOLDER / "results")
+"""Where results and plots are written; a rehearsal writes to another folder."""
 
 
 def write(
@@ -26,10 +28,12 @@ def write(
     workload: str,
     stand_ins: Sequence[str],
     detail: dict[str, Any],
+    command: str | None = None,
 ) -> Path:
     """Write one result.
 
-    Its value is the median of ``samples``, and its spread their minimum and maximum.
+    Its value is the median of ``samples``, and its spread their minimum and maximum. ``command``
+    repeats the measurement, by default ``make bench`` with the id.
     """
     document = {
         "id": identity,
@@ -41,14 +45,14 @@ def write(
         "met": met,
         "workload": workload,
         "stand_ins": list(stand_ins),
-        "command": f"make bench ID={identity}",
+        "command": command or f"make bench ID={identity}",
         "commit": _commit(),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         "detail": detail,
     }
-    path = FOLDER / "results" / f"{identity}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = RESULTS / f"{identity}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
 
@@ -60,11 +64,15 @@ def thresholds() -> dict[str, dict[str, str]]:
 
 
 def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Return the checkout's commit; empty where there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=FOLDER,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ""
     return done.stdout.strip()

@@ -1,7 +1,8 @@
 """Serve the architectures that S3 compares with: a separate tokenizer service before Triton.
 
-``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER`` serves ``POST /`` with
-``{"text": "…"}`` on a free port of loopback, prints the port, and answers ``{"logits": […]}``.
+``python -m bench.rival_service batched|plain GRPC HTTP MODEL TOKENIZER [masked]`` serves
+``POST /`` with ``{"text": "…"}`` on a free port of loopback, prints the port, and answers
+``{"logits": […]}``. With *masked*, the model gets an ``attention_mask`` too.
 
 *batched* is an optimized service: one asyncio process with persistent connections. Requests are
 collected into micro-batches, tokenized together in a thread without the interpreter's lock, padded
@@ -44,8 +45,9 @@ def tokenizer_of(file: str) -> Tokenizer:
 class Batched:
     """The service done well."""
 
-    def __init__(self, grpc: str, model: str, file: str) -> None:
+    def __init__(self, grpc: str, model: str, file: str, masked: bool) -> None:
         self._grpc, self._model, self._tokenizer = grpc, model, tokenizer_of(file)
+        self._masked = masked
         self._waiting: asyncio.Queue[tuple[str, asyncio.Future[list[float]]]] = asyncio.Queue()
 
     async def serve(self) -> None:
@@ -77,11 +79,14 @@ class Batched:
             while len(batch) < MOST_ROWS and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             try:
-                ids = await asyncio.to_thread(self._encode, [text for text, _ in batch])
-                tensor = tritonclient.grpc.aio.InferInput("input_ids", ids.shape, "INT64")
-                tensor.set_data_from_numpy(ids)
+                arrays = await asyncio.to_thread(self._encode, [text for text, _ in batch])
+                tensors = []
+                for name, array in arrays.items():
+                    tensor = tritonclient.grpc.aio.InferInput(name, array.shape, "INT64")
+                    tensor.set_data_from_numpy(array)
+                    tensors.append(tensor)
                 logits = (
-                    (await self._client.infer(self._model, [tensor])).as_numpy("logits").tolist()
+                    (await self._client.infer(self._model, tensors)).as_numpy("logits").tolist()
                 )
             except Exception as error:
                 for _, future in batch:
@@ -90,15 +95,19 @@ class Batched:
             for (_, future), row in zip(batch, logits, strict=True):
                 future.set_result(row)
 
-    def _encode(self, texts: list[str]) -> np.ndarray[Any, Any]:
+    def _encode(self, texts: list[str]) -> dict[str, np.ndarray[Any, Any]]:
         rows = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
         ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
-        return ids
+        if not self._masked:
+            return {"input_ids": ids}
+        lengths = np.array([len(row) for row in rows])
+        mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+        return {"input_ids": ids, "attention_mask": mask}
 
 
-def plain(http: str, model: str, file: str) -> ThreadingHTTPServer:
+def plain(http: str, model: str, file: str, masked: bool) -> ThreadingHTTPServer:
     """The service done plainly."""
     tokenizer, own = tokenizer_of(file), threading.local()
 
@@ -115,14 +124,11 @@ def plain(http: str, model: str, file: str) -> ThreadingHTTPServer:
             if not hasattr(own, "session"):
                 own.session = requests.Session()
                 own.session.trust_env = False
+            arrays = {"input_ids": ids} | ({"attention_mask": [1] * len(ids)} if masked else {})
             asked = {
                 "inputs": [
-                    {
-                        "name": "input_ids",
-                        "shape": [1, len(ids)],
-                        "datatype": "INT64",
-                        "data": [ids],
-                    }
+                    {"name": name, "shape": [1, len(ids)], "datatype": "INT64", "data": [row]}
+                    for name, row in arrays.items()
                 ]
             }
             answer = own.session.post(f"{http}/v2/models/{model}/infer", json=asked, timeout=60)
@@ -144,12 +150,12 @@ def plain(http: str, model: str, file: str) -> ThreadingHTTPServer:
     return Server((ADDRESS, 0), Handler)
 
 
-def main(kind: str, grpc: str, http: str, model: str, file: str) -> None:
+def main(kind: str, grpc: str, http: str, model: str, file: str, masked: str = "") -> None:
     """Serve one of the two until killed."""
     if kind == "batched":
-        asyncio.run(Batched(grpc, model, file).serve())
+        asyncio.run(Batched(grpc, model, file, bool(masked)).serve())
         return
-    server = plain(http, model, file)
+    server = plain(http, model, file, bool(masked))
     print(server.server_address[1], flush=True)
     server.serve_forever()
 

@@ -4,7 +4,8 @@ All use the same model in the same Triton with the same padding. There are three
 the model's answer: the ensemble (tokenizer and model in one Triton), a tokenizer service with
 micro-batching before Triton, and one that handles one request at a time. Clients, texts and the
 simulated GPU step are the same. Each round covers all three, so that a machine that slows down
-favors none.
+favors none. With ``STEP=gpu`` the shared step is a real one on an NVIDIA GPU: the ONNX runner
+(:mod:`bench.real_step`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import httpx
 import numpy as np
 import yaml
 
-from bench import plots
+from bench import gpu_watch, plots, real_step
 from bench.results import FOLDER, thresholds, write
 from e2e.load.workloads import TOKENIZER
 from e2e.models import tree
@@ -33,6 +34,11 @@ from e2e.models.__main__ import source_map
 from e2e.suite.pipelines import merged, sample
 from tests.support.nullbackend import NAME, distribution
 from tests.support.standins import on_stand_ins
+from tests.support.triton import triton_server
+from triton_pipelines.cli.documents import load_pipeline
+from triton_pipelines.cli.local_pipeline import prepare_model_repository
+from triton_pipelines.compile.graph import Options
+from triton_pipelines.compile.graph.graph import Step
 from triton_pipelines.loader.uris import SourceMap
 from triton_pipelines.tools.loadgen import (
     LoadSpec,
@@ -45,6 +51,7 @@ from triton_pipelines.tools.loadgen import (
     summarize,
 )
 from triton_pipelines.tools.loadgen.plots import Chart, Point, Series
+from triton_pipelines.triton.local_server import LocalTriton
 
 RUNS, SECONDS = int(os.environ.get("RUNS", "5")), float(os.environ.get("SECONDS_EACH", "6"))
 CLIENTS = 64
@@ -61,6 +68,10 @@ waits.
 WELL, PLAINLY, OURS = "service, micro-batches, gRPC", "service, one at a time, HTTP", "ensemble"
 KINDS = {WELL: "batched", PLAINLY: "plain"}
 START_SECONDS = 60
+TOKENIZERS = 4
+"""Tokenizer instances before a real step; the simulated one is measured with one."""
+TOLERANCE = 0.0 if not real_step.is_real() else 0.05
+"""How far logits may be apart: kernels for other shapes round otherwise."""
 LAUNCH_US, TOKEN_US = 2000.0, 1.5
 # In C, as the backends that it stands in for: one in Python would add its own work to every request
 # of the ensemble, and to every batch of the service alone.
@@ -79,7 +90,15 @@ def document() -> dict[str, Any]:
     Requests of any length share a run of the model, which pads them to the longest of them, as the
     service pads its batches.
     """
-    model = {
+    real = {
+        "inputs": [
+            {"name": name, "dataType": "INT64", "dims": [-1]}
+            for name in ("input_ids", "attention_mask")
+        ],
+        "instances": {"kind": "GPU"},
+        "maxBatchSize": CLIENTS,
+    }
+    simulated = {
         "platform": None,
         "backend": NAME,
         "source": None,
@@ -90,11 +109,14 @@ def document() -> dict[str, Any]:
     }
     # As the service gathers what comes while its batches are under way, the tokenizer waits a
     # moment for company.
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "padding": "Ragged",
         "maxLength": LENGTHS.cap,
         "dynamicBatching": {"maxQueueDelayMicroseconds": DELAY_US},
     }
+    if real_step.is_real():
+        tokenizer["instances"] = {"initial": TOKENIZERS}
+    model = real if real_step.is_real() else simulated
     spec = {"tokenizer": tokenizer, "model": model, "postprocess": None}
     return merged(sample("sentiment"), {"metadata": {"name": MODEL}, "spec": spec})
 
@@ -102,15 +124,18 @@ def document() -> dict[str, Any]:
 @contextlib.contextmanager
 def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
     """What is asked, by its name; each answers the same to the same texts, or this raises."""
-    files = tree.build()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-rivals-")))
+        files = _real_files(folder / "files") if real_step.is_real() else tree.build()
         file = folder / "rivals.yaml"
         file.write_text(yaml.safe_dump(document(), sort_keys=False), encoding="utf-8")
         rules = SourceMap.parse(rule.removeprefix("--source-map=") for rule in source_map(files))
-        server, _ = stack.enter_context(
-            on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served")
-        )
+        if real_step.is_real():
+            server = stack.enter_context(_real_server(file, rules, folder / "served"))
+        else:
+            server, _ = stack.enter_context(
+                on_stand_ins(file, distribution(folder / "backends"), rules, folder / "served")
+            )
         sent = [text.encode() for text in generate_texts(LENGTHS.sample(TEXTS))]
         found = {
             OURS: LoadTarget(
@@ -126,6 +151,7 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
                 server.http_url,
                 INNER,
                 str(files / TOKENIZER),
+                *(["masked"] if real_step.is_real() else []),
             )
             port = stack.enter_context(service(*words))
             bodies = [json.dumps({"text": text.decode()}).encode() for text in sent]
@@ -134,6 +160,46 @@ def targets(wanted: list[str]) -> Iterator[dict[str, LoadTarget]]:
             )
         refuse_different(found, [text.decode() for text in sent[:16]])
         yield found
+        if real_step.is_real():
+            print(*gpu_watch.notes(server.log()), sep="\n")
+
+
+def _real_files(folder: Path) -> Path:
+    """Write the real model and its tokenizer where the sample's sources are mapped to."""
+    for name, content in (
+        (tree.SENTIMENT_MODEL, real_step.model()),
+        (TOKENIZER, real_step.checkpoint().tokenizer),
+    ):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@contextlib.contextmanager
+def _real_server(file: Path, rules: SourceMap, folder: Path) -> Iterator[LocalTriton]:
+    """Serve the resource with the ONNX runner, on the GPU or in a rehearsal on the CPU."""
+    options = Options(
+        models_path=str(folder / "models"),
+        engines_path=str(folder / "engines"),
+        substitute_runner=frozenset({"onnxruntime_onnx"}),
+        source_map=tuple(f"{prefix}={target}" for prefix, target in rules.rules),
+    )
+    pipeline, graph = load_pipeline(file, options)
+    graph = replace(graph, steps=tuple(map(_placed, graph.steps)))
+    models = prepare_model_repository(pipeline, graph, options, folder, folder, rules)
+    with triton_server(models, list(graph.load), deadline_s=180) as server:
+        yield server
+
+
+def _placed(step: Step) -> Step:
+    """Return a step with the model's instances where the benchmark runs it.
+
+    Elsewhere the runner stands in for a backend on CPU.
+    """
+    if step.name != INNER:
+        return step
+    groups = tuple(replace(group, kind=real_step.kind()) for group in step.instances.groups)
+    return replace(step, instances=replace(step.instances, groups=groups))
 
 
 @contextlib.contextmanager
@@ -183,8 +249,12 @@ def refuse_different(found: Mapping[str, LoadTarget], words: list[str]) -> None:
                 .json()["logits"]
                 for text in words
             ]
-            np.testing.assert_array_equal(
-                np.array(rows).reshape(len(words), 2), expected, err_msg=name
+            np.testing.assert_allclose(
+                np.array(rows).reshape(len(words), 2),
+                expected,
+                rtol=0,
+                atol=TOLERANCE,
+                err_msg=name,
             )
 
 
@@ -243,8 +313,14 @@ def cpu_seconds() -> float:
 
 def run() -> None:
     """Measure, print, write results and plot."""
+    real_step.prepare()
+    busy: list[float] = []
     with targets([WELL, PLAINLY]) as found:
-        results = measured(found, CLIENTS, RUNS, SECONDS)
+        if real_step.is_real():
+            measured(found, CLIENTS, 1, min(SECONDS, 2.0))  # chooses kernels, grows memory
+            gpu_watch.refuse_idle_memory(1)
+        with gpu_watch.utilization(busy):
+            results = measured(found, CLIENTS, RUNS, SECONDS)
         curves = {clients: measured(found, clients, 1, SECONDS) for clients in CURVE} | {
             CLIENTS: results
         }
@@ -272,7 +348,7 @@ def run() -> None:
         for rival, least in wanted.items()
     )
     path = write(
-        "S3",
+        f"S3{real_step.suffix()}",
         ratios[WELL],
         unit="times the requests/s of the micro-batching service",
         goal=thresholds()["S3"]["goal"],
@@ -281,8 +357,11 @@ def run() -> None:
             f"{CLIENTS} clients in a closed loop, lognormal lengths ({LENGTHS}), one text per "
             "request"
         ),
-        stand_ins=[STAND_IN],
+        stand_ins=[] if real_step.is_real() else [STAND_IN],
+        command=real_step.command("S3"),
         detail={
+            **real_step.record(),
+            "gpuPercent": round(statistics.fmean(busy), 1) if busy else None,
             "ratioToPlain": _spread(ratios[PLAINLY]),
             "requestsPerSecond": {
                 name: _spread([run.requests_per_s for run in item.runs])
@@ -302,9 +381,9 @@ def run() -> None:
             ),
         },
     )
-    plots.save("S3", chart(curves))
+    plots.save(f"S3{real_step.suffix()}", chart(curves))
     print(
-        f"S3: {statistics.median(ratios[WELL]):.2f} times done well, "
+        f"S3{real_step.suffix()}: {statistics.median(ratios[WELL]):.2f} times done well, "
         f"{statistics.median(ratios[PLAINLY]):.2f} times done plainly; {path.name} written"
     )
 
@@ -319,11 +398,12 @@ def chart(curves: Mapping[int, Mapping[str, Found]]) -> Chart:
             for clients, item in items
         ]
         series.append(Series(name, points))
-    title = "S3: ensemble against two tokenizer services (simulated GPU step)"
+    step = real_step.device() if real_step.is_real() else "simulated GPU step"
+    words = real_step.described() if real_step.is_real() else STAND_IN
     return Chart(
-        title,
+        f"S3: ensemble against two tokenizer services ({step})",
         series,
-        note=f"labels: number of clients; text lengths in tokens: {LENGTHS}; {STAND_IN}",
+        note=f"labels: number of clients; text lengths in tokens: {LENGTHS}; {words}",
     )
 
 

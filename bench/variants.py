@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from bench import real_step
 from e2e.models import tree
 from tests.support.pipelines import ENSEMBLE, config, ensemble, tensor
 from tests.support.triton import triton_server, write_model
@@ -42,6 +43,9 @@ STAND_IN = (
     "token it would compute, padding included"
 )
 MODEL_FILE = tree.SENTIMENT_MODEL
+RUNNER, PACKED_GPU = "Runner", "PackedGpu"
+"""Modes of a real step: the product's ONNX runner, and PyTorch without padding."""
+WEIGHTS = "model.safetensors"
 BOTH = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
 
 
@@ -52,11 +56,12 @@ class Variant:
     Attributes:
         name: of the ensemble; its models are NAME-tokenizer and NAME-model.
         padding: of the tokenizer.
-        mode: of the stand-in step, or ``Runner``: the sample's real model on CPU by the ONNX
-            runner.
+        mode: of the simulated step, or ``Runner``: the real model by the ONNX runner, or
+            ``PackedGpu``: the real model by PyTorch without padding.
         ragged: whether requests of different length share a batch of the model step.
         parameters: further ones of the model step.
         max_batch: most rows of a batch of the model step.
+        tokenizers: number of tokenizer instances.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Variant:
     ragged: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
     max_batch: int = MAX_BATCH
+    tokenizers: int = 1
 
 
 def workload(seed: int = 1) -> list[str]:
@@ -90,27 +96,47 @@ def served(
     """
     with TemporaryDirectory(prefix="tritonpipe-bench-") as folder:
         repository = Path(folder)
-        models = tree.build()
+        files = _files()
         for variant in variants:
-            _write(repository, variant, models, batching or {})
+            _write(repository, variant, files, batching or {})
         with triton_server(
             repository, [variant.name for variant in variants], deadline_s=180
         ) as server:
             yield server
 
 
-def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class _Files:
+    """Content of the variants' files."""
+
+    tokenizer: bytes
+    """tokenizer.json."""
+    model: bytes
+    """The real model, model.onnx."""
+    kind: str
+    """Kind of the instances of a real model step."""
+
+
+def _files() -> _Files:
+    if real_step.is_real():
+        return _Files(real_step.checkpoint().tokenizer, real_step.model(), real_step.kind())
+    models = tree.build()
+    words = models / tree.TOKENIZER_FOLDER / "tokenizer.json"
+    return _Files(words.read_bytes(), (models / MODEL_FILE).read_bytes(), "KIND_CPU")
+
+
+def _write(repository: Path, variant: Variant, files: _Files, batching: Mapping[str, str]) -> None:
     ids = [tensor(name, "TYPE_INT64", "-1") for name in BOTH]
     tokenizer, model = f"{variant.name}-tokenizer", f"{variant.name}-model"
 
-    def put(name: str, text: str, files: dict[str, str | bytes]) -> None:
+    def put(name: str, text: str, content: Mapping[str, str | bytes]) -> None:
         write_model(
             repository,
             name,
             text.replace(
                 "dynamic_batching { }", f"dynamic_batching {{ {batching.get(name, '')} }}"
             ),
-            files,
+            dict(content),
         )
 
     parameters = {
@@ -120,48 +146,25 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
         "outputs": json.dumps({"input_ids": "InputIds", "attention_mask": "AttentionMask"}),
     }
     texts_in = [tensor("TEXT", "TYPE_STRING", "1")]
-    words = (models / tree.TOKENIZER_FOLDER / "tokenizer.json").read_bytes()
     put(
         tokenizer,
-        config(tokenizer, texts_in, ids, parameters, max_batch_size=MAX_BATCH),
-        {"model.py": runtime.source("tokenizer"), "tokenizer.json": words},
-    )
-    runner = runtime.source("onnx_runner")
-    if variant.mode == "Runner":
-        outputs = [tensor("logits", "TYPE_FP32", "2")]
-        text = config(
-            model,
+        config(
+            tokenizer,
+            texts_in,
             ids,
-            outputs,
-            dict(variant.parameters),
-            max_batch_size=variant.max_batch,
-            ragged=variant.ragged,
-        )
-        put(model, text, {"model.py": runner, "model.onnx": (models / MODEL_FILE).read_bytes()})
-    else:
-        outputs = [tensor("scores", "TYPE_FP32", "1")]
-        text = config(
-            model, ids, outputs, {}, max_batch_size=variant.max_batch, ragged=variant.ragged
-        )
-        own = {
-            "mode": variant.mode,
-            "launch_us": f"{LAUNCH_US}",
-            "token_us": f"{TOKEN_US}",
-            **variant.parameters,
-        }
-        text += "".join(
-            f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
-            for key, value in own.items()
-        )
-        put(
-            model,
-            text,
-            {
-                "model.py": (Path(__file__).parent / "standin_gpu.py").read_text(),
-                "runner.py": runner,
-            },
-        )
-    output = "logits" if variant.mode == "Runner" else "scores"
+            parameters,
+            count=variant.tokenizers,
+            max_batch_size=MAX_BATCH,
+        ),
+        {"model.py": runtime.source("tokenizer"), "tokenizer.json": files.tokenizer},
+    )
+    is_real = variant.mode in (RUNNER, PACKED_GPU)
+    output, width = ("logits", "2") if is_real else ("scores", "1")
+    outputs = [tensor(output, "TYPE_FP32", width)]
+    own = dict(variant.parameters) if variant.mode == RUNNER else {}
+    text = config(model, ids, outputs, own, max_batch_size=variant.max_batch, ragged=variant.ragged)
+    text = text.replace("KIND_CPU", files.kind) if is_real else text
+    put(model, text + _parameters(variant), _code(variant, files))
     steps = [(tokenizer, {"TEXT": "TEXT"}, BOTH), (model, BOTH, {output: output})]
     whole = ensemble("TEXT", outputs, steps).replace(
         f'name: "{ENSEMBLE}"', f'name: "{variant.name}"'
@@ -171,6 +174,31 @@ def _write(repository: Path, variant: Variant, models: Path, batching: Mapping[s
         variant.name,
         whole.replace("max_batch_size: 64", f"max_batch_size: {variant.max_batch}"),
     )
+
+
+def _parameters(variant: Variant) -> str:
+    """Return the parameters of a step that is not the runner, as config.pbtxt has them."""
+    if variant.mode == RUNNER:
+        return ""
+    own = {"mode": variant.mode, "launch_us": f"{LAUNCH_US}", "token_us": f"{TOKEN_US}"}
+    if variant.mode == PACKED_GPU:
+        heads = real_step.checkpoint().config.num_attention_heads
+        own = {"heads": str(heads), "precision": real_step.PRECISION, "weights": WEIGHTS}
+    return "".join(
+        f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
+        for key, value in {**own, **variant.parameters}.items()
+    )
+
+
+def _code(variant: Variant, files: _Files) -> dict[str, str | bytes]:
+    """Return the files of the model step's version folder."""
+    runner = runtime.source("onnx_runner")
+    if variant.mode == RUNNER:
+        return {"model.py": runner, "model.onnx": files.model}
+    if variant.mode == PACKED_GPU:
+        code = Path(__file__).with_name("packed_gpu.py").read_text()
+        return {"model.py": code, WEIGHTS: real_step.safetensors()}
+    return {"model.py": Path(__file__).with_name("standin_gpu.py").read_text(), "runner.py": runner}
 
 
 def measured(server: LocalTriton, model: str, spec: LoadSpec, rows: Sequence[str]) -> LoadResult:

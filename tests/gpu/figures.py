@@ -140,13 +140,15 @@ async def step_times(
 
 
 GPU_METRICS_UNAVAILABLE: Final = "GPUMetricsUnavailable"
+UNREADABLE: Final = "Unable to get GPU utilization"
+"""What Triton logs when DCGM runs but cannot read the GPU; the metric stays at 0 then."""
 
 
-def gpu_metrics(text: str, uuid: str) -> dict[str, float] | str:
+def gpu_metrics(text: str, uuid: str, log: str = "") -> dict[str, float] | str:
     """Return Triton's metrics of one GPU by name.
 
-    Returns ``GPUMetricsUnavailable`` if this Triton has none (its DCGM does not start). An absent
-    metric is never 0.
+    Returns ``GPUMetricsUnavailable`` if this Triton has none (its DCGM does not start, or its log
+    says that DCGM cannot read the GPU). An absent metric is never 0.
     """
     found = {
         sample.name: sample.value
@@ -154,7 +156,9 @@ def gpu_metrics(text: str, uuid: str) -> dict[str, float] | str:
         for sample in family.samples
         if sample.name.startswith("nv_gpu_") and sample.labels.get("gpu_uuid") == uuid
     }
-    return found if "nv_gpu_utilization" in found else GPU_METRICS_UNAVAILABLE
+    utilization = found.get("nv_gpu_utilization")
+    is_unreadable = utilization == 0 and UNREADABLE in log
+    return GPU_METRICS_UNAVAILABLE if utilization is None or is_unreadable else found
 
 
 def scrape(url: str) -> str:

@@ -14,27 +14,22 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from triton_pipelines.api import Finding
-from triton_pipelines.compile.validation import DEADLY
+from triton_pipelines.compile.validation import DEADLY, LIMITS, RuleId
 
-from .engine import Differential, DisagreementError
+from .engine import Differential, DisagreementError, Repository
 from .resources import Document, documents, through
 
-STRICTER: Final = {
-    r"since only one side batches": (
-        "Triton takes equal dims where one side alone batches, and then fails every batch of two "
-        "or more rows"
-    ),
-    r"is already the output": (
-        "the renderer maps a tensor once; what is rendered past the check lacks the second output"
-    ),
-    r"runs on GPUs only": (
-        "the plan would fail in its backend, which the null backend stands in for"
-    ),
-}
-"""Findings that speak of Triton's rules and go further on purpose: what they say → why."""
+_RULES: Final = frozenset(RuleId) - frozenset(LIMITS)
+"""Rules of the validation that Triton has, too: a finding with such a code claims its refusal."""
 
-# What a finding says that claims a rule of Triton's.
-_CLAIMS: Final = re.compile(r"\(in the config of |inconsistent (data type|shape)|Triton")
+_FILES_OF_THE_IMAGE: Final = frozenset({RuleId.RUNTIME})
+"""Rules over files in Triton's image, which the product cannot read before a pod runs it."""
+
+# What the checks of connections say about a tensor that Triton compares as well.
+_INCONSISTENT: Final = re.compile(r"^inconsistent (data type|shape): ")
+# Triton takes equal dims where one side alone batches, and then fails every batch of two or more
+# rows.
+_ONE_SIDE_BATCHES: Final = "since only one side batches"
 
 
 @dataclass
@@ -45,6 +40,7 @@ class Tally:
         loaded: accepted, and every model of it loaded.
         refused: refused by both sides.
         unrendered: refused, and no config can be made of them.
+        image: accepted, and refused for want of a file of the image.
         own: refused for the product's own reasons, and Triton loads them; by what the first finding
             says.
         loads: models that Triton was asked to load.
@@ -53,17 +49,17 @@ class Tally:
     loaded: int = 0
     refused: int = 0
     unrendered: int = 0
+    image: int = 0
     loads: int = 0
     own: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
+        resources = self.loaded + self.refused + self.unrendered + self.image + self.own.total()
         return (
-            f"{self.loads} real loads of "
-            f"{self.loaded + self.refused + self.unrendered + self.own.total()} resources: "
-            f"accepted and loaded {self.loaded}, "
-            f"refused by both {self.refused}, refused by the product's own rules "
-            f"{self.own.total()}, refused and not to be rendered {self.unrendered}, disagreements "
-            f"0"
+            f"{self.loads} real loads of {resources} resources: accepted and loaded {self.loaded},"
+            f" refused by both {self.refused}, refused by the product's own rules"
+            f" {self.own.total()}, refused and not to be rendered {self.unrendered}, refused for"
+            f" files of the image {self.image}, disagreements 0"
         )
 
 
@@ -93,6 +89,8 @@ def compare(differential: Differential, document: Document, tally: Tally) -> Non
         tally.loaded += 1
     elif passage.findings and reasons:
         tally.refused += 1
+    elif reasons and _lacks_only_files_of_the_image(differential, passage.repository):
+        tally.image += 1
     elif reasons:
         raise DisagreementError(
             _report(
@@ -113,11 +111,22 @@ def compare(differential: Differential, document: Document, tally: Tally) -> Non
         tally.own[_kind(passage.findings[0])] += 1
 
 
+def _lacks_only_files_of_the_image(differential: Differential, repository: Repository) -> bool:
+    """Return whether the validation explains a refusal once it knows the files of the image."""
+    rules = {violation.rule for violation in differential.judged(repository)}
+    return bool(rules) and rules <= _FILES_OF_THE_IMAGE
+
+
 def claims_triton(finding: Finding) -> bool:
-    """Whether a finding says that Triton would refuse, and is not known to go further."""
-    return _CLAIMS.search(finding.message) is not None and not any(
-        re.search(pattern, finding.message) for pattern in STRICTER
-    )
+    """Return whether a finding claims that Triton would refuse to load the resource.
+
+    All others are rules of the product: Triton loads the resource and then answers wrongly, or the
+    null backend accepts what a real one would not. Many of their messages name Triton, so the code
+    decides. Only the checks of connections share their codes with rules of the product.
+    """
+    if finding.code in _RULES:
+        return True
+    return bool(_INCONSISTENT.match(finding.message)) and _ONE_SIDE_BATCHES not in finding.message
 
 
 def _kind(finding: Finding) -> str:

@@ -123,6 +123,22 @@ def test_absent_gpu_metrics_are_unavailable_and_not_zero(text: str) -> None:
     assert figures.gpu_metrics(text, UUID) == "GPUMetricsUnavailable"
 
 
+@pytest.mark.parametrize(
+    ("value", "log", "is_known"),
+    [
+        ("0", "Unable to get GPU utilization for GPU 0. Status: N/A", False),
+        ("0", "Collecting metrics for GPU 0", True),
+        ("0.42", "Unable to get GPU utilization for GPU 0. Status: N/A", True),
+    ],
+    ids=["unreadable", "idle", "readable again"],
+)
+def test_a_metric_that_triton_could_not_read_is_unavailable(
+    value: str, log: str, is_known: bool
+) -> None:
+    found = figures.gpu_metrics(f'nv_gpu_utilization{{gpu_uuid="{UUID}"}} {value}\n', UUID, log)
+    assert (found != "GPUMetricsUnavailable") == is_known
+
+
 def test_load_is_summarised_over_windows() -> None:
     load = figures.Load(
         seconds=2.0,

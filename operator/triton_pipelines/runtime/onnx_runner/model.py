@@ -74,7 +74,9 @@ class TritonPythonModel:
         needed, defaults = self._session.get_inputs(), self._session.get_overridable_initializers()
         _check_tensors("input", self._inputs, [*needed, *defaults], self._batched, {tensor.name for tensor in needed})
         _check_tensors("output", self._outputs, self._session.get_outputs(), self._batched)
-        self._runner = BatchRunner(self._run, list(self._outputs), pads, self._batched, RUN_COST_TOKENS.get(kind, 8), pb_utils.Logger.log_warn)
+        self._runner = BatchRunner(
+            self._run, list(self._outputs), pads, self._batched, RUN_COST_TOKENS.get(kind, 8), pb_utils.Logger.log_warn, exact=kind != "GPU"
+        )
         self._runner.check(self._sample)
         if "tritonpipe.run_cost_tokens" in parameters:
             self._runner.run_cost = int(parameters["tritonpipe.run_cost_tokens"])
