@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx
 
@@ -34,6 +34,9 @@ from triton_pipelines.loader.ragged.equivalence import Verification, verify
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.opset_upgrade import CONVERTED_MAX, too_old, upgraded
 from triton_pipelines.loader.ragged.padding_free.analysis import Padded, PaddingFree, analyze
+
+SLOWER_ON_GPU: Final = "on a GPU, batches of usual size are faster with padding"
+"""Measured on an H100: see docs/decisions/0029-padding-free-graphs.md."""
 
 
 @dataclass(frozen=True)
@@ -181,18 +184,25 @@ class _FileAdaptation:
 
         Where a graph changes its outputs without padding, it is adapted with padding.
         """
-        form = self._form()
-        if isinstance(form, PaddingFree):
-            try:
+        try:
+            form = self._form()
+            if isinstance(form, PaddingFree):
                 return self._adapt(form)
-            except _RefusedError as error:
-                form = Padded(f"without padding its outputs differ ({error})")
+        except _RefusedError as error:
+            form = Padded(f"without padding its outputs differ ({error})")
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            # A graph of a kind that nobody foresaw can still be adapted with padding.
+            form = Padded(f"the graph is not understood ({type(error).__name__}: {error})"[:300])
         return self._adapt(form)
 
     def _form(self) -> PaddingFree | Padded:
+        if not self.on_cpu:
+            return Padded(SLOWER_ON_GPU)
         if choose_evaluator(self.weights) is Evaluator.NONE:
             return Padded("it is too large to compare its outputs")
-        return analyze(_read_model(self.source), self.inputs, self.adaptable, on_cpu=self.on_cpu)
+        return analyze(_read_model(self.source), self.inputs, self.adaptable)
 
     def _adapt(self, form: PaddingFree | Padded) -> AdaptedFile:
         stored = _read_model(self.source)

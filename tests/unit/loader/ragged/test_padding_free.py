@@ -5,6 +5,7 @@ ONNX Runtime runs the graphs and is fed as Triton's backend feeds it.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from onnx import helper
 
 from tests.support import oddgraphs, raggedgraphs
 from tests.support.raggedbackend import StandInBackend, config_of, session
+from tests.support.raggedgraphs import Encoder, Head, Places
 from tests.support.randomencoders import (
     HEADS,
     POSITIONS,
@@ -32,6 +34,9 @@ from tests.support.randomencoders import (
     make,
     row,
 )
+from triton_pipelines.api.loadplan import LoadPlan
+from triton_pipelines.loader.errors import LoaderError
+from triton_pipelines.loader.model_checks import ModelInspection
 from triton_pipelines.loader.onnx_graph.model_runner import Evaluator, graph_inputs
 from triton_pipelines.loader.onnx_store import Stored
 from triton_pipelines.loader.ragged import AdaptedFile, adapt_file, equivalence, file_adapter
@@ -39,6 +44,7 @@ from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibil
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.padding_free import placement, position_wise, token_maps
 from triton_pipelines.loader.ragged.padding_free.analysis import Padded, PaddingFree, analyze
+from triton_pipelines.loader.ragged.padding_free.graph_rewriter import GraphRewriter
 from triton_pipelines.loader.ragged.padding_free.position_wise import FlatOperator, Reading
 
 LENGTHS = (3, 19, 1, 7, 7)
@@ -102,6 +108,47 @@ def test_every_row_is_answered_as_alone(
     structure: Structure, lengths: list[int], cuts: int
 ) -> None:
     compare(structure, lengths, cuts)
+
+
+encoders = st.builds(
+    Encoder,
+    opset=st.integers(13, 21),
+    half=st.booleans(),
+    small_ids=st.booleans(),
+    types=st.booleans(),
+    places=st.sampled_from(Places),
+    masking=st.sampled_from(raggedgraphs.Masking),
+    heads=st.lists(st.sampled_from(Head), min_size=1, max_size=5, unique=True).map(tuple),
+    seed=st.integers(0, 2**16),
+)
+requests = st.lists(st.tuples(st.integers(1, 3), st.integers(1, POSITIONS)), min_size=1, max_size=6)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(encoders, requests, st.integers(0, 1))
+def test_layouts_of_exporters_are_answered_as_alone(
+    encoder: Encoder, batch: list[tuple[int, int]], cuts: int
+) -> None:
+    """Requests of several rows, in all element types."""
+    found, form = analyzed(raggedgraphs.make(encoder), encoder.plan())
+    assert isinstance(form, PaddingFree) or encoder.per_token == ()
+    cut = replace(form, cuts=cuts) if isinstance(form, PaddingFree) else None
+    adapted = adapt(raggedgraphs.make(encoder), found, cut)
+    backend = StandInBackend(adapted, config_of(*encoder.declared))
+    random, alone = np.random.default_rng(encoder.seed), session(raggedgraphs.make(encoder))
+    sent = []
+    for count, length in batch:
+        single = [encoder.row(random, length) for _ in range(count)]
+        sent.append({name: np.concatenate([one[name] for one in single]) for name in single[0]})
+    for request, answer in zip(sent, backend.execute(sent), strict=True):
+        for number in range(len(request["input_ids"])):
+            one = {name: value[number : number + 1] for name, value in request.items()}
+            for head, expected in zip(encoder.heads, alone.run(None, one), strict=True):
+                made = answer[head.value][number : number + 1]
+                assert (made.shape, made.dtype) == (expected.shape, expected.dtype)
+                assert equivalence.difference(expected, made) < 1
 
 
 @pytest.mark.parametrize("part", [*Norm, *Activation, *Projection, *Masking, *Pooling], ids=str)
@@ -173,7 +220,7 @@ def test_long_rows_do_not_widen_the_attention_of_short_ones(lengths: list[int]) 
     assert [value.shape for value in scores] == [(2, HEADS, 40, 40), (6, HEADS, 3, 3)]
 
 
-def adapted_file(model: Any, plan: Any, folder: Path, *, on_cpu: bool = False) -> AdaptedFile:
+def adapted_file(model: Any, plan: Any, folder: Path, *, on_cpu: bool = True) -> AdaptedFile:
     file = folder / "model.onnx"
     onnx.save(model, str(file))
     done = adapt_file(file, plan, on_cpu=on_cpu)
@@ -188,18 +235,25 @@ def test_the_loader_chooses_it(
     means: Evaluator, opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(equivalence, "choose_evaluator", lambda weights: means)
-    encoder = raggedgraphs.Encoder(opset=opset, heads=(raggedgraphs.Head.HIDDEN,))
+    encoder = Encoder(opset=opset, heads=(Head.HIDDEN,))
     done = adapted_file(raggedgraphs.make(encoder), encoder.plan(), tmp_path)
     assert isinstance(done.form, PaddingFree), str(done)
     assert done.verification.evaluator is means
     assert "1 of 1 matrix products compute no padding" in str(done)
 
 
+def test_on_a_gpu_it_stays_padded(tmp_path: Path) -> None:
+    structure = Structure()
+    done = adapted_file(make(structure), structure.plan(), tmp_path, on_cpu=False)
+    assert isinstance(done.form, Padded)
+    assert "on a GPU, batches of usual size are faster with padding" in str(done)
+
+
 @pytest.mark.parametrize("oddity", [oddgraphs.loop, oddgraphs.scan, oddgraphs.sequences])
 def test_a_graph_that_hides_its_tokens_in_a_body_still_answers_equally(
     oddity: Any, tmp_path: Path
 ) -> None:
-    encoder = raggedgraphs.Encoder(heads=(raggedgraphs.Head.HIDDEN,))
+    encoder = Encoder(heads=(Head.HIDDEN,))
     model = raggedgraphs.make(encoder)
     oddity(model)
     assert adapted_file(model, encoder.plan(), tmp_path).verification.difference < 1
@@ -323,7 +377,47 @@ def test_a_wrong_rewrite_is_found_and_the_file_padded(
 ) -> None:
     structure = Structure(pooling=pooling)
     fault(monkeypatch)
-    done = adapted_file(make(structure), structure.plan(), tmp_path, on_cpu=True)
+    done = adapted_file(make(structure), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
     assert "without padding its outputs differ" in str(done)
     assert done.verification.difference < 1
+
+
+def test_a_graph_that_the_rewrite_does_not_understand_is_padded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rewrite(*_: Any) -> None:
+        raise KeyError("some tensor")
+
+    monkeypatch.setattr(GraphRewriter, "rewrite", rewrite)
+    structure = Structure()
+    done = adapted_file(make(structure), structure.plan(), tmp_path)
+    assert isinstance(done.form, Padded)
+    assert "the graph is not understood (KeyError: 'some tensor')" in str(done)
+
+
+CPU = "instance_group [{ kind: KIND_CPU }]"
+GPU = "instance_group [{ kind: KIND_GPU }]"
+BOTH = "instance_group [{ kind: KIND_CPU }, { kind: KIND_GPU }]"
+
+
+@pytest.mark.parametrize(
+    ("config", "on_cpu"), [(CPU, True), (GPU, False), (BOTH, False), ("", False), (None, False)]
+)
+def test_the_kind_of_the_instances_decides(
+    config: str | None, on_cpu: bool, tmp_path: Path
+) -> None:
+    structure, errors = Structure(), list[LoaderError]()
+    model = tmp_path / "model" / "1" / "model.onnx"
+    model.parent.mkdir(parents=True)
+    onnx.save(make(structure), str(model))
+    if config is not None:
+        (tmp_path / "model" / "config.pbtxt").write_text(config)
+    plan = LoadPlan(pipeline="p", namespace="n", revision="r", adapt=(structure.plan(),))
+    written = {"model/1/model.onnx": "pvc://models/model.onnx"}
+    log = logging.getLogger("test")
+    ModelInspection(plan, tmp_path, written, errors, [], log).run()
+    assert not errors
+    adapted = onnx.load(str(model))
+    softmax = [node for node in adapted.graph.node if node.op_type == "Softmax"]
+    assert len(softmax) == (2 if on_cpu else 1)

@@ -18,10 +18,10 @@ LEAST_SHARE: Final = 0.5
 
 Below it, laying tensors out costs about what it saves.
 """
-CUTS_ON_CPU: Final = 1
-"""How often rows are cut into groups of similar length on CPUs.
+CUTS: Final = 1
+"""How often rows are cut into groups of similar length, for CPUs.
 
-Each group repeats the operators of attention. On a GPU, starting them costs more than it saves.
+Each group repeats the operators of attention.
 """
 
 
@@ -57,11 +57,7 @@ class Padded:
 
 
 def analyze(
-    stored: Stored,
-    graph_inputs: Sequence[GraphInput],
-    adaptable: Adaptable,
-    *,
-    on_cpu: bool = False,
+    stored: Stored, graph_inputs: Sequence[GraphInput], adaptable: Adaptable
 ) -> PaddingFree | Padded:
     """Return how a stock graph can compute without padding, or why it cannot.
 
@@ -69,7 +65,6 @@ def analyze(
         stored: the model; its weights are taken out of it.
         graph_inputs: its inputs.
         adaptable: what it can be adapted for.
-        on_cpu: whether it will run on CPUs only.
     """
     nodes = list(stored.model.graph.node)
     outputs = [value.name for value in stored.model.graph.output]
@@ -89,7 +84,7 @@ def analyze(
             f"only {placement.flat_products} of {placement.products} matrix products treat each "
             f"token by itself; the first that does not is {placement.blocker}"
         )
-    cuts = CUTS_ON_CPU if on_cpu and all(_can_be_joined(facts[name]) for name in outputs) else 0
+    cuts = CUTS if all(_can_be_joined(facts[name]) for name in outputs) else 0
     return PaddingFree(facts, placement, cuts)
 
 
