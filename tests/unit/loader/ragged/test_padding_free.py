@@ -24,6 +24,7 @@ from tests.support.randomencoders import (
     HEADS,
     POSITIONS,
     VOCABULARY,
+    WIDTH,
     Activation,
     Embedding,
     Masking,
@@ -37,6 +38,7 @@ from tests.support.randomencoders import (
 from triton_pipelines.api.loadplan import LoadPlan
 from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.model_checks import ModelInspection
+from triton_pipelines.loader.onnx_graph.graph_walk import nodes
 from triton_pipelines.loader.onnx_graph.model_runner import Evaluator, graph_inputs
 from triton_pipelines.loader.onnx_store import Stored
 from triton_pipelines.loader.ragged import AdaptedFile, adapt_file, equivalence, file_adapter
@@ -210,14 +212,28 @@ def test_groups_of_any_lengths_keep_the_order_of_rows(
 
 @pytest.mark.parametrize("lengths", [[40] * 2 + [3] * 6, [3, 40, 3, 3, 3, 40, 3, 3]])
 def test_long_rows_do_not_widen_the_attention_of_short_ones(lengths: list[int]) -> None:
-    """Make the scores of both groups outputs: two rows are 40 wide, and six are 3."""
-    adapted, _ = without_padding(Structure(), cuts=1)
-    names = [node.output[0] for node in adapted.graph.node if node.op_type == "Softmax"]
+    """Make the scores of the long rows an output, and what the short rows add to the tokens."""
+    adapted, _ = without_padding(Structure(pooling=Pooling.FIRST), cuts=1)
+    names = [node.output[0] for node in adapted.graph.node if node.op_type in {"Softmax", "If"}]
     adapted.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
     random = np.random.default_rng(0)
     rows = [row(random, length) for length in lengths]
-    scores = session(adapted).run(names, equivalence.join_batch(rows, list(rows[0])))
-    assert [value.shape for value in scores] == [(2, HEADS, 40, 40), (6, HEADS, 3, 3)]
+    scores, added = session(adapted).run(names, equivalence.join_batch(rows, list(rows[0])))
+    assert scores.shape == (2, HEADS, 40, 40)
+    assert added.shape == (6 * 3, WIDTH)
+
+
+@pytest.mark.parametrize("lengths", [[7], [5, 5, 5]])
+def test_rows_of_one_length_are_one_group(lengths: list[int]) -> None:
+    """The branch for other rows adds one place, which no token is read from."""
+    adapted, _ = without_padding(Structure(pooling=Pooling.FIRST), cuts=1)
+    name = next(node.output[0] for node in adapted.graph.node if node.op_type == "If")
+    adapted.graph.output.append(helper.make_empty_tensor_value_info(name))
+    random = np.random.default_rng(0)
+    rows = [row(random, length) for length in lengths]
+    (added,) = session(adapted).run([name], equivalence.join_batch(rows, list(rows[0])))
+    assert added.shape == (1, WIDTH)
+    assert not added.any()
 
 
 def adapted_file(model: Any, plan: Any, folder: Path, *, on_cpu: bool = True) -> AdaptedFile:
@@ -299,17 +315,17 @@ def test_a_graph_with_rows_behind_places_stays_padded(tmp_path: Path) -> None:
     """A graph that transposes its tokens first names the first product that it keeps padded."""
     structure = Structure(pooling=Pooling.TOKENS)
     model = make(structure)
-    nodes = model.graph.node
-    for node in list(nodes):
+    body = model.graph.node
+    for node in list(body):
         if node.op_type == "MatMul" and node.input[1].startswith("c"):
-            place = list(nodes).index(node)
+            place = list(body).index(node)
             there, back = f"{node.output[0]}_there", f"{node.output[0]}_back"
-            nodes.insert(
+            body.insert(
                 place, helper.make_node("Transpose", [node.input[0]], [there], perm=[1, 0, 2])
             )
             node.input[0] = there
             output, node.output[0] = node.output[0], back
-            nodes.insert(place + 2, helper.make_node("Transpose", [back], [output], perm=[1, 0, 2]))
+            body.insert(place + 2, helper.make_node("Transpose", [back], [output], perm=[1, 0, 2]))
     done = adapted_file(model, structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
 
@@ -419,5 +435,5 @@ def test_the_kind_of_the_instances_decides(
     ModelInspection(plan, tmp_path, written, errors, [], log).run()
     assert not errors
     adapted = onnx.load(str(model))
-    softmax = [node for node in adapted.graph.node if node.op_type == "Softmax"]
+    softmax = [node for node in nodes(adapted.graph) if node.op_type == "Softmax"]
     assert len(softmax) == (2 if on_cpu else 1)

@@ -10,6 +10,7 @@ from onnx import helper
 
 from triton_pipelines.loader.onnx_graph.graph_walk import rename
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
+from triton_pipelines.loader.ragged.padding_free.empty_groups import GroupResult
 from triton_pipelines.loader.ragged.padding_free.placement import Placement
 from triton_pipelines.loader.ragged.padding_free.position_wise import FlatOperator, Reading
 from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
@@ -42,6 +43,9 @@ class GraphRewriter:
         }
         self._flat: dict[str, str] = {}
         self._spread: dict[str, str] = {}
+        self._lists: dict[str, str] = {}
+        self.group_results: list[GroupResult] = []
+        """Results of groups that may be empty."""
 
     def _source(self, name: str, view: PaddedView, has_places: bool) -> str:
         """Return an input's rows of a view."""
@@ -115,7 +119,7 @@ class GraphRewriter:
         if tokens.is_merged:
             index = build.add("Reshape", index, build.integers(-1))
         else:
-            flat = build.add("Reshape", flat, build.integers(*tokens.with_tokens(-1)))
+            flat = self._listed(flat, tokens)
         padded = build.add("Gather", flat, index, axis=tokens.first)
         if fact.filler is None:
             return padded
@@ -127,6 +131,13 @@ class GraphRewriter:
             is_token = build.unsqueeze(is_token, *range(2, 2 + len(ones)))
         filler = build.constant(np.array(fact.filler, fact.dtype))
         return build.add("Where", is_token, padded, filler)
+
+    def _listed(self, flat: str, tokens: TokenAxes) -> str:
+        """Return a flat tensor with its tokens along one axis."""
+        if flat not in self._lists:
+            shape = self._build.integers(*tokens.with_tokens(-1))
+            self._lists[flat] = self._build.add("Reshape", flat, shape)
+        return self._lists[flat]
 
     def _add_shape(self, node: Any) -> None:
         """Add the shape that the padded form of a tensor would have."""
@@ -186,6 +197,12 @@ class GraphRewriter:
             index = self._maps.to_flat
             if not tokens.is_merged:
                 index = build.unsqueeze(index, 0)
+            shape, dtype = tuple(tokens.with_tokens(1)), self._facts[name].dtype
+            self.group_results += [
+                GroupResult(part, view.is_empty, shape, dtype)
+                for part, view in zip(parts, self._maps.views, strict=True)
+                if view.is_empty
+            ]
             joined = build.join(parts, axis=tokens.first)
             self._flat[name] = build.add("Gather", joined, index, axis=tokens.first)
         return self._flat[name]

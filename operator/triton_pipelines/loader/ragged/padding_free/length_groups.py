@@ -68,8 +68,8 @@ def cut_rows(build: NodeBuilder, rows: SortedRows, cuts: int) -> list[RowGroup]:
 def _best_cut(build: NodeBuilder, lengths: str, first: str, end: str) -> str:
     """Return where to cut the sorted rows from ``first`` to ``end``.
 
-    The first part costs its rows times the square of the longest, as does the second. A cut at
-    ``first`` or ``end`` is none.
+    The first part costs its rows times the square of the longest, as does the second. Where no cut
+    costs less, all rows are in the first part.
     """
     one = build.scalar(1)
     limits = (build.unsqueeze(limit, 0) for limit in (first, end))
@@ -82,12 +82,14 @@ def _best_cut(build: NodeBuilder, lengths: str, first: str, end: str) -> str:
     before = build.add("Range", build.scalar(0), count, one)
     behind = build.add("Sub", count, before)
     costs = build.add("Add", build.add("Mul", before, longest), build.add("Mul", behind, squares))
-    # The last entry stands for no cut, and keeps the list from being empty.
+    # The first entry stands for no cut. The last keeps the list from being empty.
     none = build.unsqueeze(build.add("Mul", count, longest), 0)
     every = build.add("Concat", costs, none, axis=0)
     # ONNX Runtime 1.19 has no ArgMin of INT64. TopK takes the first of equal costs.
     _, least = build.add_many("TopK", every, build.integers(1), outputs=2, largest=0)
-    return build.add("Add", first, build.add("Squeeze", least))
+    rows = build.add("Squeeze", least)
+    is_none = build.add("Equal", rows, build.scalar(0))
+    return build.add("Where", is_none, end, build.add("Add", first, rows))
 
 
 def _group(build: NodeBuilder, rows: SortedRows, first: str, end: str) -> RowGroup:

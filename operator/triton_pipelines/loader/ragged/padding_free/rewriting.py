@@ -9,6 +9,7 @@ from triton_pipelines.loader.onnx_graph.graph_walk import inputs as graph_inputs
 from triton_pipelines.loader.ragged.input_padding import RowValues
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
+from triton_pipelines.loader.ragged.padding_free.empty_groups import skip_empty_groups
 from triton_pipelines.loader.ragged.padding_free.graph_rewriter import GraphRewriter
 from triton_pipelines.loader.ragged.padding_free.shape_probe import names_read
 from triton_pipelines.loader.ragged.padding_free.token_maps import build_token_maps
@@ -40,7 +41,8 @@ def add_without_padding(
     rewriter.rewrite(graph.node, plan.placement)
     for name in sorted(outputs):
         rewriter.add_output(name)
-    build.nodes[before:] = _needed(build.nodes[before:], outputs)
+    needed = _needed(build.nodes[before:], outputs)
+    build.nodes[before:] = skip_empty_groups(needed, rewriter.group_results, outputs)
     made = {name for node in build.nodes for name in node.output}
     kept = [value for value in graph.value_info if value.name in made]
     del graph.value_info[:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.padding_free.length_groups import (
@@ -27,6 +27,8 @@ class PaddedView:
     """[rows]: numbers of its rows in the batch; empty if these are all, in their order."""
     width: str = ""
     """Number of its places; empty if these are all."""
+    is_empty: str = ""
+    """Whether its one row is a stand-in; empty if it always has rows."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def build_token_maps(build: NodeBuilder, taken: str, width: str, cuts: int = 0) 
     starts = build.add("CumSum", column, build.scalar(0), exclusive=1)
     groups = cut_rows(build, rows, cuts)
     views = tuple(_group_view(build, rows, group, starts, column) for group in groups)
+    # Rows are cut so that the first group always has some.
+    views = (replace(views[0], is_empty=""), *views[1:])
     # Sorting the numbers of sorted rows tells where each row of the batch is among them.
     _, place = build.add_many(
         "TopK", rows.order, build.unsqueeze(rows.count, 0), outputs=2, largest=0
@@ -92,7 +96,9 @@ def _group_view(
 
     view = _view(build, own(starts), own(lengths), group.width)
     is_token = build.add("And", view.is_token, build.add("Not", group.is_empty))
-    return PaddedView(view.to_padded, is_token, view.places, own(rows.order), group.width)
+    return PaddedView(
+        view.to_padded, is_token, view.places, own(rows.order), group.width, group.is_empty
+    )
 
 
 def _row_order(
