@@ -26,9 +26,9 @@ class SortedRows:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Adjacent sorted rows. A group without rows has one as a stand-in, of which one place is read.
+    """Adjacent sorted rows. Names of tensors.
 
-    Names of tensors.
+    A group without rows of its own has one place of another row, which no token is read from.
     """
 
     first: str
@@ -36,7 +36,7 @@ class RowGroup:
     end: str
     """Number behind its last sorted row."""
     is_empty: str
-    """Whether its row is a stand-in."""
+    """Whether it has no rows of its own."""
     width: str
     """Places of its longest row."""
 

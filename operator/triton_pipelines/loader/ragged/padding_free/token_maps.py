@@ -28,7 +28,7 @@ class PaddedView:
     width: str = ""
     """Number of its places; empty if these are all."""
     is_empty: str = ""
-    """Whether its one row is a stand-in; empty if it always has rows."""
+    """Whether it has no rows of its own; empty if it always has some."""
 
 
 @dataclass(frozen=True)
