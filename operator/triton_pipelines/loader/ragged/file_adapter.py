@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,11 @@ class _RefusedError(Exception):
 
 
 def adapt_file(
-    path: Path, plan: PlanAdapt, *, on_cpu: bool = False
+    path: Path,
+    plan: PlanAdapt,
+    output_dims: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    on_cpu: bool = False,
 ) -> AdaptedFile | AdaptationRefusal:
     """Adapt the model at ``path``.
 
@@ -90,6 +94,8 @@ def adapt_file(
     Args:
         path: the ONNX file.
         plan: inputs and outputs per token, from the load plan.
+        output_dims: output → its declared dims without the batch axis. The adapted file states
+            them.
         on_cpu: whether it will run on CPUs only.
 
     Raises:
@@ -100,7 +106,7 @@ def adapt_file(
     try:
         with _new_enough(path) as source:
             stored = _read_model(source)
-            adaptable = _check(path, stored.model, plan)
+            adaptable = _check(path, stored.model, plan, output_dims or {})
             file = _FileAdaptation(
                 path,
                 source,
@@ -148,9 +154,11 @@ def _read_model(path: Path) -> Stored:
     return stored
 
 
-def _check(path: Path, model: Any, plan: PlanAdapt) -> Adaptable:
+def _check(
+    path: Path, model: Any, plan: PlanAdapt, output_dims: Mapping[str, tuple[int, ...]]
+) -> Adaptable:
     """Return what the graph can be adapted for. Raises :class:`_RefusedError`."""
-    adaptable = check_eligibility(model, plan)
+    adaptable = check_eligibility(model, plan, output_dims)
     if isinstance(adaptable, AdaptationRefusal):
         raise _RefusedError(adaptable)
     missing = sorted(side for side in side_files_of(model) if not (path.parent / side).is_file())
