@@ -1,6 +1,7 @@
 """Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
 
-I/O is here, in ``pod_probes``, ``prober``, ``status_writer`` and ``config_map_sources`` only.
+I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer`` and
+``config_map_sources`` only.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ import structlog
 
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
-    Conflict,
     Forbidden,
     Invalid,
     NamespaceTerminating,
     NotFound,
 )
+from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -34,7 +34,6 @@ from triton_pipelines.cluster.resources import (
     SECRETS,
     SERVICES,
     Resource,
-    resource_of,
 )
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key, Result
@@ -46,11 +45,12 @@ from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .background_compiler import BackgroundCompiler
 from .chain import Context
+from .child_writer import ChildWriter
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import rolling_pipelines
 from .effective_spec import Resolver
-from .owner_references import FormerChild, NameTaken, check_owner
+from .owner_references import FormerChild, NameTaken
 from .plan import is_unmanaged, plan
 from .pod_observer import PodObserver
 from .pod_probes import PodProbes, Prober
@@ -296,32 +296,37 @@ class Reconciler:
         return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
-        uid = snapshot.pipeline["metadata"].get("uid", "")
+        uid, writer = snapshot.pipeline["metadata"].get("uid", ""), self._writer(key, decided)
         for item in decided.apply[: decided.apply_before_clear]:
-            await self._apply(item, uid)
+            await writer.apply(item, uid)
         await self._clear(key, decided)
         for item in decided.apply[decided.apply_before_clear :]:
-            await self._apply(item, uid)
+            await writer.apply(item, uid)
         for deletion in decided.delete:
-            await self._delete(key, deletion)
+            await self._delete(key, deletion, writer)
         if decided.resize is not None:
-            await self._resize(key, snapshot, decided.resize)
+            await self._resize(key, snapshot, decided.resize, writer)
         for event in decided.action_events:
             await self._status.post(snapshot.pipeline, event)
 
     async def _clear(self, key: Key, decided: Plan) -> None:
         for deletion in decided.clear:
             if self.store.get(RESOURCE_OF_KIND[deletion.kind], key[0], deletion.name) is not None:
-                await self._delete(key, deletion)
+                await self._delete(key, deletion, self._writer(key, decided))
+
+    def _writer(self, key: Key, decided: Plan) -> ChildWriter:
+        writer = Writer.of(self.client, key[0], decided.account)
+        return ChildWriter(self.client, writer, self.store, key[0])
 
     async def _create_tuning_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a tuning run needs, and return whether that was rejected.
 
         A rejection ends the run and does not affect the pipeline.
         """
+        writer = self._writer(key, decided)
         try:
             for item in decided.tuning_objects:
-                await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
+                await writer.apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except NamespaceTerminating:
             raise
         except REJECTIONS as error:
@@ -331,16 +336,16 @@ class Reconciler:
             return True
         return False
 
-    async def _resize(self, key: Key, snapshot: Snapshot, resize: Resize) -> None:
+    async def _resize(
+        self, key: Key, snapshot: Snapshot, resize: Resize, writer: ChildWriter
+    ) -> None:
         """Give one pod another CPU limit.
 
         A rejection by the API server is reported, and the resize is retried after a while.
         """
-        since, known = self.store.mark(), self.handover.resize_rejections.setdefault(key, {})
+        known = self.handover.resize_rejections.setdefault(key, {})
         try:
-            self.store.put(
-                PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
-            )
+            await writer.resize(resize)
         except (Forbidden, Invalid, NotFound) as error:
             if isinstance(error, NotFound) and error.of_an_object:
                 return  # The pod has just been deleted, which the watch reports.
@@ -357,40 +362,10 @@ class Reconciler:
         known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
 
-    async def _apply(self, item: Object, uid: str) -> None:
-        resource = resource_of(item)
-        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
-        if resource == SECRETS:
-            # Never read, but not taken from others either.
-            check_owner(await metadata_of(self.client, item), item, uid)
-            await self.client.apply(item)
-        else:
-            known = self.store.get(resource, namespace, name)
-            if known is None:
-                known = await self._uncached(resource, namespace, name)
-            check_owner(known, item, uid)
-            since = self.store.mark()
-            self.store.put(resource, await apply_over(self.client, item, known), since=since)
-        await _log.ainfo("applied", kind=item["kind"], object=name)
-
-    async def _uncached(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """Return an object that the caches do not know.
-
-        ``None`` if there is none. Otherwise its label was removed by hand, or it belongs to another
-        owner.
-        """
-        try:
-            return await self.client.get(resource, namespace, name)
-        except NotFound:
-            return None
-
-    async def _delete(self, key: Key, deletion: Deletion) -> None:
+    async def _delete(self, key: Key, deletion: Deletion, writer: ChildWriter) -> None:
         resource = RESOURCE_OF_KIND[deletion.kind]
-        try:
-            await self.client.delete(resource, key[0], deletion.name, uid=deletion.uid or None)
-        except Conflict:
-            return  # Another object has the name now.
-        await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
+        if not await writer.delete(resource, deletion.name, deletion.uid):
+            return
         if resource == PODS:
             # Deletion takes time; until the watch reports it, the object must not be deleted again.
             self._pods.mark_deleted(key, deletion.uid)

@@ -36,7 +36,7 @@ from triton_pipelines.loader.ragged.opset_upgrade import CONVERTED_MAX, too_old,
 from triton_pipelines.loader.ragged.padding_free.analysis import Padded, PaddingFree, analyze
 
 SLOWER_ON_GPU: Final = "on a GPU, batches of usual size are faster with padding"
-"""Measured on an H100: see docs/decisions/0029-padding-free-graphs.md."""
+"""Measured on an H100: see docs/decisions/0031-padding-free-graphs.md."""
 
 
 @dataclass(frozen=True)
