@@ -27,7 +27,7 @@ from triton_pipelines.loader.ragged import (
     adapt_file,
     not_understood,
 )
-from triton_pipelines.loader.repository import below
+from triton_pipelines.loader.repository import below, runs_on_cpu
 from triton_pipelines.loader.tokenizer_files import HighestTokenId, highest_token_id
 from triton_pipelines.loader.tokenizer_fit import TokenizerMismatch, find_mismatches, known_ids
 from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
@@ -191,7 +191,9 @@ class ModelInspection:
 
     def _adapted(self, item: PlanAdapt, path: str, uri: str) -> AdaptedFile | AdaptationRefusal:
         try:
-            return adapt_file(below(self._models, path), item, self._output_dims(item))
+            on_cpu = runs_on_cpu(self._models, path.split("/", 1)[0])
+            dims = self._output_dims(item)
+            return adapt_file(below(self._models, path), item, dims, on_cpu=on_cpu)
         except _MACHINE_ERRORS:
             raise
         except Exception as error:

@@ -13,11 +13,13 @@ from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.input_padding import pad_inputs
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 from triton_pipelines.loader.ragged.output_flattening import Dims, OutputFlattener
+from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
+from triton_pipelines.loader.ragged.padding_free.rewriting import add_without_padding
 
 ROWS, TOKENS = "rows", "tokens"
 
 
-def adapt(model: Any, adaptable: Adaptable) -> Any:
+def adapt(model: Any, adaptable: Adaptable, without_padding: PaddingFree | None = None) -> Any:
     """Adapt a model, which is changed and returned.
 
     Inputs become flat and keep their names and element types. Their lengths are added as further
@@ -27,6 +29,7 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     Args:
         model: an ``onnx.ModelProto``.
         adaptable: what :func:`.eligibility.check_eligibility` returned for it.
+        without_padding: how to compute without padding; ``None`` to compute on padded matrices.
     """
     graph = model.graph
     build = NodeBuilder(values(graph), adaptable.opset)
@@ -35,8 +38,12 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     types = {name: element_type(graph_inputs[name]) for name in planned}
     matrices, rows = pad_inputs(build, adaptable, types)
     inner = {value.name: build.name(f"inner_{value.name}") for value in graph.output}
-    rename(graph, matrices | inner)
-    before = len(build.nodes)
+    names = matrices | inner
+    rename(graph, names)
+    if without_padding is None:
+        build.nodes.extend(graph.node)
+    else:
+        add_without_padding(build, rows, graph, without_padding, names)
     flattener = OutputFlattener(build, rows)
     for value in graph.output:
         shape, kind = dims(value) or (), element_type(value)
@@ -47,10 +54,8 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
             flattener.row_output(inner[value.name], value.name, kind, len(shape))
             stated = _stated(shape, adaptable.output_dims.get(value.name, ()))
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, stated))
-    behind = build.nodes[before:]
-    body = list(graph.node)
     del graph.node[:]
-    graph.node.extend([*build.nodes[:before], *body, *behind])
+    graph.node.extend(build.nodes)
     graph.initializer.extend(build.constants)
     _inputs(graph, planned, types)
     graph.value_info.extend(

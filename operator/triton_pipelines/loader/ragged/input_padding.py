@@ -26,6 +26,8 @@ class RowValues:
 
     lengths: str
     """[rows, 1]: lengths of the first input."""
+    taken: str
+    """[rows, 1]: how many tokens of each row the model computes."""
     width: str
     """Number of tokens that the padded matrices hold."""
     sound: str
@@ -82,7 +84,7 @@ def pad_inputs(
         matrices[item.name] = padded
     sound = build.all_of(_sound_conditions(build, taken, lengths, in_range))
     first = build.add("Gather", lengths, build.integers(0), axis=1)
-    return matrices, RowValues(first, width, sound)
+    return matrices, RowValues(first, taken, width, sound)
 
 
 def _clip(build: NodeBuilder, values: str, size: int, kind: np.dtype[Any]) -> str:
