@@ -32,6 +32,7 @@ from triton_pipelines.controllers.pipeline.latency_figures import Latencies
 from triton_pipelines.controllers.pipeline.plan import Context, Plan, plan
 from triton_pipelines.controllers.pipeline.policies.last_good_spec import last_good_after
 from triton_pipelines.controllers.pipeline.policies.rollout import UNSCHEDULABLE_GRACE
+from triton_pipelines.controllers.pipeline.server_certificate import ServerCertificate
 from triton_pipelines.controllers.pipeline.snapshot import (
     ModelState,
     Object,
@@ -123,6 +124,8 @@ class World:
     )  # pod → managedFields that others left
     latencies: Latencies | None = None
     defaults: bool = False
+    certificate: ServerCertificate | None = None
+    certificate_problem: str = ""
     _accepted: str = ""
     _looks: dict[str, Probe] = field(default_factory=dict)  # of the last pass, by pod uid
     _serial: int = 0
@@ -206,6 +209,8 @@ class World:
             *seen,
             latencies=self.latencies,
             last_good_in_memory=self._accepted,
+            certificate=self.certificate,
+            certificate_problem=self.certificate_problem,
         )
 
     @property
@@ -279,6 +284,7 @@ class World:
                 names.LABEL_REVISION: pod.revision,
                 "pod-template-hash": ownership.template_hash(json.loads(pod.template)),
             },
+            "annotations": json.loads(pod.template)["metadata"].get("annotations") or {},
             "creationTimestamp": rfc3339(pod.created),
             "ownerReferences": ownership.controlled_by(self.replica_set(pod.template)),
         }
@@ -458,9 +464,15 @@ class World:
                 **stored["metadata"].get("annotations", {}),
             }
             if item["kind"] == "Deployment":
+                template = stored["spec"]["template"]["metadata"]
                 theirs = before["spec"]["template"]["metadata"].get("annotations", {})
-                if theirs:
-                    stored["spec"]["template"]["metadata"]["annotations"] = theirs
+                merged = {
+                    key: value
+                    for key, value in theirs.items()
+                    if key != names.ANNOTATION_CERTIFICATE
+                } | template.get("annotations", {})
+                if merged:
+                    template["annotations"] = merged
                 stored["status"] = before.get("status", {})
                 if "replicas" not in stored["spec"]:
                     stored["spec"]["replicas"] = before["spec"]["replicas"]  # another's

@@ -107,6 +107,13 @@ request.userInfo.username == {{ $account | squote }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
+{{- with .Values.rbac.tlsSecrets }}
+# spec.server.tls: the operator connects to these pods as a client.
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: {{ toJson . }}
+  verbs: [get]
+{{- end }}
 {{- $impersonated := include "triton-pipelines.impersonated" . }}
 {{- if ne $impersonated "[]" }}
 # The objects of pipelines are written in the name of these accounts.

@@ -70,6 +70,7 @@ class Reason(StrEnum):
     WAITING_FOR_PODS = "WaitingForPods"
     LOADING = "Loading"
     SOURCE_UNAVAILABLE = "SourceUnavailable"
+    INVALID_CERTIFICATE = "InvalidCertificate"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     NO_PODS = "NoPods"
     PAUSED = "Paused"
@@ -136,6 +137,7 @@ KIND_OF: Mapping[Reason, ReasonKind] = {
     Reason.WAITING_FOR_PODS: ReasonKind.WAITING,
     Reason.LOADING: ReasonKind.WAITING,
     Reason.SOURCE_UNAVAILABLE: ReasonKind.WAITING,
+    Reason.INVALID_CERTIFICATE: ReasonKind.WAITING,
     Reason.IMAGE_UNAVAILABLE: ReasonKind.WAITING,
     Reason.NO_PODS: ReasonKind.WAITING,
     Reason.PAUSED: ReasonKind.WAITING,

@@ -36,6 +36,8 @@ MANAGED_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 # On a Deployment: the revision that served before the rollout of the one in its template.
 ANNOTATION_BEFORE: Final = f"{GROUP}/previous-revision"
+# On pods: hash of the TLS certificate that they were created for. A change of it rolls them.
+ANNOTATION_CERTIFICATE: Final = f"{GROUP}/certificate"
 
 # --- field managers (one per concern) ---
 MANAGER_CHILDREN: Final = "triton-pipelines"
@@ -58,6 +60,7 @@ VOLUME_SHM: Final = "dshm"
 VOLUME_TMP: Final = "tmp"
 VOLUME_CACHE: Final = "model-cache"
 VOLUME_ENGINES: Final = "engines"
+VOLUME_TLS: Final = "tritonpipe-tls"
 # The operator's volumes on the node's disk; server.podTemplate may limit their size.
 DISK_VOLUMES: Final = (VOLUME_DATA, VOLUME_TMP, VOLUME_ENGINES)
 # Name under which a pod's container requests the GPUs of a ResourceClaimTemplate.
@@ -77,6 +80,7 @@ PATH_CREDENTIALS: Final = f"{PATH_CONFIG}/credentials"
 PATH_CA: Final = f"{PATH_CONFIG}/ca"
 PATH_CONFIGMAPS: Final = f"{PATH_CONFIG}/configmaps"
 PATH_CLAIMS: Final = f"{PATH_CONFIG}/claims"
+PATH_TLS: Final = f"{PATH_CONFIG}/tls"
 PATH_TUNING: Final = f"{PATH_CONFIG}/tuning"
 PATH_CONTROL: Final = f"{PATH_CONFIG}/control"
 PATH_TERMINATION: Final = "/dev/termination-log"
@@ -99,6 +103,10 @@ KEY_PADDING: Final = "padding.json"
 KEY_ACCEPTED: Final = "accepted.json"
 KEY_MEASURED_PADDING: Final = "measured-padding.json"
 KEY_CONTROL: Final = "admin-key"
+# Keys of a TLS Secret, as cert-manager and Secrets of type kubernetes.io/tls have them.
+KEY_CERTIFICATE: Final = "tls.crt"
+KEY_PRIVATE: Final = "tls.key"
+KEY_AUTHORITIES: Final = "ca.crt"
 
 # HTTP header with the control key; over gRPC, Triton expects it with the prefix below (measured,
 # Triton 24.10).
@@ -107,6 +115,8 @@ CONTROL_GRPC_METADATA: Final = f"triton-grpc-protocol-{CONTROL_HEADER}"
 # Triton's API groups that require the key. model-config and statistics stay open, because clients
 # and perf_analyzer read them first.
 CONTROL_GROUPS: Final = "model-repository,shared-memory,trace,logging"
+# The other groups but health, which plaintext HTTP rejects without the key if gRPC uses TLS.
+CLIENT_GROUPS: Final = "metadata,inference,model-config,statistics"
 
 RUNTIME_PARAMETER_PREFIX: Final = "tritonpipe."
 

@@ -118,6 +118,10 @@ REASON_MEANING: Mapping[Reason, str] = {
         "A source cannot be fetched; the message names the URI, never the credential. Check that it"
         " exists and that secretRef may read it."
     ),
+    Reason.INVALID_CERTIFICATE: (
+        "The Secret of `spec.server.tls` cannot be used: it is missing, may not be read, or its"
+        " certificate has expired or does not fit its key. The pods keep what they serve."
+    ),
     Reason.IMAGE_UNAVAILABLE: (
         "The Triton image cannot be pulled; check `spec.server.image` and"
         " `spec.server.imagePullSecrets`."

@@ -10,6 +10,7 @@ from pydantic import Field
 from .base import ApiModel, FieldRule, LabelKey, ObjectName, Passthrough, Quantity, Switch, Text
 from .open_fields import FORM, ITEMS_FORM, OpenForm
 from .tensors import ATOMIC
+from .tls import Tls
 
 ENV_NAME_PATTERN = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 RESOURCE_PATTERN = r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"
@@ -349,6 +350,7 @@ class ServerSpec(ApiModel):
     network_policy: Annotated[NetworkPolicy, Field(description="Who may reach the ports.")] = (
         NetworkPolicy()
     )
+    tls: Annotated[Tls | None, Field(description="TLS for gRPC. Default: none.")] = None
     disruption_budget: Annotated[
         DisruptionBudget,
         Field(

@@ -250,11 +250,18 @@ class Client:
         )
 
     async def resize_pod(
-        self, namespace: str, name: str, patch: Object, *, manager: str = names.MANAGER_CHILDREN
+        self,
+        namespace: str,
+        name: str,
+        patch: Object,
+        *,
+        uid: str | None = None,
+        manager: str = names.MANAGER_CHILDREN,
     ) -> Object:
         """Patch a pod through its ``resize`` subresource (Kubernetes 1.33 or newer).
 
         Raises:
+            Conflict: another pod has the name now (uid).
             NotFound: the pod does not exist, or the API server has no such subresource.
             Invalid: it must not be resized so, for example if its QoS class would change.
         """
@@ -266,7 +273,7 @@ class Client:
             PODS,
             path,
             query=query,
-            body=patch,
+            body={**patch, "metadata": {"uid": uid}} if uid else patch,
             content_type=STRATEGIC_MERGE_PATCH,
             repeatable=True,
         )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # these modules import this one
     from triton_pipelines.controllers.pipeline.effective_spec import EffectiveSpec
     from triton_pipelines.controllers.pipeline.latency_figures import Latencies
     from triton_pipelines.controllers.pipeline.resize_rejections import ResizeRejection
+    from triton_pipelines.controllers.pipeline.tls_trust import TlsTrust
     from triton_pipelines.controllers.pod_ownership import ReplicaSetOwner
 
 
@@ -87,6 +88,10 @@ class Handover:
     replica_sets: dict[Key, dict[str, ReplicaSetOwner]] = field(default_factory=dict)
     """ReplicaSets that pods name, by uid; they decide which pods belong to the pipeline. Published
     by the pipeline controller, read by the autoscaler and the SLO latency monitor."""
+
+    tls: dict[Key, TlsTrust] = field(default_factory=dict)
+    """How to connect to pods with TLS. Published by the pipeline controller, read by the
+    autoscaler."""
 
     def intent(self, key: Key) -> ScalingIntent | None:
         """Return what the autoscaler wants recorded. ``None``: what is recorded stays."""

@@ -33,6 +33,7 @@ from triton_pipelines.triton.errors import (
     translate,
 )
 from triton_pipelines.triton.response_limits import TOO_LARGE, CheckedChannel, UndecodedResponse
+from triton_pipelines.triton.tls import TlsIdentity, open_channel
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class TritonClient:
         control_key: str | None = None,
         deadline_s: float = DEADLINE_S,
         max_response_bytes: int = RESPONSE_BYTES_MAX,
+        tls: TlsIdentity | None = None,
     ) -> None:
         """Create the client.
 
@@ -101,6 +103,7 @@ class TritonClient:
             deadline_s: default deadline of a call, in seconds.
             max_response_bytes: maximum size of a response; a larger one is an
                 ``errors.TooLargeError``.
+            tls: how to connect with TLS; ``None`` for plaintext.
         """
         self.address = address
         self._deadline_s = deadline_s
@@ -108,8 +111,12 @@ class TritonClient:
         self._channel_options = [
             *_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", max_response_bytes),
+            *(tls.channel_options() if tls is not None else ()),
         ]
-        self._client = InferenceServerClient(address, channel_args=self._channel_options)
+        self._tls, creds = tls, tls.credentials() if tls is not None else None
+        self._client = InferenceServerClient(
+            address, creds=creds, channel_args=self._channel_options
+        )
         self._client._client_stub = service_pb2_grpc.GRPCInferenceServiceStub(
             CheckedChannel(self._client._channel)
         )
@@ -286,9 +293,7 @@ class TritonClient:
 
         async def once(client_timeout: float) -> InferResult:
             # The library's own stream cannot request an empty last response.
-            async with grpc.aio.insecure_channel(
-                self.address, options=self._channel_options
-            ) as channel:
+            async with open_channel(self.address, self._tls, self._channel_options) as channel:
                 stub = service_pb2_grpc.GRPCInferenceServiceStub(CheckedChannel(channel))
                 stream = stub.ModelStreamInfer(timeout=client_timeout)
                 try:

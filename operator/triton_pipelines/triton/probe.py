@@ -35,6 +35,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX, ResponseBudget
+from triton_pipelines.triton.tls import TlsIdentity
 
 DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
@@ -134,6 +135,7 @@ async def probe(
     control_key: str | None,
     request: ProbeRequest | None,
     deadline_s: float = DEADLINE_S,
+    tls: TlsIdentity | None = None,
 ) -> ProbeResult:
     """Probe one pod. A fault of the pod is a result, never an exception.
 
@@ -143,6 +145,7 @@ async def probe(
         control_key: the pod's control key, for the repository index.
         request: request of the test inference; ``None`` probes readiness and states only.
         deadline_s: seconds for the whole probe.
+        tls: how to connect with TLS; ``None`` for plaintext.
     """
     end = time.monotonic() + deadline_s
     ready = False
@@ -150,7 +153,7 @@ async def probe(
     async with contextlib.AsyncExitStack() as stack:
         limit = stack.enter_context(_BUDGET.share())
         client = await stack.enter_async_context(
-            TritonClient(address, control_key, max_response_bytes=limit)
+            TritonClient(address, control_key, max_response_bytes=limit, tls=tls)
         )
         try:
             ready = await client.model_ready(ensemble, end - time.monotonic())

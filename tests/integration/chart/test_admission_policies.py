@@ -242,6 +242,8 @@ def test_other_objects_are_left_alone(admin: httpx.Client, account: httpx.Client
 
 NODE = {"name": "x", "hostPath": {"path": "/"}}
 TOKEN = {"name": "x", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
+UNCONFINED = {"type": "Unconfined"}
+ELSEWHERE = {"host": "169.254.169.254", "port": 80}
 SIDECAR = {"name": "proxy", "image": "registry.example/proxy:1"}
 
 
@@ -266,6 +268,32 @@ SIDECAR = {"name": "proxy", "image": "registry.example/proxy:1"}
         (
             {"containers": [{**SIDECAR, "ports": [{"containerPort": 80, "hostPort": 80}]}]},
             "ports of the node",
+        ),
+        ({"volumes": [{"name": "x", "nfs": {"server": "s", "path": "/"}}]}, "name of the node"),
+        ({"securityContext": {"seccompProfile": UNCONFINED}}, "a protection of the node"),
+        (
+            {"containers": [{**SIDECAR, "securityContext": {"appArmorProfile": UNCONFINED}}]},
+            "a protection of the node",
+        ),
+        (
+            {"containers": [{**SIDECAR, "securityContext": {"seLinuxOptions": {"type": "spc_t"}}}]},
+            "a protection of the node",
+        ),
+        (
+            {
+                "hostUsers": False,
+                "containers": [{**SIDECAR, "securityContext": {"procMount": "Unmasked"}}],
+            },
+            "a protection of the node",
+        ),
+        (
+            {"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}},
+            "safe sysctls",
+        ),
+        ({"containers": [{**SIDECAR, "livenessProbe": {"httpGet": ELSEWHERE}}]}, "name a host"),
+        (
+            {"containers": [{**SIDECAR, "lifecycle": {"preStop": {"httpGet": ELSEWHERE}}}]},
+            "name a host",
         ),
     ],
 )

@@ -438,6 +438,39 @@ async def test_status_is_its_own_subresource(client: Client) -> None:
     await client.delete(PODS, NAMESPACE, "stated", grace_seconds=0)
 
 
+async def test_another_pod_of_the_same_name_is_not_resized(client: Client) -> None:
+    cpu = {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}
+    container = {
+        "name": "c",
+        "image": "i",
+        "resources": cpu,
+        "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}],
+    }
+    created = await client.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "resized", "namespace": NAMESPACE},
+            "spec": {"containers": [container]},
+        }
+    )
+    more = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
+    patch = {"spec": {"containers": [{"name": "c", "resources": more}]}}
+    try:
+        with pytest.raises(Conflict):
+            await client.resize_pod(
+                NAMESPACE, "resized", patch, uid="11111111-2222-3333-4444-555555555555"
+            )
+        same = await client.get(PODS, NAMESPACE, "resized")
+        assert same["spec"]["containers"][0]["resources"] == cpu
+        resized = await client.resize_pod(
+            NAMESPACE, "resized", patch, uid=created["metadata"]["uid"]
+        )
+        assert resized["spec"]["containers"][0]["resources"] == more
+    finally:
+        await client.delete(PODS, NAMESPACE, "resized", grace_seconds=0)
+
+
 async def test_a_list_longer_than_a_page(client: Client) -> None:
     label = {"test": "pages"}
     objects = [config_map(f"page-{number:03}") for number in range(501)]

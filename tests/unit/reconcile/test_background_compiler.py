@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support import builders
+from tests.support.worlds import World
 from triton_pipelines.compile.graph import Options
-from triton_pipelines.controllers.pipeline import background_compiler
+from triton_pipelines.controllers.pipeline import background_compiler, effective_spec
 from triton_pipelines.controllers.pipeline.background_compiler import THREADS, BackgroundCompiler
 from triton_pipelines.controllers.pipeline.compiled_pipeline import CompiledPipeline
 from triton_pipelines.controllers.pipeline.effective_spec import Resolver
+from triton_pipelines.controllers.pipeline.policies.last_good_spec import compile_last_good
 from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 
 KEY = ("nlp", "sentiment")
@@ -99,6 +101,27 @@ async def test_a_large_spec_is_compiled_once_in_a_thread(threads: list[str]) -> 
     assert compiler.take_cpu_seconds(KEY) == 0
     assert [name.startswith("compile") for name in threads] == [True]
     assert isinstance(compiler.resolver.resolve(snapshot_of(raw)), CompiledPipeline)
+
+
+async def test_a_large_last_good_spec_is_compiled_in_a_thread_too(
+    threads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that has just started knows it from the live ConfigMap alone."""
+    raw = large_document()
+    raw["metadata"]["generation"] = 1
+    world = World(raw).settle()
+    world.change(postprocess={"labels": ["a", "b", "c"]})
+    snapshot = world.observed()
+    compiler = BackgroundCompiler(Resolver(OPTIONS))
+    assert not isinstance(await compiled_by(compiler, snapshot.pipeline), CompiledPipeline)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("compiled on the event loop")
+
+    monkeypatch.setattr(effective_spec, "compile_parsed", refuse)
+    await compiler.compile_last_good(KEY, snapshot)
+    assert compile_last_good(snapshot, compiler.resolver.resolve) is not None
+    assert [name.startswith("compile") for name in threads] == [True, True]
 
 
 async def test_a_small_spec_needs_no_thread(threads: list[str]) -> None:

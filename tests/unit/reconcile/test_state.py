@@ -14,6 +14,7 @@ from tests.support.worlds import World
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding, Severity
 from triton_pipelines.api.conditions import Reason
+from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
 from triton_pipelines.controllers.pipeline.latency_figures import Latencies, RevisionLatency
 from triton_pipelines.controllers.pipeline.report_state import ScalingReportState, WarningsState
 from triton_pipelines.controllers.pipeline.state import (
@@ -107,6 +108,7 @@ FINDINGS = (Finding("spec.model", "one", Severity.WARNING), Finding("spec", "", 
 REPORTS = (
     WarningsState(("a", "b"), "2861b88211", FINDINGS, "no metrics", FINDINGS[:1]),
     ScalingReportState("the pods themselves", ("tokenizer", "cpu")),
+    CertificateState("0123", {"0123": "PEM"}, {"0123": "sentiment.nlp.svc"}),
 )
 
 

@@ -97,6 +97,9 @@ def check_references(
         if isinstance(reference, Mapping):
             path = f"spec.server.env[{index}].valueFrom.secretKeyRef.name"
             yield from check_secret(str(reference.get("name") or ""), path, namespace, options)
+    if server.tls is not None:
+        path = "spec.server.tls.secretName"
+        yield from check_secret(server.tls.secret_name, path, namespace, options)
     for item in graph.fetches:
         if item.source.secret_ref is not None:
             path = f"{item.path}.secretRef.name"

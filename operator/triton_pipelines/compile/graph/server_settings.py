@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from triton_pipelines.api import names
 from triton_pipelines.api.server import ServerSpec
+from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
 from .graph import Graph, Step
@@ -21,9 +22,10 @@ OWNED_ARGUMENTS = frozenset(
         "--exit-timeout-secs", "--grpc-max-connection-age", "--allow-http", "--allow-grpc",
         "--allow-metrics", "--model-config-name", "--repository-poll-secs", "--http-address",
         "--grpc-address", "--metrics-address", "--model-namespacing",
-        # Other front ends accept model control without the key. The operator and the probes use
-        # plain gRPC and HTTP.
+        # Other front ends accept model control without the key. TLS is set by server.tls, so that
+        # the operator and the probes know of it.
         "--allow-sagemaker", "--allow-vertex-ai", "--grpc-use-ssl", "--grpc-use-ssl-mutual",
+        "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert",
     }
 )  # fmt: skip
 # Arguments that observability.tracing sets. Depending on the order of the arguments, a duplicate
@@ -107,13 +109,15 @@ def server_arguments(
     auto_complete: bool = False,
     features: Sequence[str] = (),
     extra: Sequence[str] = (),
+    tls: TlsMode | None = None,
 ) -> list[str]:
     """Return the arguments of ``tritonserver``, the same in a pod and in ``tritonpipe serve``.
 
     With ``--exit-on-error=false``, the index can be queried for why a model failed; readiness
     depends on the ensemble and not on the server. ``control_key`` is the text after ``admin-key=``
     (in a pod an environment reference, so that the pod contains no secret). ``features`` are the
-    result of :func:`feature_arguments`, and ``extra`` the user's own arguments.
+    result of :func:`feature_arguments`, and ``extra`` the user's own arguments. With ``tls``, gRPC
+    uses TLS only, and HTTP, which cannot, rejects all but health checks without the control key.
     """
     arguments = [
         f"--model-repository={repository}",
@@ -130,11 +134,40 @@ def server_arguments(
         arguments.append(f"--grpc-max-connection-age={connection_age_milliseconds}")
     if control_key is not None:
         restriction = f"{names.CONTROL_GROUPS}:{names.CONTROL_HEADER}={control_key}"
+        others = "" if tls is None else f"{names.CLIENT_GROUPS},"
         arguments += [
-            f"--http-restricted-api={restriction}",
+            f"--http-restricted-api={others}{restriction}",
             f"--grpc-restricted-protocol={restriction}",
         ]
+    if tls is not None:
+        arguments += _tls_arguments(tls)
     return [*arguments, *features, *extra]
+
+
+def _tls_arguments(mode: TlsMode) -> list[str]:
+    folder = names.PATH_TLS
+    mutual = [
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-root-cert={folder}/{names.KEY_AUTHORITIES}",
+    ]
+    return [
+        "--grpc-use-ssl=true",
+        f"--grpc-server-cert={folder}/{names.KEY_CERTIFICATE}",
+        f"--grpc-server-key={folder}/{names.KEY_PRIVATE}",
+        *(mutual if mode is TlsMode.MUTUAL else []),
+    ]
+
+
+def without_tls(arguments: Sequence[str], mode: TlsMode) -> list[str]:
+    """Return the arguments of the same server without ``server.tls``."""
+    added, others = set(_tls_arguments(mode)), f"{names.CLIENT_GROUPS},{names.CONTROL_GROUPS}:"
+    return [
+        item.replace(others, f"{names.CONTROL_GROUPS}:", 1)
+        if item.startswith("--http-restricted-api=")
+        else item
+        for item in arguments
+        if item not in added
+    ]
 
 
 def flag_of(argument: str) -> str:

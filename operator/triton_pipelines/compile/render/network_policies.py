@@ -77,7 +77,11 @@ def network_policy(pipeline: InferencePipeline, options: Options) -> dict[str, A
         spec={
             "podSelector": {"matchLabels": names.selector(pipeline.name)},
             "policyTypes": ["Ingress", "Egress"] if egress else ["Ingress"],
-            "ingress": [rule(inference, "http", "grpc"), rule(metrics, "metrics")],
+            # With TLS, HTTP is left to the kubelet, which network policies do not concern.
+            "ingress": [
+                rule(inference, *(("http", "grpc") if server.tls is None else ("grpc",))),
+                rule(metrics, "metrics"),
+            ],
             **egress,
         },
     )

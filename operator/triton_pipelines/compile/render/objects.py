@@ -88,9 +88,10 @@ def control_secret(pipeline: InferencePipeline, revision: str, key: str) -> dict
 def service(pipeline: InferencePipeline) -> dict[str, Any]:
     """Return the Service of the pods: HTTP, gRPC and metrics on their usual ports.
 
-    A client of a step with sequences stays on one pod, because only that pod has its sequence.
+    With ``server.tls`` it has no HTTP port, because clients need TLS. A client of a step with
+    sequences stays on one pod, because only that pod has its sequence.
     """
-    declared = pipeline.spec.server.service
+    declared, declared_tls = pipeline.spec.server.service, pipeline.spec.server.tls
     idle = sequence_idle_seconds(pipeline)
     sticky: dict[str, Any] = {"sessionAffinity": "None"}
     if idle is not None:
@@ -110,8 +111,13 @@ def service(pipeline: InferencePipeline) -> dict[str, Any]:
             **sticky,
             "selector": names.selector(pipeline.name),
             "ports": [
-                _port("http", names.PORT_HTTP, "http"),
-                _port("grpc", names.PORT_GRPC, "kubernetes.io/h2c"),
+                *([_port("http", names.PORT_HTTP, "http")] if declared_tls is None else []),
+                # h2c is HTTP/2 in plaintext; https tells gateways to use TLS.
+                _port(
+                    "grpc",
+                    names.PORT_GRPC,
+                    "kubernetes.io/h2c" if declared_tls is None else "https",
+                ),
                 _port("metrics", names.PORT_METRICS, "http"),
             ],
         },

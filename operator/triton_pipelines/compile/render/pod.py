@@ -180,6 +180,7 @@ def _triton(
             auto_complete=graph.auto_complete,
             features=feature_arguments(pipeline, graph),
             extra=server.args,
+            tls=server.tls.mode if server.tls is not None else None,
         ),
         "env": _triton_environment(pipeline, revision),
         "ports": [
@@ -202,6 +203,7 @@ def _triton(
             {"name": names.VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
             {"name": names.VOLUME_TMP, "mountPath": "/tmp"},  # noqa: S108
             *engine_mounts(pipeline, graph),
+            *([_read_only(names.VOLUME_TLS, names.PATH_TLS)] if server.tls is not None else []),
         ],
         **_triton_probes(graph),
         # Triton resets new connections from the moment of SIGTERM, so it must not be sent before

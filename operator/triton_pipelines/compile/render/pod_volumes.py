@@ -7,6 +7,7 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.api.source import SourceSpec
+from triton_pipelines.api.tls import Tls, TlsMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.container_resources import sizes
 from triton_pipelines.compile.graph.defaults import ENVIRONMENT_PARAMETER
@@ -118,6 +119,15 @@ def _tmp(graph: Graph) -> dict[str, Any]:
     return {} if open_ended else {"sizeLimit": TMP_LIMIT}
 
 
+def _tls(tls: Tls) -> dict[str, Any]:
+    """Return the volume of the TLS Secret, with nothing but what Triton reads."""
+    keys = [names.KEY_CERTIFICATE, names.KEY_PRIVATE]
+    if tls.mode is TlsMode.MUTUAL:
+        keys.append(names.KEY_AUTHORITIES)
+    items = [{"key": key, "path": key} for key in keys]
+    return {"name": names.VOLUME_TLS, "secret": {"secretName": tls.secret_name, "items": items}}
+
+
 def pod_volumes(
     pipeline: InferencePipeline, graph: Graph, options: Options, revision: str
 ) -> list[dict[str, Any]]:
@@ -140,6 +150,8 @@ def pod_volumes(
     ]
     if keeps_engines(graph) and pipeline.spec.server.model_cache is None:
         volumes.append({"name": names.VOLUME_ENGINES, "emptyDir": {}})
+    if (tls := pipeline.spec.server.tls) is not None:
+        volumes.append(_tls(tls))
     for item in graph.fetches:
         source = item.source
         scheme, name = mounted_source(options, source)

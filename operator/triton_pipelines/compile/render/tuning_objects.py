@@ -17,6 +17,7 @@ from triton_pipelines.api.tuning import TuningMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.graph.quantities import millis
+from triton_pipelines.compile.graph.server_settings import without_tls
 
 from .network_policies import egress_fields, operator_peer
 from .objects import owner, strategy
@@ -77,8 +78,12 @@ def canary(
     }
     copy["spec"]["terminationGracePeriodSeconds"] = GRACE_SECONDS
     copy["spec"].pop("priorityClassName", None)
+    tls = pipeline.spec.server.tls
     for container in copy["spec"]["containers"]:
         container.pop("lifecycle", None)
+        if tls is not None and container["name"] == names.CONTAINER_SERVER:
+            # Only the Job may reach it, which sends made-up requests over HTTP.
+            container["args"] = without_tls(container["args"], tls.mode)
     spec = {
         "replicas": 1,
         "selector": {"matchLabels": _selector(pipeline.name, run, names.COMPONENT_CANARY)},

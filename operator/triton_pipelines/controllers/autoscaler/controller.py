@@ -231,7 +231,9 @@ class Autoscaler:
     def _control(self, state: PipelineScalingState, pod: Pod) -> TritonPod:
         example = example_of(state.pipeline, state.graph)
         key = self.derive(state.pipeline.metadata.uid, pod.revision)
-        return TritonPod(ProbeTarget(pod, state.graph, key, example), self.prober, self.clock)
+        trust = self.handover.tls.get((state.pipeline.namespace, state.pipeline.name))
+        tls = trust.identity(pod) if trust is not None else None
+        return TritonPod(ProbeTarget(pod, state.graph, key, example, tls), self.prober, self.clock)
 
     # --- decide ---------------------------------------------------------------------------------
 

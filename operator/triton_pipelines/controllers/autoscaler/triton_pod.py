@@ -45,6 +45,7 @@ async def client_of(target: ProbeTarget) -> AsyncIterator[TritonClient]:
             grpc_address(target.pod.ip),
             target.control_key,
             max_response_bytes=2 * DESCRIPTION_BYTES_MAX,
+            tls=target.tls,
         ) as client:
             yield client
     except UnreachableError as error:

@@ -19,6 +19,7 @@ from triton_pipelines.api.finding_codes import FindingCode
 
 from .compiled_pipeline import CompiledPipeline, CompileInputs, compile_parsed
 from .effective_spec import Key, ParsedSpec, Resolver, identity_of
+from .policies.last_good_spec import last_good_snapshot
 from .snapshot import Object, Snapshot
 
 # Bytes of a spec from which on it is compiled in a thread.
@@ -103,6 +104,12 @@ class BackgroundCompiler:
             return [self._finding()]
         spec.keep(inputs, compiled, options)
         return compiled
+
+    async def compile_last_good(self, key: Key, snapshot: Snapshot) -> None:
+        """Compile the last good spec into the cache, from which the policies read it."""
+        last = last_good_snapshot(snapshot)
+        if last is not None:
+            await self.compile(key, await self.read(key, last.pipeline), last)
 
     def take_cpu_seconds(self, key: Key) -> float:
         """Return the CPU time spent on a pipeline since the last call."""

@@ -85,8 +85,14 @@ class ChildWriter:
         return True
 
     async def resize(self, resize: Resize) -> None:
-        """Give one pod another CPU limit."""
+        """Give one pod another CPU limit.
+
+        Raises:
+            Conflict: Another pod has its name now.
+        """
         since = self.store.mark()
         async with self.writer.explaining(PODS, resize.pod, "resize"):
-            resized = await self.writer.client.resize_pod(self.namespace, resize.pod, resize.patch)
+            resized = await self.writer.client.resize_pod(
+                self.namespace, resize.pod, resize.patch, uid=resize.uid
+            )
         self.store.put(PODS, resized, since=since)

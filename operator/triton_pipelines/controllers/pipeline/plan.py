@@ -25,6 +25,7 @@ from .compiled_pipeline import CompiledPipeline
 from .output_mismatch import count_new_mismatches
 from .pod_problems import problem_of
 from .policies import (
+    certificate,
     children,
     control_secrets,
     cpu_resize,
@@ -59,6 +60,7 @@ POLICIES: Final = (
     Policy("rollout", rollout.decide, amends=("slo_guard",)),  # a rollback ends the watch
     Policy("kept_revisions", kept_revisions.decide),
     Policy("pod_repair", pod_repair.decide),
+    Policy("certificate", certificate.decide),
     Policy("instance_counts", instance_counts.decide),
     Policy("control_secrets", control_secrets.decide),
     Policy("tuning_run", tuning_run.decide),

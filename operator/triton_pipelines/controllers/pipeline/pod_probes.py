@@ -11,9 +11,11 @@ from triton_pipelines.api.health import Health, InferenceHealth
 from triton_pipelines.cluster.work_queue import Key
 from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
+from triton_pipelines.triton.tls import TlsIdentity
 
 from .compiled_pipeline import CompiledPipeline
 from .snapshot import Pod, Probe, Snapshot
+from .tls_trust import TlsTrust
 
 # How often (seconds) a pod that is not ready is probed for the reason. A ready one is probed every
 # health.periodSeconds.
@@ -28,6 +30,8 @@ class ProbeTarget:
     graph: Graph
     control_key: str
     example: ExampleRequest | None
+    tls: TlsIdentity | None = None
+    """How to connect with TLS; ``None`` for a pod without it."""
 
 
 Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
@@ -55,7 +59,7 @@ class PodProbes:
         self._results.pop(key, None)
 
     async def refresh(
-        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
+        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot, trust: TlsTrust
     ) -> float | None:
         """Probe the pods that are due, concurrently.
 
@@ -87,7 +91,7 @@ class PodProbes:
 
         due = [pod for pod in pods.values() if seconds(pod) <= 0]
         if due:
-            results = await self._probe(due, compiled, now)
+            results = await self._probe(due, compiled, trust, now)
             known.update(
                 {
                     pod.uid: result.merged_with(known.get(pod.uid))
@@ -97,7 +101,7 @@ class PodProbes:
         return max(1.0, min(seconds(pod) for pod in pods.values())) if pods else None
 
     async def _probe(
-        self, due: list[Pod], compiled: CompiledPipeline, now: dt.datetime
+        self, due: list[Pod], compiled: CompiledPipeline, trust: TlsTrust, now: dt.datetime
     ) -> list[Probe]:
         pipeline, graph = compiled.pipeline, compiled.graph
         example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
@@ -107,6 +111,7 @@ class PodProbes:
                 graph,
                 self.derive(pipeline.metadata.uid, pod.revision),
                 example if pod.ready else None,
+                trust.identity(pod),
             )
             for pod in due
         ]

@@ -31,7 +31,12 @@ async def probe_pod(target: ProbeTarget, now: dt.datetime, deadline_s: float = D
     host = f"[{target.pod.ip}]" if ":" in target.pod.ip else target.pod.ip
     request = probe_request(target.example) if target.example is not None else None
     result = await probe(
-        f"{host}:{PORT_GRPC}", target.graph.model_name, target.control_key, request, deadline_s
+        f"{host}:{PORT_GRPC}",
+        target.graph.model_name,
+        target.control_key,
+        request,
+        deadline_s,
+        target.tls,
     )
     # Drop models outside the pipeline: a pod may report any number of them.
     graph = target.graph

@@ -1,7 +1,7 @@
 """Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
 
-I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer`` and
-``config_map_sources`` only.
+I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer``,
+``config_map_sources`` and ``tls_secret`` only.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
+    Conflict,
     Forbidden,
     Invalid,
     NamespaceTerminating,
@@ -59,6 +60,8 @@ from .resize_rejections import rejection_of, rejections_of
 from .snapshot import Object, Snapshot
 from .status_events import Event
 from .status_writer import StatusRejected, StatusWriter
+from .tls_secret import TlsSecrets
+from .tls_trust import TlsTrust, tls_trust
 
 CHILD_RESOURCES: tuple[Resource, ...] = (
     DEPLOYMENTS,
@@ -104,6 +107,7 @@ class Reconciler:
     _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
+    _tls: TlsSecrets = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
@@ -118,6 +122,7 @@ class Reconciler:
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
         self._probes = PodProbes(self.prober, self.derive, self.clock)
+        self._tls = TlsSecrets(self.client)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
     async def reconcile(self, key: Key) -> Result:
@@ -148,7 +153,11 @@ class Reconciler:
             return Result()
         spec = await self._compiler.read(key, raw)
         snapshot = await self._observe(key, raw, spec.sources)
+        tls = spec.pipeline.spec.server.tls if spec.pipeline is not None else None
+        snapshot = await self._tls.observe(key, tls, snapshot, self.clock())
         compiled = await self._compiler.compile(key, spec, snapshot)
+        if snapshot.is_spec_blocked or not isinstance(compiled, CompiledPipeline):
+            await self._compiler.compile_last_good(key, snapshot)
         snapshot, probe_after = await self._probe(key, snapshot, compiled)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
@@ -181,7 +190,7 @@ class Reconciler:
             await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        poll_after = SOURCE_POLL_SECONDS if spec.sources else None
+        poll_after = SOURCE_POLL_SECONDS if spec.sources or tls is not None else None
         return Result(
             requeue_after=soonest(
                 decided.requeue_after,
@@ -196,6 +205,8 @@ class Reconciler:
         """Drop what is known about a deleted pipeline."""
         self._pods.forget(key)
         self._probes.forget(key)
+        self._tls.forget(key)
+        self.handover.tls.pop(key, None)
         self._status.forget(key)
         self._accepted.pop(key, None)
         self._tuning_rejection.pop(key, None)
@@ -247,8 +258,12 @@ class Reconciler:
         acted = self.resolver.effective_spec(snapshot, compiled)
         if (effective := self.resolver.effective(snapshot.pipeline)) is not None:
             self.handover.effective_specs[key] = effective
+        trust = tls_trust(snapshot, self.handover.tls.get(key, TlsTrust()))
+        self.handover.tls[key] = trust
         probe_after = (
-            await self._probes.refresh(key, acted[1], acted[0]) if acted is not None else None
+            await self._probes.refresh(key, acted[1], acted[0], trust)
+            if acted is not None
+            else None
         )
         self.handover.resize_rejections[key] = rejections_of(
             self.handover.resize_rejections.get(key, {}), {pod.uid for pod in snapshot.pods}
@@ -346,6 +361,8 @@ class Reconciler:
         known = self.handover.resize_rejections.setdefault(key, {})
         try:
             await writer.resize(resize)
+        except Conflict:
+            return  # Another pod has the name now, which the watch reports.
         except (Forbidden, Invalid, NotFound) as error:
             if isinstance(error, NotFound) and error.of_an_object:
                 return  # The pod has just been deleted, which the watch reports.

@@ -16,6 +16,7 @@ from triton_pipelines.controllers.handover import ScalingIntent, ScalingView
 
 from .latency_figures import Latencies
 from .resize_rejections import ResizeRejection, with_quota_advice
+from .server_certificate import ServerCertificate
 from .state import PipelineState
 from .state import json_object as json_object
 
@@ -138,6 +139,12 @@ class Pod:
         """Hash of its pod template. It changes on a restart; the revision does not."""
         return str((self.raw["metadata"].get("labels") or {}).get(LABEL_TEMPLATE_HASH, ""))
 
+    @property
+    def certificate(self) -> str:
+        """Hash of the TLS certificate that it was created for; empty without TLS."""
+        annotations = self.raw["metadata"].get("annotations") or {}
+        return str(annotations.get(names.ANNOTATION_CERTIFICATE, ""))
+
     def condition(self, kind: str) -> Mapping[str, Any]:
         """Return the pod's condition of that type, or an empty one."""
         found = [
@@ -221,6 +228,15 @@ class Snapshot:
     """The last good spec that this process knows, in case its record is gone."""
     acted_spec_hash: str = field(default="", kw_only=True)
     """Hash of the spec that is acted on, if that is not the current one."""
+    certificate: ServerCertificate | None = field(default=None, kw_only=True)
+    """Content of the TLS Secret; ``None`` without TLS, and while the Secret cannot be used."""
+    certificate_problem: str = field(default="", kw_only=True)
+    """Why the TLS Secret cannot be used; empty if it can, and without TLS."""
+
+    @property
+    def is_spec_blocked(self) -> bool:
+        """Whether something that the spec names cannot be used."""
+        return bool(self.missing_sources or self.certificate_problem)
 
     @property
     def last_good_document(self) -> str:

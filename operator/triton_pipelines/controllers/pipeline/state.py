@@ -17,6 +17,7 @@ from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
 from triton_pipelines.controllers.timestamps import moment
 
+from .certificate_state import CertificateState
 from .field_managers import OtherManagers
 from .policy_state import JSON_KEY, PolicyState
 from .report_state import ScalingReportState, WarningsState
@@ -242,6 +243,7 @@ class PipelineState:
     tuning_run: TuningRunState = field(default_factory=TuningRunState)
     warnings: WarningsState = field(default_factory=WarningsState)
     scaling_report: ScalingReportState = field(default_factory=ScalingReportState)
+    certificate: CertificateState = field(default_factory=CertificateState)
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
@@ -276,6 +278,7 @@ STATES: Final[Mapping[str, type[PolicyState]]] = {
     "tuning_run": TuningRunState,
     "warnings": WarningsState,
     "scaling_report": ScalingReportState,
+    "certificate": CertificateState,
 }
 STATE_NAMES: Final = {kind: name for name, kind in STATES.items()}
 # Fields of the flat document of earlier releases: policy and field; "" stands for the whole state.

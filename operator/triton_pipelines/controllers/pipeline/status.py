@@ -181,8 +181,9 @@ def _counts(snapshot: Snapshot, desired: str) -> dict[str, int]:
 
 def _endpoints(pipeline: InferencePipeline) -> dict[str, str]:
     host = f"{pipeline.name}.{pipeline.namespace}.{CLUSTER_SUFFIX}"
+    plaintext = pipeline.spec.server.tls is None
     return {
-        "http": f"http://{host}:{names.PORT_HTTP}",
+        **({"http": f"http://{host}:{names.PORT_HTTP}"} if plaintext else {}),
         "grpc": f"{host}:{names.PORT_GRPC}",
         "metrics": f"http://{host}:{names.PORT_METRICS}/metrics",
     }

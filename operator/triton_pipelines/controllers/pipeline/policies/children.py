@@ -24,6 +24,7 @@ from triton_pipelines.controllers.pipeline.live_config_map import live_data
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
 from triton_pipelines.controllers.pipeline.snapshot import Object, Snapshot
 
+from .certificate import with_certificate
 from .cpu_resize import CpuResizeDecision
 from .instance_counts import InstanceCounts
 from .kept_revisions import KeptRevisions
@@ -44,7 +45,10 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     )
     deployment_object = deployment(
         pipeline,
-        _template(draft.of(ReconciledSpec).revision, rollout, snapshot),
+        with_certificate(
+            _template(draft.of(ReconciledSpec).revision, rollout, snapshot),
+            draft.state.certificate,
+        ),
         rollout.mode,
         number.applied,
         _predecessor(rollout, snapshot),

@@ -1,7 +1,7 @@
 """Reconcile the last good spec while the current one cannot be acted on. Pure.
 
-An invalid spec, or one whose source is missing, changes nothing of what runs. Objects that are
-deleted or edited meanwhile are restored all the same.
+An invalid spec, or one whose source or TLS Secret cannot be used, changes nothing of what runs.
+Objects that are deleted or edited meanwhile are restored all the same.
 """
 
 from __future__ import annotations
@@ -57,16 +57,23 @@ def decide(
         status = stalled(snapshot, Reason.INVALID_SPEC, compiled, now)
         kept = _last_good(snapshot, context, status, invalid=True)
         return kept or (snapshot, Stalled(status))
-    if not snapshot.missing_sources:
+    if not snapshot.is_spec_blocked:
         return snapshot, ReconciledSpec(compiled)
-    text = "; ".join(snapshot.missing_sources.values())
-    status = stalled(snapshot, Reason.SOURCE_UNAVAILABLE, text, now)
+    status = _blocked_status(snapshot, now)
     if (kept := _last_good(snapshot, context, status, invalid=False)) is not None:
         return kept
     if revision := kept_revision(snapshot):
         return with_acted_hash(snapshot), ReconciledSpec(compiled, Blocked(revision, status))
-    reason = "a source is missing, and nothing is left of the revision that was measured"
+    reason = "the spec is blocked, and nothing is left of the revision that was measured"
     return snapshot, Stalled(status, WAITING_SECONDS, (reason,))
+
+
+def _blocked_status(snapshot: Snapshot, now: dt.datetime) -> dict[str, Any]:
+    """Return the status while something that the spec names cannot be used."""
+    if snapshot.missing_sources:
+        text = "; ".join(snapshot.missing_sources.values())
+        return stalled(snapshot, Reason.SOURCE_UNAVAILABLE, text, now)
+    return stalled(snapshot, Reason.INVALID_CERTIFICATE, snapshot.certificate_problem, now)
 
 
 def _last_good(
@@ -204,6 +211,6 @@ def effective_spec(
     current = (snapshot, compiled) if isinstance(compiled, CompiledPipeline) else None
     return (
         current
-        if current is not None and not snapshot.missing_sources
+        if current is not None and not snapshot.is_spec_blocked
         else compile_last_good(snapshot, resolve) or current
     )

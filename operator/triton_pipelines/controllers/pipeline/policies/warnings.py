@@ -25,9 +25,9 @@ from .tuning_run import stale_result_warnings
 def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     """Collect all warnings.
 
-    They are of the spec, the server, the SLO, the tuning run, monitoring, the loader and outputs,
-    in this order. What is only observed from time to time is recorded: ``status.warnings`` may lack
-    some.
+    They are of the spec, the server, the SLO, the tuning run, the certificate, monitoring, the
+    loader and outputs, in this order. What is only observed from time to time is recorded:
+    ``status.warnings`` may lack some.
     """
     spec, desired = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     before = draft.state.warnings
@@ -50,6 +50,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
             *lint_server(spec.pipeline, spec.graph, spec.compiled.server_image),
             *unknown_latency_warnings(state.unknown_latency),
             *stale_result_warnings(draft.of(TunedPadding).run, desired),
+            *(snapshot.certificate.warnings(now) if snapshot.certificate is not None else ()),
             *state.monitoring,
             *state.loader,
             *mismatch_warnings(state.mismatches),

@@ -1,0 +1,198 @@
+"""Check the content of a TLS Secret before pods are created for it. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from triton_pipelines.api import names
+from triton_pipelines.api.base import Finding, Severity
+from triton_pipelines.api.tls import TlsMode
+from triton_pipelines.controllers.timestamps import rfc3339
+
+PATH: Final = "spec.server.tls.secretName"
+# Bytes of one key of the Secret. A chain of certificates takes less than 8 KiB.
+_FILE_MAX: Final = 16 * 1024
+# Share of the lifetime that is left when a certificate should have been renewed: cert-manager
+# renews with a third left (documentation, "renewBefore").
+_RENEWAL_OVERDUE: Final = 0.2
+
+
+class CertificateError(Exception):
+    """The Secret cannot be used; the message names its key and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """A usable TLS Secret."""
+
+    digest: str
+    """Hash of its certificates, which are public."""
+    roots: str
+    """What clients of its pods trust: the server's certificate and ``ca.crt``, PEM."""
+    name: str
+    """A host name that the certificate is valid for."""
+    not_before: dt.datetime
+    not_after: dt.datetime
+    secret: str
+    """Name of the Secret."""
+    chain: bytes = b""
+    """The certificate as the client's own, PEM; empty without mutual TLS."""
+    key: bytes = field(default=b"", repr=False)
+    """Its private key, PEM; empty without mutual TLS."""
+
+    def problem(self, now: dt.datetime) -> str:
+        """Return why the certificate cannot be used now; empty if it can."""
+        place = f"{PATH}: Secret {self.secret}: tls.crt"
+        if now >= self.not_after:
+            return (
+                f"{place} expired at {rfc3339(self.not_after)}, so clients refuse the pods;"
+                " renew the certificate"
+            )
+        if now < self.not_before:
+            return (
+                f"{place} is not valid before {rfc3339(self.not_before)};"
+                " use a certificate that is valid now"
+            )
+        return ""
+
+    def warnings(self, now: dt.datetime) -> Sequence[Finding]:
+        """Return a warning if the certificate should have been renewed by now."""
+        left = (self.not_after - now) / (self.not_after - self.not_before)
+        if left >= _RENEWAL_OVERDUE:
+            return ()
+        text = (
+            f"tls.crt of Secret {self.secret} expires at {rfc3339(self.not_after)} and was not"
+            " renewed yet; check what renews it"
+        )
+        return (Finding(PATH, text, Severity.WARNING),)
+
+
+def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> ServerCertificate:
+    """Check the content of a TLS Secret.
+
+    Args:
+        data: content of the Secret by key.
+        secret: its name.
+        mode: ``spec.server.tls.mode``.
+
+    Raises:
+        CertificateError: it cannot be used at any time.
+    """
+    chain = _certificates(data, names.KEY_CERTIFICATE)
+    leaf, mutual = chain[0], mode is TlsMode.MUTUAL
+    key = _checked_key(data, leaf)
+    authorities = (
+        _certificates(data, names.KEY_AUTHORITIES)
+        if mutual or data.get(names.KEY_AUTHORITIES, b"").strip()
+        else []
+    )
+    _check_usage(leaf, ExtendedKeyUsageOID.SERVER_AUTH, "server auth", "clients refuse it")
+    if mutual:
+        why = "the operator uses it as its client certificate, too"
+        _check_usage(leaf, ExtendedKeyUsageOID.CLIENT_AUTH, "client auth", why)
+        if not any(_issued(one, leaf) for one in (*chain[1:], *authorities)):
+            raise CertificateError(
+                f"tls.crt is not issued by ca.crt, and {why}; use a certificate of that authority"
+            )
+    files = [data[names.KEY_CERTIFICATE], *(one.public_bytes(Encoding.PEM) for one in authorities)]
+    return ServerCertificate(
+        digest=hashlib.sha256(b"\0".join(files)).hexdigest()[:32],
+        roots=b"".join(one.public_bytes(Encoding.PEM) for one in (leaf, *authorities)).decode(),
+        name=_host_name(leaf),
+        not_before=leaf.not_valid_before_utc,
+        not_after=leaf.not_valid_after_utc,
+        secret=secret,
+        chain=data[names.KEY_CERTIFICATE] if mutual else b"",
+        key=key if mutual else b"",
+    )
+
+
+def _file(data: Mapping[str, bytes], key: str) -> bytes:
+    content = data.get(key, b"")
+    if not content.strip():
+        why = " (mode Mutual needs it)" if key == names.KEY_AUTHORITIES else ""
+        raise CertificateError(f"key {key} is missing or empty{why}; add it")
+    if len(content) > _FILE_MAX:
+        raise CertificateError(
+            f"{key} has {len(content)} bytes, but at most {_FILE_MAX} are allowed; remove"
+            " certificates that are not needed"
+        )
+    return content
+
+
+def _certificates(data: Mapping[str, bytes], key: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(_file(data, key))
+    except ValueError:
+        raise CertificateError(
+            f"{key} has no readable certificates; use X.509 certificates in PEM"
+        ) from None
+
+
+def _checked_key(data: Mapping[str, bytes], leaf: x509.Certificate) -> bytes:
+    content = _file(data, names.KEY_PRIVATE)
+    try:
+        private = load_pem_private_key(content, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # The library's own text could quote what it read.
+        raise CertificateError(
+            "tls.key has no readable private key; use a key in PEM without a password"
+        ) from None
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
+        raise CertificateError(
+            "tls.key does not fit the first certificate of tls.crt; use the key that this"
+            " certificate was requested with"
+        )
+    return content
+
+
+def _check_usage(leaf: x509.Certificate, usage: x509.ObjectIdentifier, name: str, why: str) -> None:
+    try:
+        allowed = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return  # for any use
+    if usage not in allowed and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in allowed:
+        raise CertificateError(
+            f"tls.crt does not have the usage '{name}', and {why}; request it (usages of a"
+            " cert-manager Certificate)"
+        )
+
+
+def _issued(issuer: x509.Certificate, leaf: x509.Certificate) -> bool:
+    try:
+        leaf.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _host_name(leaf: x509.Certificate) -> str:
+    """Return a name that the certificate is valid for; clients compare it."""
+    try:
+        found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        common = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        host = str(common[0].value) if common else ""
+    else:
+        addresses = [str(item) for item in found.get_values_for_type(x509.IPAddress)]
+        hosts = [*found.get_values_for_type(x509.DNSName), *addresses]
+        host = hosts[0] if hosts else ""
+    if not host:
+        raise CertificateError(
+            "tls.crt has no host name; request it for the names of the pipeline's Service"
+        )
+    return host.replace("*", "any", 1)

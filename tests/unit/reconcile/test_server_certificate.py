@@ -1,0 +1,124 @@
+"""What makes the content of a TLS Secret usable, and what a user is told if it is not."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.certificates import CLIENT, DAY, HOST, SERVER, Authority, new_key, pem
+from tests.support.worlds import START
+from triton_pipelines.api.tls import TlsMode
+from triton_pipelines.controllers.pipeline.server_certificate import (
+    CertificateError,
+    read_certificate,
+)
+
+AUTHORITY = Authority(START)
+OTHER = Authority(START, "another authority")
+Content = dict[str, bytes]
+
+
+def test_a_usable_secret_says_what_clients_need() -> None:
+    content = AUTHORITY.secret(HOST, "*.example.com")
+    found = read_certificate(content, "certs", TlsMode.SIMPLE)
+    assert found.name == HOST
+    assert found.roots.encode() == content["tls.crt"] + content["ca.crt"]
+    assert (found.chain, found.key) == (b"", b"")
+    assert found.problem(START) == ""
+    assert content["tls.key"].decode() not in repr(found)
+
+
+def test_a_client_certificate_is_kept_for_mutual_tls_alone_and_never_shown() -> None:
+    content = AUTHORITY.secret(usages=[SERVER, CLIENT])
+    found = read_certificate(content, "certs", TlsMode.MUTUAL)
+    assert (found.chain, found.key) == (content["tls.crt"], content["tls.key"])
+    assert "PRIVATE" not in repr(found)
+
+
+def test_the_digest_changes_with_the_certificates_alone() -> None:
+    one = AUTHORITY.secret()
+    digest = read_certificate(one, "certs", TlsMode.SIMPLE).digest
+    assert read_certificate(dict(one), "certs", TlsMode.SIMPLE).digest == digest
+    assert read_certificate(AUTHORITY.secret(), "certs", TlsMode.SIMPLE).digest != digest
+    without = {key: value for key, value in one.items() if key != "ca.crt"}
+    assert read_certificate(without, "certs", TlsMode.SIMPLE).digest != digest
+
+
+def test_a_wildcard_stands_for_one_host() -> None:
+    found = read_certificate(AUTHORITY.secret("*.nlp.svc"), "certs", TlsMode.SIMPLE)
+    assert found.name == "any.nlp.svc"
+
+
+BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
+    "no certificate": (lambda c: c | {"tls.crt": b""}, TlsMode.SIMPLE, "key tls.crt is missing"),
+    "no key": (lambda c: c | {"tls.key": b" "}, TlsMode.SIMPLE, "key tls.key is missing"),
+    "no authority": (
+        lambda c: c | {"ca.crt": b""},
+        TlsMode.MUTUAL,
+        "key ca.crt is missing or empty (mode Mutual needs it); add it",
+    ),
+    "text": (lambda c: c | {"tls.crt": b"hello"}, TlsMode.SIMPLE, "tls.crt has no readable"),
+    "key that is text": (
+        lambda c: c | {"tls.key": b"-----BEGIN secret"},
+        TlsMode.SIMPLE,
+        "tls.key has no readable private key",
+    ),
+    "another key": (
+        lambda c: c | {"tls.key": pem(new_key())},
+        TlsMode.SIMPLE,
+        "tls.key does not fit the first certificate of tls.crt; use the key",
+    ),
+    "too large": (lambda c: c | {"tls.crt": c["tls.crt"] * 40}, TlsMode.SIMPLE, "at most 16384"),
+    "for clients alone": (
+        lambda _: AUTHORITY.secret(usages=[CLIENT]),
+        TlsMode.SIMPLE,
+        "does not have the usage 'server auth'",
+    ),
+    "not for clients": (
+        lambda _: AUTHORITY.secret(usages=[SERVER]),
+        TlsMode.MUTUAL,
+        "does not have the usage 'client auth', and the operator uses it",
+    ),
+    "of another authority": (
+        lambda c: c | {"ca.crt": OTHER.certificate},
+        TlsMode.MUTUAL,
+        "tls.crt is not issued by ca.crt",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_and_what_to_do_is_said(case: str) -> None:
+    change, mode, words = BROKEN[case]
+    with pytest.raises(CertificateError) as caught:
+        read_certificate(change(AUTHORITY.secret()), "certs", mode)
+    assert words in str(caught.value)
+    assert "; " in str(caught.value)  # the remedy
+    assert "BEGIN" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (90 * DAY, -DAY, "expired at 2025-12-31T12:00:00Z"),
+        (-DAY, 90 * DAY, "is not valid before 2026-01-02T12:00:00Z"),
+    ],
+)
+def test_a_certificate_is_valid_for_a_time(
+    before: dt.timedelta, after: dt.timedelta, words: str
+) -> None:
+    content = AUTHORITY.secret(before=before, after=after)
+    found = read_certificate(content, "certs", TlsMode.SIMPLE)
+    assert words in found.problem(START)
+    assert "spec.server.tls.secretName: Secret certs: tls.crt" in found.problem(START)
+
+
+@pytest.mark.parametrize(("left", "warned"), [(31, False), (17, True)])
+def test_a_late_renewal_is_a_warning(left: int, warned: bool) -> None:
+    content = AUTHORITY.secret(before=(90 - left) * DAY, after=left * DAY)
+    found = read_certificate(content, "certs", TlsMode.SIMPLE)
+    assert [item.path for item in found.warnings(START)] == (
+        ["spec.server.tls.secretName"] if warned else []
+    )
