@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from triton_pipelines.tools.loadgen.plots import PlotError, check_available
-
 from .errors import EXIT_USAGE, CommandError
 
 # Tables only take the width that they need; a pipe has no edge at which to fold them.
@@ -111,21 +109,3 @@ def write_file(file: Path | None, content: str, option: str) -> None:
         raise CommandError(
             f"{option}: cannot write {file}: {error.strerror}", EXIT_USAGE
         ) from error
-
-
-def check_plottable(file: Path | None, option: str) -> None:
-    """Refuse a plot that cannot be drawn or written, before minutes of measuring.
-
-    Args:
-        file: the file; ``None``: not given.
-        option: the option that names it.
-
-    Raises:
-        CommandError: says why it cannot be drawn or written.
-    """
-    check_writable(file, option)
-    if file is not None:
-        try:
-            check_available()
-        except PlotError as error:
-            raise CommandError(f"{option}: {error}", EXIT_USAGE) from error
