@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
-from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
     Conflict,
@@ -34,7 +32,6 @@ from triton_pipelines.cluster.resources import (
     SECRETS,
     SERVICES,
     Resource,
-    resource_of,
 )
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.cluster.work_queue import Key, Result
@@ -46,16 +43,18 @@ from .actions import Deletion, Plan, Resize, soonest
 from .apply_failure import ApplyFailure, events_after_failure, status_after_failure
 from .background_compiler import BackgroundCompiler
 from .chain import Context
+from .child_writer import ChildWriter
 from .compiled_pipeline import CompiledPipeline
 from .config_map_sources import read_sources
 from .deployment_progress import rolling_pipelines
 from .effective_spec import Resolver
-from .owner_references import FormerChild, NameTaken, check_owner
+from .owner_references import FormerChild, NameTaken
 from .plan import is_unmanaged, plan
 from .pod_observer import PodObserver
-from .pod_probes import PodProbes, Prober
+from .pod_probes import PodProbes, Prober, ProbesPending
 from .policies.last_good_spec import last_good_after
 from .resize_rejections import rejection_of, rejections_of
+from .settled import SettledPipelines
 from .snapshot import Object, Snapshot
 from .status_events import Event
 from .status_writer import StatusRejected, StatusWriter
@@ -99,11 +98,15 @@ class Reconciler:
     instance: str
     handover: Handover
     max_concurrent_rollouts: int = 5
+    enqueue: Callable[[Key], None] = lambda _: None
+    """Makes a pipeline due when probes that took long have ended."""
     resolver: Resolver = field(init=False)
     _compiler: BackgroundCompiler = field(init=False)
     _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
+    _children: ChildWriter = field(init=False)
+    _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
@@ -117,7 +120,9 @@ class Reconciler:
         self.resolver = Resolver(self.options)
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
-        self._probes = PodProbes(self.prober, self.derive, self.clock)
+        self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue)
+        self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
+        self._children = ChildWriter(self.client, self.store)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
     async def reconcile(self, key: Key) -> Result:
@@ -127,6 +132,9 @@ class Reconciler:
         """
         try:
             result = await self._reconcile(key)
+        except ProbesPending:
+            # The end of the probes enqueues the pipeline, the time is for the worst case.
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="probing")
         except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except NamespaceTerminating as error:
@@ -146,10 +154,14 @@ class Reconciler:
             return Result()
         if is_unmanaged(raw):
             return Result()
+        if (repeated := await self._settled.repeat(key)) is not None:
+            return repeated
+        inputs = self._settled.inputs(key)
         spec = await self._compiler.read(key, raw)
         snapshot = await self._observe(key, raw, spec.sources)
         compiled = await self._compiler.compile(key, spec, snapshot)
-        snapshot, probe_after = await self._probe(key, snapshot, compiled)
+        acted = self.resolver.effective_spec(snapshot, compiled)
+        snapshot, probe_after = await self._probe(key, snapshot, acted)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
         decided = plan(
@@ -182,15 +194,11 @@ class Reconciler:
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         poll_after = SOURCE_POLL_SECONDS if spec.sources else None
-        return Result(
-            requeue_after=soonest(
-                decided.requeue_after,
-                probe_after,
-                poll_after,
-                self._pods.recheck_after(key),
-                0.0 if has_unreported else None,
-            )
-        )
+        # What the caches do not show has to be read again soon.
+        rest = (poll_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
+        if soonest(*rest) is None and snapshot.nodes is None:
+            self._settled.keep(key, inputs, decided, acted)
+        return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
 
     def _forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
@@ -198,6 +206,7 @@ class Reconciler:
         self._probes.forget(key)
         self._status.forget(key)
         self._accepted.pop(key, None)
+        self._settled.forget(key)
         self._tuning_rejection.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
@@ -236,7 +245,7 @@ class Reconciler:
         )
 
     async def _probe(
-        self, key: Key, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
+        self, key: Key, snapshot: Snapshot, acted: tuple[Snapshot, CompiledPipeline] | None
     ) -> tuple[Snapshot, float | None]:
         """Publish the effective spec and probe its pods.
 
@@ -244,7 +253,6 @@ class Reconciler:
             The snapshot with probe results and resize rejections, and the seconds until the next
             pod is due.
         """
-        acted = self.resolver.effective_spec(snapshot, compiled)
         if (effective := self.resolver.effective(snapshot.pipeline)) is not None:
             self.handover.effective_specs[key] = effective
         probe_after = (
@@ -298,10 +306,10 @@ class Reconciler:
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
         uid = snapshot.pipeline["metadata"].get("uid", "")
         for item in decided.apply[: decided.apply_before_clear]:
-            await self._apply(item, uid)
+            await self._children.apply(item, uid)
         await self._clear(key, decided)
         for item in decided.apply[decided.apply_before_clear :]:
-            await self._apply(item, uid)
+            await self._children.apply(item, uid)
         for deletion in decided.delete:
             await self._delete(key, deletion)
         if decided.resize is not None:
@@ -321,7 +329,7 @@ class Reconciler:
         """
         try:
             for item in decided.tuning_objects:
-                await self._apply(item, snapshot.pipeline["metadata"].get("uid", ""))
+                await self._children.apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except NamespaceTerminating:
             raise
         except REJECTIONS as error:
@@ -356,33 +364,6 @@ class Reconciler:
             return
         known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
-
-    async def _apply(self, item: Object, uid: str) -> None:
-        resource = resource_of(item)
-        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
-        if resource == SECRETS:
-            # Never read, but not taken from others either.
-            check_owner(await metadata_of(self.client, item), item, uid)
-            await self.client.apply(item)
-        else:
-            known = self.store.get(resource, namespace, name)
-            if known is None:
-                known = await self._uncached(resource, namespace, name)
-            check_owner(known, item, uid)
-            since = self.store.mark()
-            self.store.put(resource, await apply_over(self.client, item, known), since=since)
-        await _log.ainfo("applied", kind=item["kind"], object=name)
-
-    async def _uncached(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """Return an object that the caches do not know.
-
-        ``None`` if there is none. Otherwise its label was removed by hand, or it belongs to another
-        owner.
-        """
-        try:
-            return await self.client.get(resource, namespace, name)
-        except NotFound:
-            return None
 
     async def _delete(self, key: Key, deletion: Deletion) -> None:
         resource = RESOURCE_OF_KIND[deletion.kind]
