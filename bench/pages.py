@@ -7,8 +7,9 @@ A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends
 - ``results``: goal, value, whether it is met, and why not; - ``runs`` (of a step response),
 ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
 changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
-perf_analyzer), ``paddings``, ``stage``, ``limits`` (of queues); - ``setup``: workload, what was
-simulated or replaced, machine and command; - ``plots``: plots by name, those that exist.
+perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``limits`` (of
+queues); - ``setup``: workload, what was simulated or replaced, machine and command; - ``plots``:
+plots by name, those that exist.
 """
 
 from __future__ import annotations
@@ -288,6 +289,26 @@ def paddings(found: Result) -> str:
     return table(head, rows)
 
 
+def fills(found: Result) -> str:
+    """Return the speed of batches without padding, by number of rows."""
+    head = (
+        "Rows",
+        "Share of padded places that hold tokens",
+        "Speed relative to the padded batch",
+        "Speed relative to one row at a time",
+    )
+    rows = [
+        (
+            rows,
+            _spread(one["fill"], ""),
+            _spread(one["paddedOverFree"], ""),
+            _spread(one["plainOverFree"], ""),
+        )
+        for rows, one in found["detail"]["rows"].items()
+    ]
+    return table(head, rows)
+
+
 def stage(found: Result) -> str:
     """Return the tokenizer stage next to the library."""
     rows = [
@@ -371,6 +392,7 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "traces": traces,
     "setup": setup,
     "paddings": paddings,
+    "fills": fills,
     "stage": stage,
     "limits": limits,
     "ways": ways,

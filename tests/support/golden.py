@@ -24,12 +24,12 @@ from triton_pipelines.compile.graph.graph import Implementation
 from triton_pipelines.compile.graph.options import PodTemplateMode
 from triton_pipelines.compile.render import Revision, render
 from triton_pipelines.compile.render.model_repository import runtime_file
+from triton_pipelines.compile.render.network_policies import network_policy
 from triton_pipelines.compile.render.objects import (
     control_secret,
     deployment,
     disruption_budget,
     live_config_map,
-    network_policy,
     service,
 )
 from triton_pipelines.compile.render.render import config_map
@@ -63,7 +63,7 @@ def objects_of(
         live_config_map(pipeline, {}),
         control_secret(pipeline, revision.name, "KEY"),
         service(pipeline),
-        network_policy(pipeline, options.operator_namespace),
+        network_policy(pipeline, options),
         disruption_budget(pipeline),
     ]
     return [item for item in made if item is not None]

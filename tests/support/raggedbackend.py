@@ -12,7 +12,7 @@ the first request with an empty input nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,8 @@ def session(model: Any) -> onnxruntime.InferenceSession:
 class StandInBackend:
     """One model instance."""
 
-    def __init__(self, model: Any, config: Any) -> None:
-        self._session, self._config = session(model), config
+    def __init__(self, model: Any, config: Any, open_model: Callable[[Any], Any] = session) -> None:
+        self._session, self._config = open_model(model), config
         self._ragged = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
         named = [tensor.name for tensor in config.input] + [
             name for entry in config.batch_input for name in entry.target_name
@@ -60,9 +60,12 @@ class StandInBackend:
         made = {tensor.name: tensor for tensor in self._session.get_outputs()}
         for tensor in config.output:
             open_dims = [dim if isinstance(dim, int) else -1 for dim in made[tensor.name].shape]
+            batched = [-1] if config.max_batch_size else []
             # The backend compares exactly, but for outputs that are scattered.
-            if tensor.name not in scattered and open_dims != [-1, *tensor.dims]:
-                raise ValueError(f"output {tensor.name} is {open_dims}, not {[-1, *tensor.dims]}")
+            if tensor.name not in scattered and open_dims != [*batched, *tensor.dims]:
+                raise ValueError(
+                    f"output {tensor.name} is {open_dims}, not {[*batched, *tensor.dims]}"
+                )
 
     def execute(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
         """Answer a batch; an error of ONNX Runtime is that of every request in it."""

@@ -51,6 +51,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- join "," $images -}}
 {{- end -}}
 
+{{/* Service accounts in whose name the operator writes, as a JSON list. */}}
+{{- define "triton-pipelines.impersonated" -}}
+{{- with .Values.operator -}}
+{{- concat (list .defaultServiceAccount) .impersonatedServiceAccounts | compact | uniq | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+CEL: whether a request comes from the operator, also in the name of another account. What it impersonates in one namespace is limited
+in all of them.
+*/}}
+{{- define "triton-pipelines.isOperator" -}}
+{{- $account := printf "system:serviceaccount:%s:%s" .Release.Namespace (include "triton-pipelines.serviceAccountName" .) -}}
+request.userInfo.username == {{ $account | squote }}
+{{- $impersonated := include "triton-pipelines.impersonated" . -}}
+{{- if ne $impersonated "[]" }} || (request.userInfo.username.startsWith('system:serviceaccount:') && request.userInfo.username.split(':')[3] in {{ $impersonated | replace "\"" "'" }})
+{{- end -}}
+{{- end -}}
+
 {{/* What the operator may do in a namespace with pipelines. */}}
 {{- define "triton-pipelines.pipelineRules" -}}
 - apiGroups: [tritonpipelines.io]
@@ -59,34 +78,73 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [tritonpipelines.io]
   resources: [inferencepipelines/status]
   verbs: [patch]
-# Owner references with blockOwnerDeletion ask for it (admission plugin OwnerReferencesPermissionEnforcement).
-- apiGroups: [tritonpipelines.io]
-  resources: [inferencepipelines/finalizers]
-  verbs: [update]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, update, patch, delete]
+  verbs: [get, list, watch]
 # Which Deployment a pod belongs to: the metadata of the ReplicaSet that the pod names, never a list.
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [get]
 - apiGroups: [""]
   resources: [services, configmaps]
-  verbs: [get, list, watch, create, update, patch, delete]
+  verbs: [get, list, watch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, update, patch, delete]
+  verbs: [get, list, watch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, update, patch, delete]
-# Tuning runs; a Job's template never changes, so none is updated.
+  verbs: [get, list, watch]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch]
 # spec.observability: kinds of the Prometheus operator, where the cluster has them.
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, prometheusrules]
-  verbs: [get, list, create, update, patch, delete]
+  verbs: [get, list]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- $impersonated := include "triton-pipelines.impersonated" . }}
+{{- if ne $impersonated "[]" }}
+# The objects of pipelines are written in the name of these accounts.
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  resourceNames: {{ $impersonated }}
+  verbs: [impersonate]
+{{- end }}
+{{- if not .Values.operator.defaultServiceAccount }}
+{{ include "triton-pipelines.writeRules" . }}
+{{- end }}
+{{- end -}}
+
+{{/* What is needed to write the objects of pipelines: by the operator, or by the accounts in whose name it writes. */}}
+{{- define "triton-pipelines.writeRules" -}}
+# Owner references with blockOwnerDeletion ask for it (admission plugin OwnerReferencesPermissionEnforcement).
+- apiGroups: [tritonpipelines.io]
+  resources: [inferencepipelines/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, create, update, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, create, update, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, update, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, create, update, patch, delete]
+# Tuning runs; a Job's template never changes, so none is updated.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, prometheusrules]
+  verbs: [get, create, update, patch, delete]
 # Written, never read: control keys are derived, not looked up.
 - apiGroups: [""]
   resources: [secrets]
@@ -94,14 +152,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 # Pods of its own Deployments that Kubernetes cannot see to be broken are deleted, so that new ones take their place.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, delete]
+  verbs: [delete]
 {{- if .Values.rbac.podResize }}
 # scaling.cpuResize: their CPU, and nothing else of them, is changed in place.
 - apiGroups: [""]
   resources: [pods/resize]
   verbs: [patch]
 {{- end }}
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create]
 {{- end -}}

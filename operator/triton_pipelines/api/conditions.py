@@ -89,6 +89,7 @@ class Reason(StrEnum):
     # transient
     INFERENCE_FAILED = "InferenceFailed"
     API_ERROR = "APIError"
+    PERMISSION_DENIED = "PermissionDenied"
     NO_SPACE = "NoSpace"
     SERVER_CRASHED = "ServerCrashed"
     ACTUATION_FAILED = "ActuationFailed"
@@ -152,6 +153,7 @@ KIND_OF: Mapping[Reason, ReasonKind] = {
     Reason.NAME_CONFLICT: ReasonKind.STALLED,
     Reason.INFERENCE_FAILED: ReasonKind.TRANSIENT,
     Reason.API_ERROR: ReasonKind.TRANSIENT,
+    Reason.PERMISSION_DENIED: ReasonKind.TRANSIENT,
     Reason.NO_SPACE: ReasonKind.TRANSIENT,
     Reason.SERVER_CRASHED: ReasonKind.TRANSIENT,
     Reason.INTERNAL_ERROR: ReasonKind.TRANSIENT,

@@ -76,6 +76,12 @@ class PlanCheck(PlanPlace):
     max_batch_size: Annotated[int, Field(ge=0)]
     inputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
     outputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
+    controls: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
+    """Inputs of the file that the sequence batcher fills with its signals."""
+    state_inputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
+    """Inputs of the file that receive the state of a sequence."""
+    state_outputs: Annotated[tuple[PlanTensor, ...], Field(strict=False)] = ()
+    """Outputs of the file that are the next state of a sequence."""
     tokens: PlanTokens | None = None
 
 

@@ -171,7 +171,7 @@ class LoadPlan(LoadModel):
 
 _LATER: Final[Mapping[str, tuple[str, ...]]] = {
     "fetch": ("slot", "file", "sourceFile", "whole", "versions", "pinned", "cutsPairs"),
-    "checks": ("path", "model", "file", "tokens"),
+    "checks": ("path", "model", "file", "tokens", "controls", "stateInputs", "stateOutputs"),
     "adapt": ("path", "model", "file"),
 }
 

@@ -44,6 +44,8 @@ class OpenForm(StrEnum):
     TOLERATION = "toleration"
     SELECTING = "selecting"
     """An object with label selectors: NetworkPolicyPeer, TopologySpreadConstraint."""
+    EGRESS_RULE = "egress-rule"
+    """NetworkPolicyEgressRule: lists of ports and of peers."""
     AFFINITY = "affinity"
     POD_TEMPLATE = "pod-template"
     MODEL_CONFIG = "model-config"
@@ -95,6 +97,14 @@ def _nested_maps(depth: int) -> Schema:
     return _levels(1) if depth == 1 else _value(_nested_maps(depth - 1), _SCALAR)
 
 
+def _selecting_value() -> Schema:
+    """Return the value of one field of an object with label selectors.
+
+    The deepest is podSelector.matchExpressions[].values[].
+    """
+    return _value(_value(_SCALAR, _levels(1)), _SCALAR)
+
+
 def _affinity_terms() -> Schema:
     """Return the value of ``requiredDuring…`` and ``preferredDuring…``.
 
@@ -128,7 +138,8 @@ def _model_config_value() -> Schema:
 FORMS: Final[Mapping[OpenForm, Schema]] = {
     OpenForm.REFERENCE: _object(_object(_SCALAR)),
     OpenForm.TOLERATION: _object(_SCALAR),
-    OpenForm.SELECTING: _object(_levels(4)),
+    OpenForm.SELECTING: _object(_selecting_value()),
+    OpenForm.EGRESS_RULE: _object(_value(_SCALAR, _selecting_value())),
     OpenForm.AFFINITY: _object(_object(_affinity_terms(), nullable=True)),
     OpenForm.POD_TEMPLATE: _object(_object(_pod_spec_value(), nullable=True)),
     OpenForm.MODEL_CONFIG: _object(_model_config_value()),

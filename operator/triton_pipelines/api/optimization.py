@@ -83,7 +83,8 @@ class Warmup(ApiModel):
         Field(
             max_length=16,
             description=(
-                "Rows of each inference. Default: 1, the preferred batch sizes and maxBatchSize."
+                "Rows of each inference. Default: 1, the preferred batch sizes and, on GPUs,"
+                " maxBatchSize."
             ),
             json_schema_extra={"x-kubernetes-list-type": "set"},
         ),

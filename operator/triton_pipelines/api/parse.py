@@ -99,6 +99,7 @@ _KEPT_AS_WRITTEN = frozenset(
         "valueFrom",
         "inferenceFrom",
         "metricsFrom",
+        "egress",
     }
 )
 

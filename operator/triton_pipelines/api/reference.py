@@ -170,6 +170,10 @@ REASON_MEANING: Mapping[Reason, str] = {
         "The Kubernetes API refuses an object or a pod of the pipeline (quota, admission, a missing"
         " service account or right); the message is its own."
     ),
+    Reason.PERMISSION_DENIED: (
+        "The service account in whose name the operator writes lacks a permission; the message"
+        " names the account, the object and the verbs."
+    ),
     Reason.NO_SPACE: "The volume for sources is full.",
     Reason.SERVER_CRASHED: "Triton exited; the message has the end of its log.",
     Reason.INTERNAL_ERROR: (

@@ -84,6 +84,13 @@ class SequenceControl(ApiModel):
     )
 
 
+def control_type(control: SequenceControl) -> DataType:
+    """Return the element type of a control, with its default."""
+    if control.data_type is not None:
+        return control.data_type
+    return DataType.UINT64 if control.kind is ControlKind.CORRID else DataType.INT32
+
+
 class InitialState(StrEnum):
     """Content of a state when a sequence starts."""
 

@@ -172,7 +172,10 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy peers that may send inference requests; empty: all.",
+            description=(
+                "NetworkPolicy peers that may send inference requests; empty: pods of the"
+                " namespace."
+            ),
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
         ),
     ] = ()
@@ -180,8 +183,16 @@ class NetworkPolicy(ApiModel):
         tuple[Passthrough, ...],
         Field(
             max_length=32,
-            description="NetworkPolicy peers that may read metrics; empty: all.",
+            description="NetworkPolicy peers that may read metrics; empty: pods of the namespace.",
             json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.SELECTING},
+        ),
+    ] = ()
+    egress: Annotated[
+        tuple[Passthrough, ...],
+        Field(
+            max_length=32,
+            description="NetworkPolicy egress rules of the pods, besides DNS; empty: unrestricted.",
+            json_schema_extra={**ATOMIC, ITEMS_FORM: OpenForm.EGRESS_RULE},
         ),
     ] = ()
 

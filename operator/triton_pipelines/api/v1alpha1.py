@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import ApiModel, FieldRule, Switch
+from .base import ApiModel, FieldRule, ObjectName, Switch
 from .ensemble import Ensemble
 from .health import Health
 from .instances import InstanceKind
@@ -44,6 +44,15 @@ class PipelineSpec(ApiModel):
     suspend: Annotated[
         Switch, Field(description="Enabled: no pods run; everything else is kept.")
     ] = Switch.DISABLED
+    service_account_name: Annotated[
+        ObjectName | None,
+        Field(
+            description=(
+                "Service account in whose name the operator writes the pipeline's objects. Default:"
+                " the operator's."
+            )
+        ),
+    ] = None
     tokenizer: Annotated[
         Tokenizer | None,
         Field(

@@ -102,6 +102,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         enqueue=enqueue,
         handover=handover,
         failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
+        options=config.render_options,
     )
     reconciler = Reconciler(
         client=services.client,

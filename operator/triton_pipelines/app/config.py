@@ -32,6 +32,7 @@ from triton_pipelines.compile.graph.options import (
     DEFAULT_KEY_SECRET,
     DEFAULT_LOADER_IMAGE,
     DEFAULT_SERVER_IMAGE,
+    EVERYONE,
     SUBSTITUTABLE,
     Options,
     PodTemplateMode,
@@ -43,6 +44,7 @@ DEFAULT_IMAGE: Final = "default"
 # Objects that a pipeline's spec.observability can ask for.
 MONITORING: Final = ("podMonitor", "prometheusRule")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DNS_SUBDOMAIN: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 class OperatorConfigError(ValueError):
@@ -93,8 +95,9 @@ class OperatorConfig(BaseModel):
         context: context of the kubeconfig; its current context by default.
         metrics_host: address where Prometheus scrapes ``/metrics``.
         metrics_port: its port; 0 takes a free one.
-        liveness_host: address where the kubelet queries ``/healthz``.
-        liveness_port: its port.
+        metrics_authentication: ``token``: users who may get ``/metrics`` read it with their token.
+        metrics_tls_folder: ``tls.crt`` and ``tls.key`` for ``/metrics``; unencrypted without it.
+        liveness_host: address where the kubelet queries ``/healthz``; liveness_port: its port.
         operator_namespace: namespace of the operator itself, with its key's Secret.
         operator_key_file: the operator key as mounted (optional Secret volume). Its file name is
             the Secret's data key.
@@ -113,6 +116,12 @@ class OperatorConfig(BaseModel):
             the pod, or no podTemplate at all.
         service_accounts: service accounts that pipelines may use besides ``default``, unless
             podTemplate is allowed without restriction.
+        inference_namespaces: namespaces whose pods may send requests to pipelines without
+            ``inferenceFrom``, besides their own; ``*`` for every client.
+        metrics_namespaces: the same for reading metrics.
+        default_service_account: service account of its namespace in whose name the objects of a
+            pipeline are written, unless its spec names one; none means the operator's own account.
+        impersonated_service_accounts: further accounts that spec.serviceAccountName may name.
         pod_metadata: keys of labels and annotations that a restricted podTemplate may set besides
             those that are known to be safe; ``*`` stands for any text.
         max_concurrent_rollouts: concurrent rollouts without a spec change (new operator release).
@@ -148,6 +157,8 @@ class OperatorConfig(BaseModel):
     context: str | None = None
     metrics_host: str = "0.0.0.0"
     metrics_port: int = Field(default=8080, ge=0, le=65535)
+    metrics_authentication: Literal["none", "token"] = "none"
+    metrics_tls_folder: Path | None = None
     liveness_host: str = "0.0.0.0"
     liveness_port: int = Field(default=8081, ge=1, le=65535)
     operator_namespace: str = "triton-pipelines"
@@ -162,6 +173,10 @@ class OperatorConfig(BaseModel):
     custom_code: Literal["allow", "forbid"] = "allow"
     pod_template: PodTemplateMode = PodTemplateMode.RESTRICTED
     service_accounts: Names = ()
+    inference_namespaces: Names = ()
+    metrics_namespaces: Names = ()
+    default_service_account: str = ""
+    impersonated_service_accounts: Names = ()
     pod_metadata: Names = ()
     max_concurrent_rollouts: int = Field(default=5, ge=1)
     api_timeout_seconds: float = Field(default=30.0, gt=0)
@@ -189,6 +204,25 @@ class OperatorConfig(BaseModel):
                     "since each namespace needs its own role"
                 )
         return tuple(dict.fromkeys(value))
+
+    @field_validator("inference_namespaces", "metrics_namespaces")
+    @classmethod
+    def _peers_are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name != EVERYONE and not _DNS_LABEL.fullmatch(name):
+                raise ValueError(f"{name!r} is neither a namespace name nor {EVERYONE}")
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("default_service_account", "impersonated_service_accounts")
+    @classmethod
+    def _accounts_are_names(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for name in (value,) if isinstance(value, str) else value:
+            if name and not _DNS_SUBDOMAIN.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is not the name of a service account; patterns are not supported, "
+                    "since the operator's roles list each name"
+                )
+        return value
 
     @field_validator("images")
     @classmethod
@@ -242,6 +276,15 @@ class OperatorConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _tokens_are_encrypted(self) -> OperatorConfig:
+        if self.metrics_authentication == "token" and self.metrics_tls_folder is None:
+            raise ValueError(
+                "metrics_authentication token needs metrics_tls_folder, "
+                "since tokens must not be sent unencrypted"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ports_differ(self) -> OperatorConfig:
         if self.metrics_port == self.liveness_port:
             raise ValueError(f"metrics_port and liveness_port are both {self.metrics_port}")
@@ -266,6 +309,11 @@ class OperatorConfig(BaseModel):
         )
 
     @property
+    def _impersonated_accounts(self) -> tuple[str, ...]:
+        default = (self.default_service_account,) if self.default_service_account else ()
+        return tuple(dict.fromkeys((*default, *self.impersonated_service_accounts)))
+
+    @property
     def cluster_wide(self) -> bool:
         """Return whether the operator reconciles in all namespaces."""
         return not self.namespaces
@@ -282,6 +330,10 @@ class OperatorConfig(BaseModel):
             custom_code_allowed=self.custom_code == "allow",
             pod_template=self.pod_template,
             service_accounts=self.service_accounts,
+            inference_namespaces=self.inference_namespaces,
+            metrics_namespaces=self.metrics_namespaces,
+            default_account=self.default_service_account,
+            impersonated_accounts=self._impersonated_accounts,
             pod_metadata=self.pod_metadata,
             family_images={
                 family: image for family, image in self.images.items() if family != DEFAULT_IMAGE

@@ -14,7 +14,8 @@ import structlog
 from triton_pipelines.app import control_key
 from triton_pipelines.app.config import OperatorConfig
 from triton_pipelines.app.leadership import leader_elector
-from triton_pipelines.app.operator_metrics import OperatorMetrics, serve_metrics
+from triton_pipelines.app.metrics_server import serve_metrics
+from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.app.services import Background, Build, Classify, Reconcile, Services
 from triton_pipelines.cluster.client import Client, ClientOptions
 from triton_pipelines.cluster.errors import ClusterError
@@ -119,7 +120,9 @@ class Operator:
         self._last_heartbeat = asyncio.get_running_loop().time()
         self._register_gauges()
         async with (
-            serve_metrics(self.metrics.registry, config.metrics_host, config.metrics_port),
+            serve_metrics(
+                self.metrics.registry, config, self.client.login, self.metrics.observe_api
+            ),
             self.client,
             leader_elector(config, self.client.login, self.metrics.observe_api) as self._elector,
         ):

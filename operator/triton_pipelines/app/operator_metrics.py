@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 
-import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -35,7 +33,6 @@ _RECONCILE_BUCKETS: Final = (
 )
 _API_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LAG_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
-_log = structlog.get_logger(__name__)
 
 
 class OperatorMetrics:
@@ -150,16 +147,3 @@ class OperatorMetrics:
         return Histogram(
             f"tritonpipe_{name}", text, labels, registry=self.registry, buckets=buckets
         )
-
-
-@asynccontextmanager
-async def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> AsyncIterator[None]:
-    """Serve ``/metrics`` in a thread."""
-    server, thread = start_http_server(port, addr=host, registry=registry)
-    await _log.ainfo("metrics are served", port=server.server_port)
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -57,6 +57,19 @@ def operator(
     liveness_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Port of /healthz. Default 8081.")
     ] = None,
+    metrics_authentication: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="none (default), or token: only permitted bearer tokens may read /metrics.",
+        ),
+    ] = None,
+    metrics_tls_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder with tls.crt and tls.key for /metrics. Default: no TLS."
+        ),
+    ] = None,
     operator_namespace: Annotated[
         str | None, typer.Option(metavar="NAME", help="Namespace of the operator itself.")
     ] = None,
@@ -113,6 +126,37 @@ def operator(
         typer.Option(
             metavar="NAME",
             help="Service account that pipelines may use besides default; repeatable.",
+        ),
+    ] = None,
+    inference_namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Namespace whose pods may send inference requests to pipelines without"
+            " inferenceFrom, besides their own; * for every client. Repeatable.",
+        ),
+    ] = None,
+    metrics_namespaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Namespace whose pods may read metrics of pipelines without metricsFrom, besides"
+            " their own; * for every client. Repeatable.",
+        ),
+    ] = None,
+    default_service_account: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Service account of its namespace in whose name a pipeline's objects are written."
+            " Default: the operator's own account.",
+        ),
+    ] = None,
+    impersonated_service_accounts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Further service account that spec.serviceAccountName may name; repeatable.",
         ),
     ] = None,
     pod_metadata: Annotated[
@@ -208,6 +252,8 @@ def operator(
         "relist_seconds": relist_seconds,
         "metrics_port": metrics_port,
         "liveness_port": liveness_port,
+        "metrics_authentication": metrics_authentication,
+        "metrics_tls_folder": metrics_tls_folder,
         "operator_namespace": operator_namespace,
         "operator_key_file": operator_key_file,
         "operator_key_secret": operator_key_secret,
@@ -219,6 +265,10 @@ def operator(
         "custom_code": custom_code,
         "pod_template": pod_template,
         "service_accounts": service_accounts,
+        "inference_namespaces": inference_namespaces,
+        "metrics_namespaces": metrics_namespaces,
+        "default_service_account": default_service_account,
+        "impersonated_service_accounts": impersonated_service_accounts,
         "pod_metadata": pod_metadata,
         "max_concurrent_rollouts": max_concurrent_rollouts,
         "metrics_connections": metrics_connections,

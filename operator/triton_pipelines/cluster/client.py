@@ -7,9 +7,11 @@ Time-outs, the limit of concurrent requests, retries and metrics are in :mod:`.t
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 from triton_pipelines.api import names
@@ -63,11 +65,24 @@ class Client:
     may_write: Callable[[], bool] = always
     """Called before each write attempt; False raises :class:`NotLeading`."""
     _transport: Transport = field(init=False)
+    _send: Callable[..., Awaitable[Object]] = field(init=False)
+    """:meth:`Transport.send`, with the user to impersonate."""
 
     def __post_init__(self) -> None:
         self._transport = Transport(
             self.login, self.options, self.observe, self.sleep, self.uniform, self.may_write
         )
+        self._send = self._transport.send
+
+    def acting_as(self, user: str) -> Client:
+        """Return a client that impersonates a user over the same connections.
+
+        Args:
+            user: name of the user; empty: the account of the login.
+        """
+        client = copy.copy(self)
+        client._send = partial(self._transport.send, user=user)
+        return client
 
     async def __aenter__(self) -> Client:
         return self
@@ -87,7 +102,7 @@ class Client:
         Raises:
             NotFound: it does not exist.
         """
-        return await self._transport.send(
+        return await self._send(
             "get", "GET", resource, resource.path(namespace, name), repeatable=True
         )
 
@@ -127,7 +142,7 @@ class Client:
                 "limit": str(PAGE_SIZE),
                 **({"continue": token} if token else {}),
             }
-            page = await self._transport.send(
+            page = await self._send(
                 "list", "GET", resource, resource.path(namespace), query=page_query, repeatable=True
             )
             for item in page.get("items") or ():
@@ -167,7 +182,7 @@ class Client:
             query["dryRun"] = "All"
         verb = f"apply {subresource}" if subresource else "apply"
         path = resource.path(namespace, name, subresource)
-        return await self._transport.send(
+        return await self._send(
             verb,
             "PATCH",
             resource,
@@ -195,7 +210,7 @@ class Client:
         """
         resource = resource_of(obj)
         path = resource.path(*_key(obj))
-        return await self._transport.send(
+        return await self._send(
             "replace",
             "PUT",
             resource,
@@ -223,7 +238,7 @@ class Client:
         """
         query = {"fieldManager": manager}
         path = resource.path(namespace, name)
-        return await self._transport.send(
+        return await self._send(
             "patch",
             "PATCH",
             resource,
@@ -245,7 +260,7 @@ class Client:
         """
         path = PODS.path(namespace, name, "resize")
         query = {"fieldManager": manager}
-        return await self._transport.send(
+        return await self._send(
             "resize",
             "PATCH",
             PODS,
@@ -267,7 +282,7 @@ class Client:
         """
         resource = resource_of(obj)
         namespace = (obj.get("metadata") or {}).get("namespace")
-        return await self._transport.send(
+        return await self._send(
             "create", "POST", resource, resource.path(namespace), body=obj, repeatable=False
         )
 
@@ -301,7 +316,7 @@ class Client:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._transport.send(
+            await self._send(
                 "delete",
                 "DELETE",
                 resource,

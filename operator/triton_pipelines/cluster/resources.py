@@ -81,6 +81,19 @@ PROMETHEUS_RULES: Final = Resource(
 NODES: Final = Resource("", "v1", "Node", "nodes", namespaced=False)
 EVENTS: Final = Resource("events.k8s.io", "v1", "Event", "events")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "Lease", "leases")
+SELF_SUBJECT_ACCESS_REVIEWS: Final = Resource(
+    "authorization.k8s.io",
+    "v1",
+    "SelfSubjectAccessReview",
+    "selfsubjectaccessreviews",
+    namespaced=False,
+)
+TOKEN_REVIEWS: Final = Resource(
+    "authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False
+)
+SUBJECT_ACCESS_REVIEWS: Final = Resource(
+    "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
 
 ALL: Final[tuple[Resource, ...]] = (
     INFERENCE_PIPELINES,
@@ -98,6 +111,9 @@ ALL: Final[tuple[Resource, ...]] = (
     NODES,
     EVENTS,
     LEASES,
+    SELF_SUBJECT_ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    SUBJECT_ACCESS_REVIEWS,
 )
 # Child kinds that are watched. Secrets are not: the operator writes them and never reads one.
 WATCHED_CHILDREN: Final[tuple[Resource, ...]] = (

@@ -125,6 +125,7 @@ class Transport:
         body: Object | Sequence[Object] | None = None,
         content_type: str = JSON,
         repeatable: bool,
+        user: str = "",
     ) -> Object:
         """Send a request, repeating it where that is safe, and return the object in the answer.
 
@@ -137,6 +138,7 @@ class Transport:
             body: the content.
             content_type: its type.
             repeatable: whether the request may be sent again once it may have reached the server.
+            user: the user to impersonate; empty: the account of the login.
 
         Raises:
             NotLeading: writes are not permitted now.
@@ -154,7 +156,7 @@ class Transport:
                     if method != "GET" and not self.may_write():
                         raise NotLeading
                     return await self._attempt(
-                        session, verb, method, resource, target, body, content_type
+                        session, verb, method, resource, target, body, content_type, user
                     )
             except Unauthorized:
                 if renewed:
@@ -195,14 +197,19 @@ class Transport:
         target: str,
         body: Object | Sequence[Object] | None,
         content_type: str,
+        user: str,
     ) -> Object:
         started, code = time.perf_counter(), "Cancelled"
         is_secret_write = resource == SECRETS and method in ("PATCH", "POST")
         accept = _METADATA if is_secret_write or resource == REPLICA_SETS else JSON
+        headers = {"Accept": accept, "Content-Type": content_type}
+        if user:
+            # The API server adds the groups of a service account, unless any group is sent.
+            headers["Impersonate-User"] = user
         try:
             async with in_use(session) as api:
                 status, reason, raw, retry_after = await self._exchange(
-                    api, method, target, body, {"Accept": accept, "Content-Type": content_type}
+                    api, method, target, body, headers
                 )
             code = str(status)
         except TimeoutError as error:

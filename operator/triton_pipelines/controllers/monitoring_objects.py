@@ -29,6 +29,7 @@ from triton_pipelines.cluster.errors import (
     NamespaceTerminating,
     NotFound,
 )
+from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import (
     INFERENCE_PIPELINES,
     POD_MONITORS,
@@ -36,6 +37,8 @@ from triton_pipelines.cluster.resources import (
     Resource,
 )
 from triton_pipelines.cluster.store import Key, Store, key_of
+from triton_pipelines.compile.graph.acting_account import acting_account
+from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.render.monitoring import pod_monitor, prometheus_rule
 from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import NO_PIPELINE, FailureLog
@@ -111,6 +114,8 @@ class MonitoringObjects:
     """Where findings are published."""
     failures: FailureLog
     """Counts and logs unexpected errors."""
+    options: Options
+    """The operator's options; they say in whose name objects are written."""
     round_seconds: float = ROUND_SECONDS
     """Time between two rounds."""
     _specs: CurrentSpecs = field(init=False)
@@ -239,25 +244,38 @@ class MonitoringObjects:
         presence: Presence,
         known: Object | None,
     ) -> None:
-        uid = str(pipeline.metadata.uid)
+        uid, writer = str(pipeline.metadata.uid), self._writer(pipeline)
         is_automatic = presence is Presence.AUTO and kind.field in self.automatic
         if presence is Presence.ENABLED or is_automatic:
-            await self._apply(kind, kind.render(pipeline, self.labels), known, uid)
+            await self._apply(kind, kind.render(pipeline, self.labels), known, uid, writer)
         elif known is not None and owned(known, uid):
             namespace, name = key_of(known)
-            await self.client.delete(kind.resource, namespace, name, uid=known["metadata"]["uid"])
+            async with writer.explaining(kind.resource, name):
+                await writer.client.delete(
+                    kind.resource, namespace, name, uid=known["metadata"]["uid"]
+                )
             await _log.ainfo("deleted", kind=kind.resource.kind, namespace=namespace, object=name)
 
+    def _writer(self, pipeline: InferencePipeline) -> Writer:
+        account = acting_account(pipeline.spec.service_account_name, self.options)
+        return Writer.of(self.client, pipeline.namespace, account)
+
     async def _apply(
-        self, kind: MonitoringKind, item: Object, known: Object | None, uid: str
+        self,
+        kind: MonitoringKind,
+        item: Object,
+        known: Object | None,
+        uid: str,
+        writer: Writer,
     ) -> None:
         if not needs_apply(known, item, names.MANAGER_CHILDREN):
             return
         if known is None:
             known = await self._unlabeled(kind.resource, item)
         check_owner(known, item, uid)
-        await apply_over(self.client, item, known)
         namespace, name = key_of(item)
+        async with writer.explaining(kind.resource, name):
+            await apply_over(writer.client, item, known)
         await _log.ainfo("applied", kind=item["kind"], namespace=namespace, object=name)
 
     async def _unlabeled(self, resource: Resource, item: Object) -> Object | None:

@@ -19,13 +19,15 @@ from triton_pipelines.api.loadplan import (
 from triton_pipelines.loader.errors import LoaderError
 from triton_pipelines.loader.files import write_atomically
 from triton_pipelines.loader.onnx_file import compare, read_onnx
+from triton_pipelines.loader.onnx_shapes import external_shape_constants
+from triton_pipelines.loader.onnx_store import load_without_weights
 from triton_pipelines.loader.ragged import (
     AdaptationRefusal,
     AdaptedFile,
     adapt_file,
     not_understood,
 )
-from triton_pipelines.loader.repository import below
+from triton_pipelines.loader.repository import below, runs_on_cpu
 from triton_pipelines.loader.tokenizer_files import HighestTokenId, highest_token_id
 from triton_pipelines.loader.tokenizer_fit import TokenizerMismatch, find_mismatches, known_ids
 from triton_pipelines.runtime.tokenizer.encoder import KNOWN_IDS
@@ -121,7 +123,9 @@ class ModelInspection:
     def _tensor_mismatches(self, check: PlanCheck, file: Path, uri: str) -> list[TokenizerMismatch]:
         """Compare the file's inputs and outputs with the declared ones."""
         try:
-            message = compare(check, read_onnx(file), uri)
+            is_adapted = any(item.step == check.step for item in self._plan.adapt)
+            message = compare(check, read_onnx(file), uri, is_adapted=is_adapted)
+            message = message or _external_shapes(file, uri)
         except ValueError as error:
             message = f"{uri} {error}"
         return [TokenizerMismatch(message)] if message else []
@@ -187,12 +191,23 @@ class ModelInspection:
 
     def _adapted(self, item: PlanAdapt, path: str, uri: str) -> AdaptedFile | AdaptationRefusal:
         try:
-            return adapt_file(below(self._models, path), item)
+            on_cpu = runs_on_cpu(self._models, path.split("/", 1)[0])
+            dims = self._output_dims(item)
+            return adapt_file(below(self._models, path), item, dims, on_cpu=on_cpu)
         except _MACHINE_ERRORS:
             raise
         except Exception as error:
             self._log.warning("%s cannot be adapted", uri, exc_info=True)
             return not_understood(_first_line(error))
+
+    def _output_dims(self, item: PlanAdapt) -> dict[str, tuple[int, ...]]:
+        """Return the declared dims of the step's outputs, without the batch axis."""
+        return {
+            tensor.name: tensor.dims
+            for check in self._plan.checks
+            if check.step == item.step
+            for tensor in check.outputs
+        }
 
     def _highest_token_id(self, tokens: PlanTokens) -> HighestTokenId | None:
         """Return the tokenizer's highest id; ``None`` if it was not fetched.
@@ -203,6 +218,19 @@ class ModelInspection:
         if tokens.tokenizer not in self._tokenizers and file.is_file():
             self._tokenizers[tokens.tokenizer] = highest_token_id(file)
         return self._tokenizers.get(tokens.tokenizer)
+
+
+def _external_shapes(file: Path, uri: str) -> str | None:
+    """Return that ONNX Runtime will refuse the file for its side files; ``None`` if it will not."""
+    names = external_shape_constants(file, load_without_weights(file).model)
+    if not names:
+        return None
+    listed = f"{', '.join(names[:3])}{', …' if names[3:] else ''}"
+    return (
+        f"{uri} keeps tensors from which shapes are computed in side files ({listed}). ONNX Runtime"
+        " does not load such a model. Save it with onnx.save_model(…, save_as_external_data=True,"
+        " size_threshold=1024), so that small tensors stay in the model's file"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
+from triton_pipelines.loader.onnx_shapes import infer_outputs
 from triton_pipelines.loader.onnx_store import load_without_weights
 
 _TYPES: Final = {
@@ -51,7 +52,14 @@ class FileTensor:
     data_type: str
     """Triton's data type; ONNX's name where Triton has none."""
     dims: tuple[int | str | None, ...] | None
-    """Number, symbolic name or ``None`` per axis; ``None`` if the file states no shape."""
+    """Number, symbolic name or ``None`` per axis; ``None`` if the shape is unknown.
+
+    Of an output it is what ONNX Runtime infers, as far as that is known.
+    """
+    optional: frozenset[int] = frozenset()
+    """Axes with a number that ONNX Runtime may or may not infer."""
+    is_certain: bool = True
+    """Whether ONNX Runtime infers no more than ``dims``."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,21 @@ def read_onnx(path: Path) -> OnnxFile:
     }
     return OnnxFile(
         tuple(_tensor(value) for value in model.graph.input if value.name not in initialized),
-        tuple(_tensor(value) for value in model.graph.output),
+        _outputs(model),
         tuple(
             sorted({_location(tensor) for tensor in _tensors(model) if uses_external_data(tensor)})
         ),
+    )
+
+
+def _outputs(model: Any) -> tuple[FileTensor, ...]:
+    stated = [_tensor(value) for value in model.graph.output]
+    inferred = infer_outputs(model)
+    if inferred is None:
+        return tuple(replace(tensor, is_certain=False) for tensor in stated)
+    return tuple(
+        replace(tensor, dims=inferred[tensor.name].dims, optional=inferred[tensor.name].optional)
+        for tensor in stated
     )
 
 
@@ -160,20 +179,33 @@ def _location(tensor: Any) -> str:
     return str(path)
 
 
-def compare(check: PlanCheck, file: OnnxFile, uri: str) -> str | None:
+def compare(check: PlanCheck, file: OnnxFile, uri: str, *, is_adapted: bool = False) -> str | None:
     """Return what does not fit, with both sides and what to write; ``None`` if the file fits.
 
     The rules are those of Triton's ONNX Runtime backend:
 
-    - every input of the file is declared, and no other; declared outputs exist;
+    - every input of the file is declared, or filled by the sequence batcher, and no other;
+      declared outputs and states exist;
     - element types and ranks are equal;
     - with ``maxBatchSize`` > 0 the first axis is the batch, and dynamic in the file;
-    - a fixed dimension of the file is declared as that number; a dynamic one accepts any.
+    - a fixed dimension of the file is declared as that number;
+    - a dynamic one of an input accepts any, and one of an output is declared as -1. The loader
+      writes the declared number into a file that it adapts, so there it is accepted.
+
+    Args:
+        check: what is declared.
+        file: what the file holds.
+        uri: where the file comes from, for the message.
+        is_adapted: whether the loader adapts the file to ragged batches.
     """
     rows: list[tuple[str, str, str, str]] = []
     wrong = [
-        *_side(check, check.inputs, file.inputs, "input", rows, exact=True),
-        *_side(check, check.outputs, file.outputs, "output", rows, exact=False),
+        *_side(
+            check, (*check.inputs, *check.controls, *check.state_inputs), file.inputs, "input", rows
+        ),
+        *_side(check, (*check.outputs, *check.state_outputs), file.outputs, "output", rows),
+        *(() if is_adapted else _open_axes(check, file)),
+        *_control_axes(check, file),
     ]
     if not wrong:
         return None
@@ -194,8 +226,6 @@ def _side(
     held: Iterable[FileTensor],
     side: str,
     rows: list[tuple[str, str, str, str]],
-    *,
-    exact: bool,
 ) -> Iterator[str]:
     in_file = {tensor.name: tensor for tensor in held}
     for tensor in declared:
@@ -215,7 +245,7 @@ def _side(
             yield from _differences(check, tensor, dims, other, side)
     for other in in_file.values():
         rows.append((side, other.name, "absent", _text(other)))
-        if exact:
+        if side == "input":
             yield f"{side} {other.name} is not declared"
 
 
@@ -224,7 +254,9 @@ def _differences(
 ) -> Iterator[str]:
     if _bare(tensor.data_type) != other.data_type:
         yield f"{side} {tensor.name} is {other.data_type}"
-    if other.dims is None or not other.dims:
+    elif other.dims is None and other.is_certain and any(dim != 1 for dim in tensor.dims):
+        yield f"{side} {tensor.name} has no shape in the file"
+    if not other.dims:
         if other.dims == () and check.max_batch_size:
             yield f"{side} {tensor.name} is a scalar and has no batch axis"
         return
@@ -233,9 +265,34 @@ def _differences(
     elif len(other.dims) != len(dims):
         yield f"{side} {tensor.name} has rank {len(other.dims)}, not {len(dims)}"
     elif any(
-        isinstance(held, int) and held != want for held, want in zip(other.dims, dims, strict=True)
+        isinstance(held, int) and want not in ({held, -1} if axis in other.optional else {held})
+        for axis, (held, want) in enumerate(zip(other.dims, dims, strict=True))
     ):
         yield f"{side} {tensor.name} has other fixed dimensions"
+
+
+def _open_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
+    """Yield the outputs that declare a size for an axis that ONNX Runtime reports as dynamic."""
+    held = {tensor.name: tensor for tensor in file.outputs}
+    for tensor in check.outputs:
+        other = held.get(tensor.name)
+        if other is None or not other.is_certain:
+            continue
+        axes = (other.dims or ())[1 if check.max_batch_size else 0 :]
+        if len(axes) == len(tensor.dims) and any(
+            size != -1 and not isinstance(axis, int)
+            for size, axis in zip(tensor.dims, axes, strict=True)
+        ):
+            yield f"output {tensor.name} has a dynamic axis, which must be declared as -1"
+
+
+def _control_axes(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
+    """Yield the control inputs whose axis after the batch is dynamic: Triton demands size 1."""
+    controls = {tensor.name for tensor in check.controls}
+    for tensor in file.inputs:
+        last = (tensor.dims or (1,))[-1]
+        if tensor.name in controls and not isinstance(last, int):
+            yield f"control input {tensor.name} has a dynamic axis instead of size 1"
 
 
 def _bare(data_type: str) -> str:
@@ -270,6 +327,9 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
             f"Triton has no data type for {', '.join(odd)}; export the model without it (for"
             " scikit-learn models, with zipmap disabled)."
         )
+    shapeless = [tensor.name for tensor in tensors if tensor.dims is None and tensor.is_certain]
+    if shapeless:
+        yield f"Export the model with the shapes of {', '.join(shapeless)}."
     fixed = any(
         (tensor.dims and isinstance(tensor.dims[0], int)) or tensor.dims == () for tensor in tensors
     )
@@ -281,6 +341,7 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         )
     else:
         yield "To match the file, use:"
+    filled = {tensor.name for tensor in (*check.controls, *check.state_inputs)}
     for side, held, declared in (
         ("inputs", file.inputs, check.inputs),
         ("outputs", file.outputs, check.outputs),
@@ -288,7 +349,7 @@ def _advice(check: PlanCheck, file: OnnxFile) -> Iterator[str]:
         # Outputs may be a choice: those declared that exist, or all when none does.
         known = {tensor.name for tensor in declared}
         chosen = (
-            held
+            [tensor for tensor in held if tensor.name not in filled]
             if side == "inputs"
             else ([tensor for tensor in held if tensor.name in known] or held)
         )

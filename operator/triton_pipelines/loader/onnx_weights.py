@@ -54,15 +54,29 @@ def open_with_mapped_weights(path: Path) -> Callable[[Mapping[str, Array]], dict
     them. Raises what the evaluator raises for operators that it does not support.
     """
     stored = load_without_weights(path)
-    weights = dict(_taken(stored))
     names = [value.name for value in stored.model.graph.output]
+    run = all_tensors(stored)
+
+    def run_outputs(fed: Mapping[str, Array]) -> dict[str, Array]:
+        tensors = run(fed)
+        return {name: tensors[name] for name in names}
+
+    return run_outputs
+
+
+def all_tensors(stored: Stored) -> Callable[[Mapping[str, Array]], dict[str, Any]]:
+    """Return a model as a function from its inputs to every tensor of its graph, by name.
+
+    The weights are taken out of ``stored``; see :func:`open_with_mapped_weights`.
+    """
+    weights = dict(_taken(stored))
     evaluator = ReferenceEvaluator(stored.model, new_ops=[MatMul])
 
-    def run(fed: Mapping[str, Array]) -> dict[str, Array]:
+    def run(fed: Mapping[str, Array]) -> dict[str, Any]:
         # Graphs compute logarithms of 0 in places that they then mask; numpy would warn about them
         # in the pod's log.
         with np.errstate(all="ignore"):
-            return dict(zip(names, evaluator.run(None, {**weights, **fed}), strict=True))
+            return dict(evaluator.run(None, {**weights, **fed}, intermediate=True))
 
     return run
 

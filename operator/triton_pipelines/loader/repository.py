@@ -135,6 +135,25 @@ def with_count(config: str, count: int, path: str) -> str:
     )
 
 
+def runs_on_cpu(models: Path, model: str) -> bool:
+    """Return whether all instances of a model run on CPUs, by its configuration.
+
+    Args:
+        models: the model repository.
+        model: name of the model, which is the name of its folder.
+
+    Raises:
+        LoaderError: the configuration is not valid.
+    """
+    path = f"{model}/config.pbtxt"
+    file = below(models, path)
+    if not file.is_file():
+        return False
+    groups = _parse(file.read_text(encoding="utf-8"), path).instance_group
+    cpu = model_config_pb2.ModelInstanceGroup.KIND_CPU
+    return bool(groups) and all(group.kind == cpu for group in groups)
+
+
 def _parse(config: str, path: str) -> model_config_pb2.ModelConfig:
     try:
         return text_format.Parse(config, model_config_pb2.ModelConfig())

@@ -26,6 +26,7 @@ from triton_pipelines.compile.render.objects import control_secret, deployment, 
 pytestmark = pytest.mark.integration
 RELEASE = "policed-triton-pipelines"
 TEAM = "policed-team"
+WRITER = "policed-writer"
 READY_SECONDS = 60.0
 REVISION = "0123456789"
 CONTENT = "cGFzc3dvcmQ="
@@ -76,7 +77,12 @@ def account(api_server: ControlPlane, admin: httpx.Client) -> Iterator[httpx.Cli
 
     Before that, its roles permit what the policies refuse.
     """
-    rendered = chart.render("--set", "crds.enabled=false", release=RELEASE, namespace=RELEASE)
+    rendered = chart.render(
+        *("--set", "crds.enabled=false"),
+        *("--set", f"operator.impersonatedServiceAccounts={{{WRITER}}}"),
+        release=RELEASE,
+        namespace=RELEASE,
+    )
     paths = {
         id(item): PATHS[item["kind"]].format(**{"namespace": "", **item["metadata"]})
         for item in rendered
@@ -274,3 +280,68 @@ def test_other_accounts_are_not_concerned(admin: httpx.Client) -> None:
     item = {**secret("mine"), "type": "Opaque"}
     taken(applied(admin, item))
     taken(admin.delete(path_of(item)))
+
+
+@pytest.fixture
+def writer(
+    api_server: ControlPlane, admin: httpx.Client, account: httpx.Client
+) -> Iterator[httpx.Client]:
+    """An account of the team in whose name the operator writes, with the chart's role for it."""
+    assert account, "the roles and policies are in force"
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole"}
+    body = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": WRITER, "namespace": TEAM},
+        "roleRef": {**reference, "name": f"{RELEASE}-writer"},
+        "subjects": [{"kind": "ServiceAccount", "name": WRITER, "namespace": TEAM}],
+    }
+    api.apply(admin, PATHS["RoleBinding"].format(**body["metadata"]), body)
+    with api.client(api_server.kubeconfig) as client:
+        client.headers["Impersonate-User"] = f"system:serviceaccount:{TEAM}:{WRITER}"
+        api.wait_for(
+            "the role is in force",
+            lambda: applied(client, own_secret(), dry=True).is_success,
+            READY_SECONDS,
+        )
+        yield client
+
+
+def test_accounts_that_the_operator_impersonates_are_limited_alike(
+    admin: httpx.Client, writer: httpx.Client
+) -> None:
+    for item in (own_secret(), service(builders.pipeline(namespace=TEAM)), deployed()):
+        taken(applied(writer, item))
+        taken(writer.delete(path_of(item)))
+    foreign = secret("db2")
+    taken(applied(admin, foreign))
+    refused(merged(writer, foreign, {}), "objects that belong to an InferencePipeline")
+    refused(applied(writer, deployed({"hostPID": True}), dry=True), "host namespaces")
+    outside = {**deployed(), "metadata": {"name": "payments", "namespace": TEAM}}
+    refused(applied(writer, outside), "its labels and an InferencePipeline")
+    elsewhere = own_secret()
+    elsewhere["metadata"]["namespace"] = RELEASE
+    assert applied(writer, elsewhere, dry=True).status_code == 403
+
+
+def test_the_operator_impersonates_only_accounts_of_the_list(
+    admin: httpx.Client, account: httpx.Client
+) -> None:
+    assert account, "the roles are in force"
+    for name, allowed in ((WRITER, True), ("default", False)):
+        attributes = {
+            "verb": "impersonate",
+            "resource": "serviceaccounts",
+            "name": name,
+            "namespace": TEAM,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": f"system:serviceaccount:{RELEASE}:{RELEASE}",
+                "resourceAttributes": attributes,
+            },
+        }
+        answer = admin.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", json=review)
+        assert answer.json()["status"]["allowed"] is allowed

@@ -166,6 +166,8 @@ def test_full_values_reach_the_operator() -> None:
         config.api_timeout_seconds,
         config.shutdown_seconds,
     ) == (300, 120, 12.5, 45)
+    assert config.metrics_authentication == "token"
+    assert config.metrics_tls_folder == Path("/etc/tritonpipe/metrics-tls")
     assert (config.metrics_port, config.liveness_port, config.log_level) == (9090, 9091, "debug")
     assert (config.operator_key_secret, config.operator_key_file) == (
         "tritonpipe-key",
@@ -279,6 +281,7 @@ REFUSED = [
     (["--set", "watch.namespaces={team-*}"], "/watch/namespaces/0"),
     (["--set", "operator.sourceMap={hf://}"], "/operator/sourceMap/0"),
     (["--set", "image.digest=abc"], "/image/digest"),
+    (["--set", "metrics.authentication=token"], "tlsSecret"),
     (["--set", "metrics.podMonitor.interval=soon"], "/metrics/podMonitor/interval"),
     (["--set", "monitoring.podMonitor.interval=5"], "/monitoring/podMonitor/interval"),
     (["--set", "prometheus.url=prometheus:9090"], "/prometheus/url"),

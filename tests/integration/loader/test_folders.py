@@ -79,7 +79,7 @@ def graph(
         str(path),
         save_as_external_data=external,
         location="weights.bin" if external else None,
-        size_threshold=0,
+        size_threshold=1024,
     )
 
 

@@ -9,10 +9,13 @@ import hashlib
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests.integration.loader.conftest import Pod
 from tests.integration.loader.test_folders import check, graph
+from tests.support import builders
 from tests.support.hub import HubServer
 from triton_pipelines.api.loadplan import (
     FetchKind,
@@ -22,6 +25,7 @@ from triton_pipelines.api.loadplan import (
     PlanFile,
     PlanVersions,
 )
+from triton_pipelines.compile.render.model_config import parse
 
 pytestmark = pytest.mark.integration
 
@@ -270,3 +274,62 @@ def test_a_repository_of_a_hub_as_versions_and_as_a_whole(pod: Pod) -> None:
         code, report = pod.load()
         assert code == 0, pod.output
         assert pod.tree() == ["bert/2/model.onnx", "bert/2/x.bin", "whole/1/weights.bin"]
+
+
+def test_controls_and_states_of_a_sequence_model_are_not_declared_as_inputs(
+    pod: Pod, tmp_path: Path
+) -> None:
+    """The file, the rendered config and the loader agree on which inputs the batcher fills."""
+    claim = pod.options.claims / "models"
+    claim.mkdir()
+    kinds = {"x": TensorProto.FLOAT, "START": TensorProto.INT32, "state": TensorProto.FLOAT}
+    nodes = [
+        helper.make_node("Cast", ["START"], ["first"], to=TensorProto.BOOL),
+        helper.make_node("Add", ["x", "state"], ["sum"]),
+        helper.make_node("Where", ["first", "x", "sum"], ["next"]),
+        helper.make_node("Identity", ["next"], ["y"]),
+    ]
+    made = helper.make_graph(
+        nodes,
+        "running_sum",
+        [helper.make_tensor_value_info(name, kind, ["batch", 1]) for name, kind in kinds.items()],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 1])
+            for name in ("y", "next")
+        ],
+    )
+    onnx.save(
+        helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)]),
+        str(claim / "sum.onnx"),
+    )
+    state = {"inputName": "state", "outputName": "next", "dataType": "FP32", "dims": [1]}
+    built = builders.built(
+        tokenizer=None,
+        postprocess=None,
+        model={
+            "source": {"uri": "pvc://models/sum.onnx"},
+            "inputs": [{"name": "x", "dataType": "FP32", "dims": [1]}],
+            "outputs": [{"name": "y", "dataType": "FP32", "dims": [1]}],
+            "maxBatchSize": 8,
+            "sequenceBatching": {
+                "strategy": "Direct",
+                "controls": [{"name": "START", "kind": "START"}],
+                "states": [state],
+            },
+        },
+        health={"inputs": [{"name": "x", "shape": [1, 1], "data": ["1"]}]},
+    )
+    for key, content in built.render().data.items():
+        (pod.options.revision / key).write_text(content)
+    code, report = pod.load()
+    assert (code, report.findings) == (0, ()), pod.output
+    config = parse((pod.models / "model/config.pbtxt").read_text())
+    sequences = config.sequence_batching
+    # The backend expects as many inputs as these are (its sources, r24.08 to r25.12).
+    assert sorted(
+        [
+            *(tensor.name for tensor in config.input),
+            *(tensor.name for tensor in sequences.control_input),
+            *(tensor.input_name for tensor in sequences.state),
+        ]
+    ) == sorted(kinds)

@@ -195,8 +195,8 @@ async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:
     with serving(resource, tmp_path) as (running, parsed):
         looked = await ask(running, parsed)
         assert looked.healthy, looked
-        assert looked.latency_s is not None
-        async with TritonClient(running.endpoint.grpc) as client:
+        assert looked.latency_s is not None, looked
+        async with TritonClient(running.endpoint.grpc, deadline_s=60.0) as client:
             text = {"TEXT": np.array([[b"a"]], dtype=object)}
             seen = json.loads((await client.infer("spoken", text, sequence_id=77))["SEEN"].item())
             assert {name: seen[name][2] for name in ("START", "END", "ID")} == {
@@ -209,17 +209,20 @@ async def test_a_question_is_a_sequence_of_its_own(tmp_path: Path) -> None:
             graph = build(parsed, Options())
             example = example_of(parsed, graph)
             assert example is not None
+            # The deadline also covers what comes before the inference: connecting, readiness and
+            # the index. A pod that is late there counts as unreachable.
             held = await probe(
-                running.endpoint.grpc, "spoken", None, probe_request(example), deadline_s=1.5
+                running.endpoint.grpc, "spoken", None, probe_request(example), deadline_s=5.0
             )
-            assert held.healthy
-            assert held.latency_s is None
+            assert held.healthy, held
+            assert held.latency_s is None, held
             last = await client._client.infer(
                 "spoken", [_text(b"a")], sequence_id=5, sequence_end=True
             )
             # What waited in vain did not begin a sequence in the place of the client's.
             assert json.loads(last.as_numpy("SEEN").item())["ID"][2] == [5]
-        assert (await ask(running, parsed)).latency_s is not None
+        looked = await ask(running, parsed)
+        assert looked.latency_s is not None, looked
 
 
 def _text(text: bytes) -> Any:

@@ -162,8 +162,8 @@ async def test_no_poison_changes_a_good_answer(served: Served, empty: bool) -> N
             try:
                 await work
             except RejectedError as error:
-                # An error for all, never a wrong answer: no row of such a batch can be known to be
-                # right.
+                # An error for all, never a wrong answer: rows behind the one without tokens are
+                # unfilled.
                 if not (empty and served.ragged and GUARD in error.reason):
                     raise
                 failed += 1

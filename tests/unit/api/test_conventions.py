@@ -39,6 +39,7 @@ EXCEPTIONS = {
         "spec.*.engineArgs": "vLLM's own arguments",
         "spec.server.networkPolicy.inferenceFrom[]": "peers, as in a NetworkPolicy",
         "spec.server.networkPolicy.metricsFrom[]": "peers, as in a NetworkPolicy",
+        "spec.server.networkPolicy.egress[]": "rules, as in a NetworkPolicy",
     },
     "atomic lists": {
         "spec.tokenizer.buckets": "the order has a meaning",
@@ -54,6 +55,7 @@ EXCEPTIONS = {
         "spec.server.tolerations": "as in a Pod",
         "spec.server.topologySpreadConstraints": "items have no key that is always there",
         "spec.server.networkPolicy.*From": "as in a NetworkPolicy",
+        "spec.server.networkPolicy.egress": "as in a NetworkPolicy",
         "status.ensemble.*puts": "in the order in which clients see them; one writer",
         "status.ensemble.*puts[].shape": "a shape",
         "status.padding.measured": "no key; one writer",

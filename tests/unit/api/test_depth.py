@@ -82,8 +82,22 @@ DEEPEST = {
     OpenForm.TOLERATION: {"key": "k", "operator": "Exists", "tolerationSeconds": 5},
     OpenForm.SELECTING: {
         "labelSelector": {"matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}]},
+        "podSelector": {"matchLabels": {"a": "b"}},
+        "ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]},
         "matchLabelKeys": ["k"],
         "maxSkew": 1,
+    },
+    OpenForm.EGRESS_RULE: {
+        "to": [
+            {
+                "namespaceSelector": {"matchLabels": {"a": "b"}},
+                "podSelector": {
+                    "matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}]
+                },
+            },
+            {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}},
+        ],
+        "ports": [{"port": 443, "endPort": 444, "protocol": "TCP"}],
     },
     OpenForm.AFFINITY: {
         "nodeAffinity": {

@@ -41,6 +41,10 @@ def test_variables_fill_in_and_options_win() -> None:
         "TRITONPIPE_CUSTOM_CODE": "forbid",
         "TRITONPIPE_POD_TEMPLATE": "forbid",
         "TRITONPIPE_SERVICE_ACCOUNTS": "bucket-reader, hub-reader",
+        "TRITONPIPE_INFERENCE_NAMESPACES": "gateway, web,gateway",
+        "TRITONPIPE_METRICS_NAMESPACES": "*",
+        "TRITONPIPE_DEFAULT_SERVICE_ACCOUNT": "writer",
+        "TRITONPIPE_IMPERSONATED_SERVICE_ACCOUNTS": "deployer, writer",
         "TRITONPIPE_POD_METADATA": "example.com/*",
         "OTHER": "x",
     }
@@ -56,6 +60,10 @@ def test_variables_fill_in_and_options_win() -> None:
     assert not options.custom_code_allowed
     assert options.pod_template is PodTemplateMode.FORBID
     assert options.service_accounts == ("bucket-reader", "hub-reader")
+    assert options.inference_namespaces == ("gateway", "web")
+    assert options.metrics_namespaces == ("*",)
+    assert options.default_account == "writer"
+    assert options.impersonated_accounts == ("writer", "deployer")
     assert options.pod_metadata == ("example.com/*",)
     assert dict(options.family_images) == {**DEFAULT_FAMILY_IMAGES, "vllm": "v:1"}
 
@@ -76,7 +84,23 @@ def test_variables_fill_in_and_options_win() -> None:
             ["--substitute-runner", "tensorrt_plan", "supported are onnxruntime_onnx"],
         ),
         ({"pod_template": "maybe"}, ["--pod-template", "'allow', 'restricted' or 'forbid'"]),
+        (
+            {"inference_namespaces": ["team-*"]},
+            ["--inference-namespaces", "'team-*' is neither a namespace name nor *"],
+        ),
+        (
+            {"default_service_account": "*"},
+            ["--default-service-account", "'*' is not the name of a service account"],
+        ),
+        (
+            {"impersonated_service_accounts": ["a", "b*"]},
+            ["--impersonated-service-accounts", "'b*'", "roles list each name"],
+        ),
         ({"custom_code": "maybe"}, ["--custom-code", "'allow' or 'forbid'"]),
+        (
+            {"metrics_authentication": "token"},
+            ["metrics_authentication token needs metrics_tls_folder", "unencrypted"],
+        ),
         ({"metrics_port": 9000, "liveness_port": 9000}, ["metrics_port", "liveness_port", "9000"]),
         (
             {"prometheus_url": "prometheus:9090"},
@@ -140,6 +164,10 @@ def test_a_tuning_job_judges_by_the_operators_options() -> None:
         custom_code="forbid",
         pod_template="allow",
         service_accounts=("reader",),
+        inference_namespaces=("gateway",),
+        metrics_namespaces=("monitoring",),
+        default_service_account="writer",
+        impersonated_service_accounts=("deployer",),
         pod_metadata=("example.com/*",),
         operator_key_secret="other",
         operator_namespace="ops",

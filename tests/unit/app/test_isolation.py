@@ -286,7 +286,6 @@ def holders(operator: OperatorParts, word: str) -> Collection[str]:
         reconciler._probes,
         reconciler._status,
         reconciler._settled,
-        reconciler._children,
         operator.autoscaler,
         operator.latency_monitor,
         operator.monitoring_objects,

@@ -17,6 +17,7 @@ from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES, Resource
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render.objects import live_config_map
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
@@ -73,6 +74,7 @@ def watching(
             dues.append,
             Handover(),
             FailureLog("failed", OperatorMetrics().monitor_errors),
+            Options(),
         ),
         server,
         dues,

@@ -53,14 +53,28 @@ def check(
             check(inputs=(tensor("t", "BYTES", 1),)),
             OnnxFile((FileTensor("t", "STRING", ("n", 1)),), (LOGITS,), ()),
         ),
-        # A file without shapes says nothing that could be wrong.
+        # ONNX Runtime may know the shapes of operators that the loader does not know.
+        (
+            check(),
+            OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", None, is_certain=False),), ()),
+        ),
         (
             check(),
             OnnxFile(
-                (FileTensor("input_ids", "INT64", None), MASK),
-                (FileTensor("logits", "FP32", None),),
-                (),
+                (IDS, MASK), (FileTensor("logits", "FP32", ("batch", "n"), is_certain=False),), ()
             ),
+        ),
+        # A size that ONNX Runtime may or may not infer.
+        *(
+            (
+                check(outputs=(tensor("logits", "FP32", size),)),
+                OnnxFile(
+                    (IDS, MASK),
+                    (FileTensor("logits", "FP32", ("batch", 2), optional=frozenset({1})),),
+                    (),
+                ),
+            )
+            for size in (2, -1)
         ),
         (
             check(batch=0, inputs=(tensor("s", "FP32", 1),)),
@@ -108,6 +122,38 @@ def test_what_fits(declared: PlanCheck, file: OnnxFile) -> None:
             ["output logits has other fixed dimensions", "dims: [2]}]"],
         ),
         (
+            check(outputs=(tensor("logits", "FP32", 3),)),
+            OnnxFile(
+                (IDS, MASK),
+                (FileTensor("logits", "FP32", ("batch", 2), optional=frozenset({1})),),
+                (),
+            ),
+            ["output logits has other fixed dimensions", "dims: [2]}]"],
+        ),
+        # Triton compares outputs exactly: -1 with what is dynamic in the file.
+        (
+            check(),
+            OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ("batch", "n")),), ()),
+            [
+                "output logits has a dynamic axis, which must be declared as -1",
+                "FP32 [-1, 2]",
+                "dims: [-1]}]",
+            ],
+        ),
+        (
+            check(),
+            OnnxFile(
+                (FileTensor("input_ids", "INT64", None), MASK),
+                (FileTensor("logits", "FP32", None),),
+                (),
+            ),
+            [
+                "input input_ids has no shape in the file",
+                "output logits has no shape in the file",
+                "Export the model with the shapes of input_ids, logits.",
+            ],
+        ),
+        (
             check(outputs=(tensor("logits", "FP16", 2),)),
             FILE,
             ["output logits is FP32", "dataType: FP32"],
@@ -151,6 +197,77 @@ def test_what_does_not_fit_shows_both_sides_and_the_cure(
     assert message.startswith("hf://a/b does not fit spec.model")
     for part in (*says, "declared", "in file"):
         assert part in message
+
+
+def test_a_named_axis_of_an_adapted_file_gets_its_declared_size() -> None:
+    file = OnnxFile((IDS, MASK), (FileTensor("logits", "FP32", ("batch", "n")),), ())
+    assert compare(check(), file, "hf://a/b", is_adapted=True) is None
+
+
+SEQUENCES = check(inputs=(tensor("x", "FP32", 4),), outputs=(tensor("y", "FP32", 4),)).model_copy(
+    update={
+        "controls": (tensor("START", "INT32", 1), tensor("ID", "UINT64", 1)),
+        "state_inputs": (tensor("state", "FP32", 4),),
+        "state_outputs": (tensor("next", "FP32", 4),),
+    }
+)
+SEQUENCE_INPUTS = (
+    FileTensor("x", "FP32", ("batch", 4)),
+    FileTensor("START", "INT32", ("batch", 1)),
+    FileTensor("ID", "UINT64", ("batch", 1)),
+    FileTensor("state", "FP32", ("batch", 4)),
+)
+SEQUENCE_OUTPUTS = (
+    FileTensor("y", "FP32", ("batch", 4)),
+    FileTensor("next", "FP32", ("batch", "n")),
+)
+
+
+def test_what_the_sequence_batcher_fills_counts_as_declared() -> None:
+    file = OnnxFile(SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, ())
+    assert compare(SEQUENCES, file, "hf://a/b") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (
+            OnnxFile(SEQUENCE_INPUTS[:1] + SEQUENCE_INPUTS[2:], SEQUENCE_OUTPUTS, ()),
+            "input START is not in the file",
+        ),
+        (
+            OnnxFile(SEQUENCE_INPUTS, SEQUENCE_OUTPUTS[:1], ()),
+            "output next is not in the file",
+        ),
+        (
+            OnnxFile(
+                (*SEQUENCE_INPUTS[:3], FileTensor("state", "FP16", ("batch", 4))),
+                SEQUENCE_OUTPUTS,
+                (),
+            ),
+            "input state is FP16",
+        ),
+        (
+            OnnxFile(
+                (
+                    *SEQUENCE_INPUTS[:2],
+                    FileTensor("ID", "UINT64", ("batch", None)),
+                    SEQUENCE_INPUTS[3],
+                ),
+                SEQUENCE_OUTPUTS,
+                (),
+            ),
+            "control input ID has a dynamic axis instead of size 1",
+        ),
+    ],
+)
+def test_controls_and_states_that_do_not_fit_are_not_suggested_as_inputs(
+    file: OnnxFile, says: str
+) -> None:
+    message = compare(SEQUENCES, file, "hf://a/b")
+    assert message is not None
+    assert says in message
+    assert "spec.model.inputs: [{name: x, dataType: FP32, dims: [4]}]" in message
 
 
 def external(path: Path, location: str) -> Path:

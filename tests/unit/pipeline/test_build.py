@@ -438,6 +438,33 @@ def test_a_backend_that_reads_our_tokens_is_warmed_up() -> None:
     assert warmed(tokenizer={"maxLength": 128}) == ["1x128", "64x128"]
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"instances": {"count": 1, "kind": "CPU"}}, ["1x128"]),
+        (
+            {
+                "instances": {"count": 1, "kind": "CPU"},
+                "dynamicBatching": {"preferredBatchSizes": [4]},
+            },
+            ["1x128", "4x128"],
+        ),
+        (
+            {"instances": {"count": 1, "kind": "CPU"}, "warmup": {"batchSizes": [1, 64]}},
+            ["1x128", "64x128"],
+        ),
+        (
+            {"instances": {"groups": [{"count": 1, "kind": "CPU"}, {"count": 1, "kind": "GPU"}]}},
+            ["1x128", "64x128"],
+        ),
+    ],
+)
+def test_on_a_cpu_no_full_batch_delays_the_start(
+    model: dict[str, Any], expected: list[str]
+) -> None:
+    assert warmed(tokenizer={"maxLength": 128}, model=model) == expected
+
+
 def test_nobody_knows_what_the_tokens_of_own_code_are_like() -> None:
     assert warmed(tokenizer=OWN_TOKENIZER, model={"inputs": OWN_INPUTS}) == []
     asked = {

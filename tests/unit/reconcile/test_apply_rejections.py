@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support import builders
 from tests.support.reconcilers import KEY, AcceptingClient, reconciler_of, stored
 from tests.support.worldchecks import check_status
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden
+from triton_pipelines.cluster.impersonation import PermissionDenied
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 from triton_pipelines.cluster.store import Store
 
@@ -43,3 +45,34 @@ async def test_a_child_that_admission_refuses_is_told_of_and_tried_again() -> No
     assert told["Reconciling"] == ("True", "APIError")
     assert WORDS in status["conditions"][0]["message"]
     assert status["observedGeneration"] == 0
+
+
+class DenyingClient(AcceptingClient):
+    """A fake API server that grants the account ``writer`` nothing."""
+
+    def acting_as(self, user: str) -> DenyingClient:
+        assert user == "system:serviceaccount:nlp:writer"
+        return self
+
+    async def apply(self, obj: Object, **_: Any) -> Object:
+        raise Forbidden(403, "Forbidden", WORDS)
+
+    async def create(self, obj: Object) -> Object:
+        is_review = obj["kind"] == "SelfSubjectAccessReview"
+        return {"status": {"allowed": False}} if is_review else await super().create(obj)
+
+
+async def test_a_missing_permission_is_reported_with_its_remedy() -> None:
+    client, store = DenyingClient(), Store()
+    store.put(INFERENCE_PIPELINES, stored())
+    options = builders.options(default_account="writer", impersonated_accounts=("writer",))
+    reconciler = reconciler_of(client, store, options=options)
+    with pytest.raises(PermissionDenied):  # the queue backs off by it
+        await reconciler.reconcile(KEY)
+    (status,) = client.statuses
+    check_status(status)
+    told = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+    assert told["Ready"] == ("False", "PermissionDenied")
+    message = status["conditions"][0]["message"]
+    assert message.startswith("ConfigMap sentiment-")
+    assert "service account nlp/writer may not create, update, patch, delete configmaps" in message

@@ -15,7 +15,6 @@ from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.compile.render.objects import (
     deployment,
     disruption_budget,
-    network_policy,
     strategy,
 )
 from triton_pipelines.compile.render.pod_scheduling import affinity
@@ -271,25 +270,6 @@ def test_somebody_elses_replicas_are_left_out() -> None:
     template = one.render().template
     assert "replicas" not in deployment(one.pipeline, template, RolloutStrategy.SURGE, None)["spec"]
     assert deployment(one.pipeline, template, RolloutStrategy.SURGE, 0)["spec"]["replicas"] == 0
-
-
-def test_who_may_reach_the_ports() -> None:
-    peer = {"podSelector": {"matchLabels": {"a": "b"}}}
-    policy = network_policy(
-        built(server={"networkPolicy": {"inferenceFrom": [peer]}}).pipeline, "ops"
-    )
-    assert policy is not None
-    inference, metrics = policy["spec"]["ingress"]
-    assert [item["port"] for item in inference["ports"]] == ["http", "grpc"]
-    assert inference["from"][0] == peer
-    assert inference["from"][1]["namespaceSelector"] == {
-        "matchLabels": {"kubernetes.io/metadata.name": "ops"}
-    }
-    assert "from" not in metrics
-    assert (
-        network_policy(built(server={"networkPolicy": {"mode": "Disabled"}}).pipeline, "ops")
-        is None
-    )
 
 
 @pytest.mark.parametrize(

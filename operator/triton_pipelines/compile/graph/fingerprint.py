@@ -19,7 +19,17 @@ from .options import Options
 # including those of later releases: a field that is set changes the fingerprint, and one that is
 # left out does not, so that an upgrade keeps every measurement.
 _NO_COST: Final = frozenset(
-    {"replicas", "suspend", "health", "rollout", "scaling", "slo", "tuning", "observability"}
+    {
+        "replicas",
+        "suspend",
+        "serviceAccountName",
+        "health",
+        "rollout",
+        "scaling",
+        "slo",
+        "tuning",
+        "observability",
+    }
 )
 _NO_COST_OF_SERVER: Final = frozenset({
     "imagePullPolicy", "imagePullSecrets", "serviceAccountName", "tolerations",

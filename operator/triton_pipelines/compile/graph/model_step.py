@@ -105,7 +105,9 @@ def model_step(declared: DeclaredStep, context: StepContext) -> Step:
         files=_files(fields, model_name, context),
         version_policy=fields.version_policy,
         version=fields.version,
-        warmup=warmup_samples(fields, batch, inputs, python, context),
+        warmup=warmup_samples(
+            fields, batch, inputs, context, python=python, on_cpu=instances.on_cpu
+        ),
         accelerator=None if python else _accelerator(fields, model_name, context.options),
         lengths=fields.lengths,
         decoupled=fields.decoupled is Switch.ENABLED

@@ -28,6 +28,9 @@ SAFE_POD_METADATA: Final = (
     "prometheus.io/*",
 )
 
+EVERYONE: Final = "*"
+"""In place of a namespace: any client, also outside the cluster."""
+
 
 class PodTemplateMode(StrEnum):
     """What resources may set in their pods."""
@@ -63,6 +66,17 @@ class Options:
     """What resources may set in their pods."""
     service_accounts: tuple[str, ...] = ()
     """Service accounts that pods may use besides ``default``, unless all may be used (Allow)."""
+    inference_namespaces: tuple[str, ...] = ()
+    """Namespaces whose pods may send inference requests to a pipeline that names no peers, besides
+    its own; :data:`EVERYONE` for any client."""
+    metrics_namespaces: tuple[str, ...] = ()
+    """The same for reading metrics."""
+    default_account: str = ""
+    """Service account of its namespace in whose name the objects of a pipeline are written, unless
+    its spec names one; empty: the operator's own account."""
+    impersonated_accounts: tuple[str, ...] | None = None
+    """All accounts in whose name the operator may write; ``None`` if that is not known, as on the
+    command line."""
     pod_metadata: tuple[str, ...] = ()
     """Keys of labels and annotations that a restricted ``server.podTemplate`` may set besides
     :data:`SAFE_POD_METADATA`; ``*`` stands for any text."""

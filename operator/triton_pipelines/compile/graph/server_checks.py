@@ -14,6 +14,7 @@ from triton_pipelines.api.finding_codes import FindingCode
 from triton_pipelines.api.server import ServerSpec
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 
+from .acting_account import check_acting_account
 from .container_resources import sizes
 from .graph import Graph
 from .options import Options, PodTemplateMode
@@ -47,7 +48,7 @@ INSTEAD_OF_ARGUMENTS = {
 
 
 def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) -> Iterator[Finding]:
-    """Yield the findings about ``spec.server``."""
+    """Yield the findings about ``spec.server`` and ``spec.serviceAccountName``."""
     server = pipeline.spec.server
     image = server.image or default_image(graph, options)
     version = server_version(server.version, image)
@@ -70,6 +71,7 @@ def check_server(pipeline: InferencePipeline, graph: Graph, options: Options) ->
             code=FindingCode.FORBIDDEN,
         )
     yield from check_references(pipeline, graph, options)
+    yield from check_acting_account(pipeline.spec.service_account_name, options)
     yield from _fixed(pipeline, graph)
     yield from _resources(pipeline, graph)
     yield from _affinity(server)

@@ -19,6 +19,7 @@ from triton_pipelines.api.loadplan import (
     PlanTokens,
     PlanVersions,
 )
+from triton_pipelines.api.sequence_batching import control_type
 from triton_pipelines.api.tensors import TokenTensor
 from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
 from triton_pipelines.compile.graph.graph import Fetch, Graph, Implementation, Step, Tensor
@@ -225,6 +226,7 @@ def _check(step: Step, graph: Graph) -> PlanCheck | None:
         )
 
     folder = main.kind is FetchKind.MODEL
+    controls, state_inputs, state_outputs = _sequence_tensors(step)
     return PlanCheck(
         step=step.name,
         path=None if folder else main.target,
@@ -234,5 +236,39 @@ def _check(step: Step, graph: Graph) -> PlanCheck | None:
         max_batch_size=step.max_batch_size,
         inputs=tensors([entry.tensor for entry in step.inputs]),
         outputs=tensors(list(step.outputs)),
+        controls=controls,
+        state_inputs=state_inputs,
+        state_outputs=state_outputs,
         tokens=_tokens(step, graph),
+    )
+
+
+def _sequence_tensors(
+    step: Step,
+) -> tuple[tuple[PlanTensor, ...], tuple[PlanTensor, ...], tuple[PlanTensor, ...]]:
+    """Return the tensors of the file that the sequence batcher handles.
+
+    They are not declared as inputs and outputs of the step. The runner does not know them.
+
+    Returns:
+        Controls, states that the file reads, and states that it writes and clients do not get.
+    """
+    if step.sequences is None or step.implementation is not Implementation.BACKEND:
+        return (), (), ()
+    declared = {tensor.name for tensor in step.outputs}
+    states = step.sequences.states
+    return (
+        tuple(
+            PlanTensor(name=one.name, data_type=control_type(one).value, dims=(1,))
+            for one in step.sequences.controls
+        ),
+        tuple(
+            PlanTensor(name=one.input_name, data_type=one.data_type.value, dims=one.dims)
+            for one in states
+        ),
+        tuple(
+            PlanTensor(name=one.output_name, data_type=one.data_type.value, dims=one.dims)
+            for one in states
+            if one.output_name not in declared
+        ),
     )

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_pipelines.api import names
-from triton_pipelines.api.base import Switch
 from triton_pipelines.api.rollout import RolloutStrategy
 from triton_pipelines.api.server import DisruptionBudget
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.drain import sequence_idle_seconds
-
-from .passthrough import plain
 
 # Kubernetes' own default, and the most that it takes.
 AFFINITY_SECONDS = 10800
@@ -132,43 +129,6 @@ def _port(name: str, number: int, app_protocol: str) -> dict[str, Any]:
         "protocol": "TCP",
         "appProtocol": app_protocol,
     }
-
-
-def network_policy(pipeline: InferencePipeline, operator_namespace: str) -> dict[str, Any] | None:
-    """Return the network policy of the pods; ``None`` if the resource disables it.
-
-    It does not restrict egress, because the init container fetches sources.
-    """
-    declared = pipeline.spec.server.network_policy
-    if declared.mode is Switch.DISABLED:
-        return None
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
-        "podSelector": {
-            "matchLabels": {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}
-        },
-    }
-
-    def rule(peers: tuple[Mapping[str, Any], ...], *ports: str) -> dict[str, Any]:
-        allowed: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
-        if peers:
-            allowed["from"] = [*(plain(peer) for peer in peers), operator]
-        return allowed
-
-    return child(
-        pipeline,
-        "networking.k8s.io/v1",
-        "NetworkPolicy",
-        pipeline.name,
-        spec={
-            "podSelector": {"matchLabels": names.selector(pipeline.name)},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                rule(declared.inference_from, "http", "grpc"),
-                rule(declared.metrics_from, "metrics"),
-            ],
-        },
-    )
 
 
 def disruption_budget(

@@ -18,6 +18,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph.options import Options
 from triton_pipelines.compile.graph.quantities import millis
 
+from .network_policies import egress_fields, operator_peer
 from .objects import owner, strategy
 from .pod import UID
 
@@ -111,6 +112,10 @@ def inputs(
         "custom_code": "allow" if options.custom_code_allowed else "forbid",
         "pod_template": options.pod_template.value,
         "service_accounts": list(options.service_accounts),
+        "inference_namespaces": list(options.inference_namespaces),
+        "metrics_namespaces": list(options.metrics_namespaces),
+        "default_service_account": options.default_account,
+        "impersonated_service_accounts": list(options.impersonated_accounts or ()),
         "pod_metadata": list(options.pod_metadata),
         "operator_key_secret": options.operator_key_secret,
         "operator_namespace": options.operator_namespace,
@@ -127,16 +132,12 @@ def policies(
 ) -> list[dict[str, Any]]:
     """Return the network policies of a tuning run; none if the pipeline has none either.
 
-    The Job may reach only the canary. Only the Job and the operator may reach the canary.
+    The Job may reach only the canary. Only the Job and the operator may reach the canary, which may
+    reach what the pipeline's pods may reach.
     """
     if pipeline.spec.server.network_policy.mode is Switch.DISABLED:
         return []
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},
-        "podSelector": {
-            "matchLabels": {names.LABEL_NAME: names.APP, names.LABEL_COMPONENT: "operator"}
-        },
-    }
+    egress = egress_fields(pipeline)
     ports = [{"port": port, "protocol": "TCP"} for port in ("http", "grpc", "metrics")]
     canary_pods, tuner_pods = (
         {"podSelector": {"matchLabels": _selector(pipeline.name, run, component)}}
@@ -144,8 +145,9 @@ def policies(
     )
     to_canary = {
         **canary_pods,
-        "policyTypes": ["Ingress"],
-        "ingress": [{"ports": ports, "from": [tuner_pods, operator]}],
+        "policyTypes": ["Ingress", "Egress"] if egress else ["Ingress"],
+        "ingress": [{"ports": ports, "from": [tuner_pods, operator_peer(operator_namespace)]}],
+        **egress,
     }
     from_tuner = {
         **tuner_pods,

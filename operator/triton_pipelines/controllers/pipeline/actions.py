@@ -86,6 +86,8 @@ class Plan:
     ``tuning_objects``.
     """
 
+    account: str = ""
+    """Service account in whose name objects are written; empty: the operator's own."""
     apply: tuple[Object, ...] = ()
     """Objects of the pipeline, in the order of :class:`ApplyStage`."""
     delete: tuple[Deletion, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.errors import ClusterError, Invalid
+from triton_pipelines.cluster.impersonation import PermissionDenied
 from triton_pipelines.controllers.scaling_conditions import CONDITION_TYPES as SCALING_CONDITIONS
 
 from . import status as statuses
@@ -27,6 +28,7 @@ _MESSAGES: Final = {
     # Quota, admission or a missing permission: others than the operator have to act, so the status
     # has to show it, not only the operator's log.
     Reason.API_ERROR: "the API server rejects an object of the pipeline: {}",
+    Reason.PERMISSION_DENIED: "{}",
     Reason.NAME_CONFLICT: "{}",
     Reason.PROGRESSING: "waiting for {} of a previous pipeline with this name to be deleted",
 }
@@ -38,6 +40,8 @@ def reason_of(error: ApplyFailure) -> Reason:
         return Reason.NAME_CONFLICT
     if isinstance(error, FormerChild):
         return Reason.PROGRESSING
+    if isinstance(error, PermissionDenied):
+        return Reason.PERMISSION_DENIED
     return Reason.INVALID_SPEC if isinstance(error, Invalid) else Reason.API_ERROR
 
 

@@ -1,4 +1,4 @@
-"""Apply the objects of pipelines. Does I/O."""
+"""Write the objects of one pipeline, and keep the caches up to date with them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import structlog
 
 from triton_pipelines.cluster.apply import apply_over, metadata_of
 from triton_pipelines.cluster.client import Client
-from triton_pipelines.cluster.errors import NotFound
-from triton_pipelines.cluster.resources import SECRETS, Resource, resource_of
+from triton_pipelines.cluster.errors import Conflict, NotFound
+from triton_pipelines.cluster.impersonation import Writer
+from triton_pipelines.cluster.resources import PODS, SECRETS, Resource, resource_of
 from triton_pipelines.cluster.store import Store
 
+from .actions import Resize
 from .owner_references import check_owner
 from .snapshot import Object
 
@@ -20,41 +22,71 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChildWriter:
-    """Applies objects and puts them into the caches; one instance per process."""
+    """Writes objects of one namespace. Errors of the API server are raised."""
 
-    client: Client
+    reader: Client
+    """Reads with the operator's own account."""
+    writer: Writer
+    """Writes in the name of the pipeline's account."""
     store: Store
+    """The operator's caches."""
+    namespace: str
+    """The pipeline's namespace."""
 
     async def apply(self, item: Object, uid: str) -> None:
-        """Apply an object of the pipeline with this ``uid``.
+        """Apply an object, unless its name belongs to another owner.
 
-        Raises:
-            NameTaken: Its name belongs to another owner.
-            FormerChild: Its name belongs to a pipeline that was deleted.
-            ClusterError: The API server rejects it.
+        Args:
+            item: The object.
+            uid: UID of the pipeline.
         """
         resource = resource_of(item)
-        namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
-        if resource == SECRETS:
-            # Never read, but not taken from others either.
-            check_owner(await metadata_of(self.client, item), item, uid)
-            await self.client.apply(item)
-        else:
-            known = self.store.get(resource, namespace, name)
-            if known is None:
-                known = await self._uncached(resource, namespace, name)
-            check_owner(known, item, uid)
-            since = self.store.mark()
-            self.store.put(resource, await apply_over(self.client, item, known), since=since)
+        name = item["metadata"]["name"]
+        async with self.writer.explaining(resource, name):
+            if resource == SECRETS:
+                # Never read, but not taken from others either.
+                check_owner(await metadata_of(self.writer.client, item), item, uid)
+                await self.writer.client.apply(item)
+            else:
+                known = self.store.get(resource, self.namespace, name)
+                if known is None:
+                    known = await self._uncached(resource, name)
+                check_owner(known, item, uid)
+                since = self.store.mark()
+                applied = await apply_over(self.writer.client, item, known)
+                self.store.put(resource, applied, since=since)
         await _log.ainfo("applied", kind=item["kind"], object=name)
 
-    async def _uncached(self, resource: Resource, namespace: str, name: str) -> Object | None:
+    async def _uncached(self, resource: Resource, name: str) -> Object | None:
         """Return an object that the caches do not know.
 
         ``None`` if there is none. Otherwise its label was removed by hand, or it belongs to another
         owner.
         """
         try:
-            return await self.client.get(resource, namespace, name)
+            return await self.reader.get(resource, self.namespace, name)
         except NotFound:
             return None
+
+    async def delete(self, resource: Resource, name: str, uid: str) -> bool:
+        """Delete an object; return False if another object has the name now.
+
+        Args:
+            resource: Its kind.
+            name: Its name.
+            uid: Its UID; empty for Secrets, which are never read.
+        """
+        try:
+            async with self.writer.explaining(resource, name):
+                await self.writer.client.delete(resource, self.namespace, name, uid=uid or None)
+        except Conflict:
+            return False
+        await _log.ainfo("deleted", kind=resource.kind, object=name)
+        return True
+
+    async def resize(self, resize: Resize) -> None:
+        """Give one pod another CPU limit."""
+        since = self.store.mark()
+        async with self.writer.explaining(PODS, resize.pod, "resize"):
+            resized = await self.writer.client.resize_pod(self.namespace, resize.pod, resize.patch)
+        self.store.put(PODS, resized, since=since)

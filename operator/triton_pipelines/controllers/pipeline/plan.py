@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
+from triton_pipelines.compile.graph.acting_account import acting_account
 
 from .actions import Plan
 from .chain import Context, Draft, Policy, run
@@ -102,7 +104,11 @@ def plan(
     if isinstance(spec, ReconciledSpec):
         return plan_for(spec, snapshot, context, now)
     draft = Draft(context, snapshot.state(), decisions={type(spec): spec})
-    return changes(snapshot, run(STALLED_POLICIES, snapshot, draft, now))
+    declared = (snapshot.pipeline.get("spec") or {}).get("serviceAccountName")
+    return replace(
+        changes(snapshot, run(STALLED_POLICIES, snapshot, draft, now)),
+        account=acting_account(str(declared or ""), context.options),
+    )
 
 
 def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt.datetime) -> Plan:
@@ -116,7 +122,10 @@ def plan_for(spec: ReconciledSpec, snapshot: Snapshot, context: Context, now: dt
     )
     problems = [problem for problem in found if problem is not None]
     draft = Draft(context, state, problems, {ReconciledSpec: spec})
-    return changes(snapshot, run(POLICIES, snapshot, draft, now))
+    return replace(
+        changes(snapshot, run(POLICIES, snapshot, draft, now)),
+        account=acting_account(spec.pipeline.spec.service_account_name, context.options),
+    )
 
 
 __all__ = ["POLICIES", "Context", "Plan", "is_unmanaged", "plan", "plan_for"]

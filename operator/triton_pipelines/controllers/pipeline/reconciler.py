@@ -1,6 +1,7 @@
 """Reconcile one pipeline: observe from caches, probe pods that are due, plan, apply.
 
-I/O is here, in ``pod_probes``, ``prober``, ``status_writer`` and ``config_map_sources`` only.
+I/O is here, in ``child_writer``, ``pod_probes``, ``prober``, ``status_writer`` and
+``config_map_sources`` only.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import structlog
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
-    Conflict,
     Forbidden,
     Invalid,
     NamespaceTerminating,
     NotFound,
 )
+from triton_pipelines.cluster.impersonation import Writer
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -105,7 +106,6 @@ class Reconciler:
     _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
-    _children: ChildWriter = field(init=False)
     _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
@@ -122,7 +122,6 @@ class Reconciler:
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
         self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue)
         self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
-        self._children = ChildWriter(self.client, self.store)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
     async def reconcile(self, key: Key) -> Result:
@@ -304,32 +303,37 @@ class Reconciler:
         return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
 
     async def _carry_out(self, key: Key, snapshot: Snapshot, decided: Plan) -> None:
-        uid = snapshot.pipeline["metadata"].get("uid", "")
+        uid, writer = snapshot.pipeline["metadata"].get("uid", ""), self._writer(key, decided)
         for item in decided.apply[: decided.apply_before_clear]:
-            await self._children.apply(item, uid)
+            await writer.apply(item, uid)
         await self._clear(key, decided)
         for item in decided.apply[decided.apply_before_clear :]:
-            await self._children.apply(item, uid)
+            await writer.apply(item, uid)
         for deletion in decided.delete:
-            await self._delete(key, deletion)
+            await self._delete(key, deletion, writer)
         if decided.resize is not None:
-            await self._resize(key, snapshot, decided.resize)
+            await self._resize(key, snapshot, decided.resize, writer)
         for event in decided.action_events:
             await self._status.post(snapshot.pipeline, event)
 
     async def _clear(self, key: Key, decided: Plan) -> None:
         for deletion in decided.clear:
             if self.store.get(RESOURCE_OF_KIND[deletion.kind], key[0], deletion.name) is not None:
-                await self._delete(key, deletion)
+                await self._delete(key, deletion, self._writer(key, decided))
+
+    def _writer(self, key: Key, decided: Plan) -> ChildWriter:
+        writer = Writer.of(self.client, key[0], decided.account)
+        return ChildWriter(self.client, writer, self.store, key[0])
 
     async def _create_tuning_objects(self, key: Key, snapshot: Snapshot, decided: Plan) -> bool:
         """Create what a tuning run needs, and return whether that was rejected.
 
         A rejection ends the run and does not affect the pipeline.
         """
+        writer = self._writer(key, decided)
         try:
             for item in decided.tuning_objects:
-                await self._children.apply(item, snapshot.pipeline["metadata"].get("uid", ""))
+                await writer.apply(item, snapshot.pipeline["metadata"].get("uid", ""))
         except NamespaceTerminating:
             raise
         except REJECTIONS as error:
@@ -339,16 +343,16 @@ class Reconciler:
             return True
         return False
 
-    async def _resize(self, key: Key, snapshot: Snapshot, resize: Resize) -> None:
+    async def _resize(
+        self, key: Key, snapshot: Snapshot, resize: Resize, writer: ChildWriter
+    ) -> None:
         """Give one pod another CPU limit.
 
         A rejection by the API server is reported, and the resize is retried after a while.
         """
-        since, known = self.store.mark(), self.handover.resize_rejections.setdefault(key, {})
+        known = self.handover.resize_rejections.setdefault(key, {})
         try:
-            self.store.put(
-                PODS, await self.client.resize_pod(key[0], resize.pod, resize.patch), since=since
-            )
+            await writer.resize(resize)
         except (Forbidden, Invalid, NotFound) as error:
             if isinstance(error, NotFound) and error.of_an_object:
                 return  # The pod has just been deleted, which the watch reports.
@@ -365,13 +369,10 @@ class Reconciler:
         known.pop(resize.uid, None)
         await _log.ainfo("resized", pod=resize.pod, cpu_millis=resize.limit)
 
-    async def _delete(self, key: Key, deletion: Deletion) -> None:
+    async def _delete(self, key: Key, deletion: Deletion, writer: ChildWriter) -> None:
         resource = RESOURCE_OF_KIND[deletion.kind]
-        try:
-            await self.client.delete(resource, key[0], deletion.name, uid=deletion.uid or None)
-        except Conflict:
-            return  # Another object has the name now.
-        await _log.ainfo("deleted", kind=deletion.kind, object=deletion.name)
+        if not await writer.delete(resource, deletion.name, deletion.uid):
+            return
         if resource == PODS:
             # Deletion takes time; until the watch reports it, the object must not be deleted again.
             self._pods.mark_deleted(key, deletion.uid)

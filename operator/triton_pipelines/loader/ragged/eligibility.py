@@ -77,9 +77,13 @@ class Adaptable:
     """Inputs that hide padding."""
     stated_by_graph: bool = False
     """Whether ``max_length`` comes from the graph itself rather than from the plan."""
+    output_dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Output → its declared dims without the batch axis; -1 where an axis is open."""
 
 
-def check_eligibility(model: Any, plan: PlanAdapt) -> Adaptable | AdaptationRefusal:
+def check_eligibility(
+    model: Any, plan: PlanAdapt, output_dims: Mapping[str, tuple[int, ...]] | None = None
+) -> Adaptable | AdaptationRefusal:
     """Check a graph against the plan's inputs and outputs per token.
 
     An opset older than :data:`OPSET` is not an obstacle here: see
@@ -88,6 +92,7 @@ def check_eligibility(model: Any, plan: PlanAdapt) -> Adaptable | AdaptationRefu
     Args:
         model: an ``onnx.ModelProto``; its external data need not be loaded.
         plan: what the load plan says about the file.
+        output_dims: output → its declared dims without the batch axis.
     """
     sizes = _input_sizes(model, plan)
     reasons = (
@@ -108,6 +113,7 @@ def check_eligibility(model: Any, plan: PlanAdapt) -> Adaptable | AdaptationRefu
         sizes,
         _masks(model, plan),
         stated is not None,
+        output_dims or {},
     )
 
 

@@ -164,7 +164,7 @@ def _compare_graphs(
         )
     if not _guard_fails_batch(run, rows, flat):
         return Verification(
-            evaluator, worst, fault="the guard against rows without tokens does not work"
+            evaluator, worst, fault="the guard against rows that Triton left unfilled does not work"
         )
     return Verification(evaluator, worst)
 
@@ -180,7 +180,7 @@ def _run_stock(
     try:
         run = open_model(stock, evaluator)
         single = [run(row) for row in rows]
-        fault = _length_fault(run, graph_inputs, adaptable)
+        fault = _dims_fault(single, adaptable) or _length_fault(run, graph_inputs, adaptable)
     except MemoryError:
         raise _VerificationEndedError(Verification(Evaluator.NONE, why=OUT_OF_MEMORY)) from None
     except Exception as error:
@@ -195,6 +195,23 @@ def _run_stock(
     if fault:
         raise _VerificationEndedError(Verification(evaluator, fault=fault))
     return single
+
+
+def _dims_fault(single: Sequence[Outputs], adaptable: Adaptable) -> str:
+    """Return which output does not have its declared dims; empty if all have them."""
+    for name, declared in adaptable.output_dims.items():
+        if name in adaptable.plan.token_outputs:
+            continue
+        for output in single:
+            dims = output[name].shape[1:] if name in output else declared
+            if len(dims) != len(declared) or any(
+                size not in (-1, dim) for size, dim in zip(declared, dims, strict=True)
+            ):
+                return (
+                    f"output {name} has the dims {list(dims)}, and spec.model.outputs declares "
+                    f"{list(declared)}"
+                )
+    return ""
 
 
 def _run_adapted(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import onnx
 
@@ -13,7 +15,12 @@ from triton_pipelines.api.loadplan import PlanAdapt
 from triton_pipelines.loader.files import fsync_folder
 from triton_pipelines.loader.onnx_graph.graph_walk import opset
 from triton_pipelines.loader.onnx_graph.inline_functions import inline_local_functions
-from triton_pipelines.loader.onnx_graph.model_runner import Evaluator, GraphInput, graph_inputs
+from triton_pipelines.loader.onnx_graph.model_runner import (
+    Evaluator,
+    GraphInput,
+    choose_evaluator,
+    graph_inputs,
+)
 from triton_pipelines.loader.onnx_store import Stored, load, load_without_weights, save, skeleton
 from triton_pipelines.loader.onnx_weights import side_files_of, size_of
 from triton_pipelines.loader.ragged.eligibility import (
@@ -26,6 +33,10 @@ from triton_pipelines.loader.ragged.eligibility import (
 from triton_pipelines.loader.ragged.equivalence import Verification, verify
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.opset_upgrade import CONVERTED_MAX, too_old, upgraded
+from triton_pipelines.loader.ragged.padding_free.analysis import Padded, PaddingFree, analyze
+
+SLOWER_ON_GPU: Final = "on a GPU, batches of usual size are faster with padding"
+"""Measured on an H100: see docs/decisions/0031-padding-free-graphs.md."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,8 @@ class AdaptedFile:
     """What it was adapted for."""
     verification: Verification
     """How it was verified."""
+    form: PaddingFree | Padded
+    """Whether it computes padding."""
 
     @property
     def is_verified(self) -> bool:
@@ -52,7 +65,9 @@ class AdaptedFile:
                 f"batched rows give the outputs of single rows in {self.verification.evaluator}"
             )
         accepted = ", ".join(limits) or "any values"
-        return f"adapted to ragged batches; {verified}; rows are accepted with {accepted}"
+        return (
+            f"adapted to ragged batches; {verified}; {self.form}; rows are accepted with {accepted}"
+        )
 
 
 class _RefusedError(Exception):
@@ -63,7 +78,13 @@ class _RefusedError(Exception):
         self.refusal = refusal
 
 
-def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
+def adapt_file(
+    path: Path,
+    plan: PlanAdapt,
+    output_dims: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    on_cpu: bool = False,
+) -> AdaptedFile | AdaptationRefusal:
     """Adapt the model at ``path``.
 
     The new file takes its name only when it is complete and verified as far as possible here.
@@ -73,6 +94,9 @@ def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
     Args:
         path: the ONNX file.
         plan: inputs and outputs per token, from the load plan.
+        output_dims: output → its declared dims without the batch axis. The adapted file states
+            them.
+        on_cpu: whether it will run on CPUs only.
 
     Raises:
         OSError: the volume is full.
@@ -80,17 +104,18 @@ def adapt_file(path: Path, plan: PlanAdapt) -> AdaptedFile | AdaptationRefusal:
         google.protobuf.message.DecodeError: the file is not a model.
     """
     try:
-        stored, is_converted = _read_model(path)
-        adaptable = _check(path, stored.model, plan)
-        names = [item.name for item in plan.inputs]
-        file = _FileAdaptation(
-            path,
-            graph_inputs(stored.model, names),
-            adaptable,
-            size_of(path, stored.model),
-            is_converted,
-        )
-        return file.run(stored)
+        with _new_enough(path) as source:
+            stored = _read_model(source)
+            adaptable = _check(path, stored.model, plan, output_dims or {})
+            file = _FileAdaptation(
+                path,
+                source,
+                graph_inputs(stored.model, [item.name for item in plan.inputs]),
+                adaptable,
+                size_of(path, stored.model),
+                on_cpu,
+            )
+            return file.run()
     except _RefusedError as error:
         return error.refusal
 
@@ -102,24 +127,38 @@ def not_understood(error: str) -> AdaptationRefusal:
     )
 
 
-def _read_model(path: Path) -> tuple[Stored, bool]:
-    """Return the model with its local functions inlined, and whether its opset was converted."""
+@contextmanager
+def _new_enough(path: Path) -> Iterator[Path]:
+    """Yield a file with an opset that the adapter knows: ``path``, or its conversion."""
+    version = opset(load_without_weights(path).model)
+    if version >= OPSET:
+        yield path
+        return
+    # A file that is too large to be converted may be too large to be parsed as a whole.
+    too_large = path.stat().st_size > CONVERTED_MAX
+    whole = too_old(version) if too_large else upgraded(load(path))
+    if isinstance(whole, AdaptationRefusal):
+        raise _RefusedError(whole)
+    converted = path.with_name(f".{path.name}.converted")
+    try:
+        save(whole, converted)
+        yield converted
+    finally:
+        converted.unlink(missing_ok=True)
+
+
+def _read_model(path: Path) -> Stored:
+    """Return the model with its local functions inlined."""
     stored = load_without_weights(path)
-    is_old = opset(stored.model) < OPSET
-    if is_old:
-        # A file that is too large to be converted may be too large to be parsed as a whole.
-        too_large = path.stat().st_size > CONVERTED_MAX
-        whole = too_old(opset(stored.model)) if too_large else upgraded(load(path))
-        if isinstance(whole, AdaptationRefusal):
-            raise _RefusedError(whole)
-        stored = Stored(whole, path)
     inline_local_functions(stored.model)
-    return stored, is_old
+    return stored
 
 
-def _check(path: Path, model: Any, plan: PlanAdapt) -> Adaptable:
+def _check(
+    path: Path, model: Any, plan: PlanAdapt, output_dims: Mapping[str, tuple[int, ...]]
+) -> Adaptable:
     """Return what the graph can be adapted for. Raises :class:`_RefusedError`."""
-    adaptable = check_eligibility(model, plan)
+    adaptable = check_eligibility(model, plan, output_dims)
     if isinstance(adaptable, AdaptationRefusal):
         raise _RefusedError(adaptable)
     missing = sorted(side for side in side_files_of(model) if not (path.parent / side).is_file())
@@ -138,24 +177,51 @@ class _FileAdaptation:
     """One file on its way to the adapted one."""
 
     path: Path
+    source: Path
+    """The file, or its conversion to a newer opset, which only comparing outputs can verify."""
     inputs: tuple[GraphInput, ...]
     """Inputs of the stock graph."""
     adaptable: Adaptable
     weights: int
     """Bytes of the model's weights."""
-    is_converted: bool
-    """Whether the opset was converted, which only a comparison of outputs can verify."""
+    on_cpu: bool
+    """Whether the file will run on CPUs only."""
 
-    def run(self, stored: Stored) -> AdaptedFile:
-        """Write, verify and publish the adapted file. Raises :class:`_RefusedError`."""
+    def run(self) -> AdaptedFile:
+        """Write, verify and publish the adapted file. Raises :class:`_RefusedError`.
+
+        Where a graph changes its outputs without padding, it is adapted with padding.
+        """
+        try:
+            form = self._form()
+            if isinstance(form, PaddingFree):
+                return self._adapt(form)
+        except _RefusedError as error:
+            form = Padded(f"without padding its outputs differ ({error})")
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            # A graph of a kind that nobody foresaw can still be adapted with padding.
+            form = Padded(f"the graph is not understood ({type(error).__name__}: {error})"[:300])
+        return self._adapt(form)
+
+    def _form(self) -> PaddingFree | Padded:
+        if not self.on_cpu:
+            return Padded(SLOWER_ON_GPU)
+        if choose_evaluator(self.weights) is Evaluator.NONE:
+            return Padded("it is too large to compare its outputs")
+        return analyze(_read_model(self.source), self.inputs, self.adaptable)
+
+    def _adapt(self, form: PaddingFree | Padded) -> AdaptedFile:
+        stored = _read_model(self.source)
         temporary = self.path.with_name(f".{self.path.name}.ragged")
         try:
-            adapt(stored.model, self.adaptable)
+            adapt(stored.model, self.adaptable, form if isinstance(form, PaddingFree) else None)
             save(stored, temporary)
             bare = skeleton(stored.model)
             # `save` has emptied the model, so its weights do not take memory during the runs.
             verification = verify(self.path, temporary, self.inputs, self.adaptable, self.weights)
-            self._check_verification(verification, bare)
+            self._check_verification(verification, bare, form)
             self._check_length()
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -168,12 +234,16 @@ class _FileAdaptation:
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
-        return AdaptedFile(self.adaptable, verification)
+        return AdaptedFile(self.adaptable, verification, form)
 
-    def _check_verification(self, verification: Verification, bare: Any) -> None:
+    def _check_verification(
+        self, verification: Verification, bare: Any, form: PaddingFree | Padded
+    ) -> None:
         """Refuse a file that is wrong or, where needed, not verified."""
         if verification.evaluator is Evaluator.NONE:
-            if self.is_converted:
+            if isinstance(form, PaddingFree):
+                raise _RefusedError(AdaptationRefusal.of(verification.why, FIXED))
+            if self.source != self.path:
                 raise _RefusedError(
                     AdaptationRefusal.of(
                         f"the graph had to be converted to opset {OPSET}, "

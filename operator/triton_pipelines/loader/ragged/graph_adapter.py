@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from onnx import TensorProto, helper
@@ -11,12 +12,14 @@ from triton_pipelines.loader.onnx_graph.graph_walk import dims, element_type, in
 from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.input_padding import pad_inputs
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
-from triton_pipelines.loader.ragged.output_flattening import OutputFlattener
+from triton_pipelines.loader.ragged.output_flattening import Dims, OutputFlattener
+from triton_pipelines.loader.ragged.padding_free.analysis import PaddingFree
+from triton_pipelines.loader.ragged.padding_free.rewriting import add_without_padding
 
 ROWS, TOKENS = "rows", "tokens"
 
 
-def adapt(model: Any, adaptable: Adaptable) -> Any:
+def adapt(model: Any, adaptable: Adaptable, without_padding: PaddingFree | None = None) -> Any:
     """Adapt a model, which is changed and returned.
 
     Inputs become flat and keep their names and element types. Their lengths are added as further
@@ -26,6 +29,7 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     Args:
         model: an ``onnx.ModelProto``.
         adaptable: what :func:`.eligibility.check_eligibility` returned for it.
+        without_padding: how to compute without padding; ``None`` to compute on padded matrices.
     """
     graph = model.graph
     build = NodeBuilder(values(graph), adaptable.opset)
@@ -34,8 +38,12 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     types = {name: element_type(graph_inputs[name]) for name in planned}
     matrices, rows = pad_inputs(build, adaptable, types)
     inner = {value.name: build.name(f"inner_{value.name}") for value in graph.output}
-    rename(graph, matrices | inner)
-    before = len(build.nodes)
+    names = matrices | inner
+    rename(graph, names)
+    if without_padding is None:
+        build.nodes.extend(graph.node)
+    else:
+        add_without_padding(build, rows, graph, without_padding, names)
     flattener = OutputFlattener(build, rows)
     for value in graph.output:
         shape, kind = dims(value) or (), element_type(value)
@@ -44,10 +52,10 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, [None, *shape[2:]]))
         else:
             flattener.row_output(inner[value.name], value.name, kind, len(shape))
-    behind = build.nodes[before:]
-    body = list(graph.node)
+            stated = _stated(shape, adaptable.output_dims.get(value.name, ()))
+            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, stated))
     del graph.node[:]
-    graph.node.extend([*build.nodes[:before], *body, *behind])
+    graph.node.extend(build.nodes)
     graph.initializer.extend(build.constants)
     _inputs(graph, planned, types)
     graph.value_info.extend(
@@ -59,6 +67,23 @@ def adapt(model: Any, adaptable: Adaptable) -> Any:
     # Before version 4 every initializer had to be an input as well.
     model.ir_version = max(model.ir_version, 4)
     return model
+
+
+def _stated(shape: Dims, declared: Sequence[int]) -> list[int | str | None]:
+    """Return the shape that the graph states for an output per row.
+
+    Triton compares it with the declared dims. Up to version 1.23, ONNX Runtime cannot infer the
+    shape of an output behind the adapter's nodes, so an axis that has only a name would not match.
+    """
+    if len(shape) != len(declared) + 1:
+        return list(shape)
+    return [
+        shape[0],
+        *(
+            size if size >= 0 and not isinstance(dim, int) else dim
+            for dim, size in zip(shape[1:], declared, strict=True)
+        ),
+    ]
 
 
 def _inputs(graph: Any, planned: list[str], types: dict[str, int]) -> None:

@@ -13,8 +13,8 @@ from triton_pipelines.api.loadplan import shape_input
 from triton_pipelines.loader.ragged.eligibility import Adaptable
 from triton_pipelines.loader.ragged.node_builder import NodeBuilder
 
-GUARD: Final = "refuses_a_row_without_tokens"
-"""Name of the node that fails a batch which cannot be split into rows.
+GUARD: Final = "refuses_rows_behind_a_row_without_tokens"
+"""Name of the node that fails a batch in which Triton left rows unfilled.
 
 It is part of the error that clients get.
 """
@@ -26,12 +26,12 @@ class RowValues:
 
     lengths: str
     """[rows, 1]: lengths of the first input."""
+    taken: str
+    """[rows, 1]: how many tokens of each row the model computes."""
     width: str
     """Number of tokens that the padded matrices hold."""
-    one: str
-    """The number 1, after the guard."""
-    sound: str | None
-    """[rows, 1]: which rows the model can take; ``None`` if nothing is known to check."""
+    sound: str
+    """[rows, 1]: which rows the model can take."""
 
 
 def pad_inputs(
@@ -42,9 +42,9 @@ def pad_inputs(
     Each input starts a row where its own lengths say. With the lengths of another input, one
     request whose mask is longer than its ids would shift the mask of all requests after it.
 
-    A row with unequal lengths, with a value that a table does not have, or longer than the model
-    can take is computed with harmless values and marked, so that it cannot fail or change the
-    others. The operators are few and small, because on a GPU each costs a launch.
+    A row without tokens, with unequal lengths, with a value that a table does not have, or longer
+    than the model can take is computed with harmless values and marked, so that it cannot fail or
+    change the others. The operators are few and small, because on a GPU each costs a launch.
 
     Returns:
         Input → its matrix, and the values that describe the rows.
@@ -53,15 +53,17 @@ def pad_inputs(
     lengths = build.cast(build.add("Concat", *(shape_input(name) for name in names), axis=1))
     shortest = build.reduce("ReduceMin", lengths, 1)
     # What a mask has beyond the ids belongs to no token, and must not make the batch wider.
-    taken = (
+    filled = (
         shortest
         if adaptable.max_length is None
         else build.add("Min", shortest, build.scalar(adaptable.max_length))
     )
+    # A row without tokens is computed as one token of padding: some operators fail on none.
+    taken = build.add("Max", filled, build.scalar(1))
     width = build.add("ReduceMax", taken, keepdims=0)
     one = _guard(build, shortest)
     places = build.add("Range", one, build.add("Add", width, build.scalar(1)), build.scalar(1))
-    held = build.add("LessOrEqual", places, taken)
+    held = build.add("LessOrEqual", places, filled)
     starts = build.add("CumSum", lengths, build.scalar(0), exclusive=1)
 
     matrices: dict[str, str] = {}
@@ -80,9 +82,9 @@ def pad_inputs(
             in_range.append(build.add("Equal", clipped, padded))
             padded = clipped
         matrices[item.name] = padded
-    sound = _sound_conditions(build, adaptable, taken, lengths, in_range)
+    sound = build.all_of(_sound_conditions(build, taken, lengths, in_range))
     first = build.add("Gather", lengths, build.integers(0), axis=1)
-    return matrices, RowValues(first, width, one, build.all_of(sound) if sound else None)
+    return matrices, RowValues(first, taken, width, sound)
 
 
 def _clip(build: NodeBuilder, values: str, size: int, kind: np.dtype[Any]) -> str:
@@ -101,12 +103,10 @@ def _clip(build: NodeBuilder, values: str, size: int, kind: np.dtype[Any]) -> st
 
 
 def _sound_conditions(
-    build: NodeBuilder, adaptable: Adaptable, taken: str, lengths: str, in_range: list[str]
+    build: NodeBuilder, taken: str, lengths: str, in_range: list[str]
 ) -> list[str]:
-    """Return the conditions under which the model can take a row; empty if none is known."""
-    sound: list[str] = []
-    if len(adaptable.plan.inputs) > 1 or adaptable.max_length is not None:
-        sound.append(build.add("Equal", taken, build.reduce("ReduceMax", lengths, 1)))
+    """Return the conditions under which the model can take a row."""
+    sound = [build.add("Equal", taken, build.reduce("ReduceMax", lengths, 1))]
     if in_range:
         whole = build.reduce("ReduceMin", build.cast(build.all_of(in_range), TensorProto.INT32), 1)
         sound.append(build.cast(whole, TensorProto.BOOL))
@@ -114,13 +114,19 @@ def _sound_conditions(
 
 
 def _guard(build: NodeBuilder, lengths: str) -> str:
-    """Return 1, or fail the batch where a row has no tokens.
+    """Return 1, or fail the batch where a row with tokens is behind a row without.
 
     Behind a request without tokens Triton leaves the flat tensors unfilled: the content is
-    undefined, and no row can be shown to be right. One element cannot be reshaped to two: the check
-    of Reshape runs on the host with every execution provider, while an index out of range is an
-    error on CPUs only.
+    undefined, and no row there can be shown to be right. Rows in front of it are complete.
+    If rows without tokens are the last ones, then the rows with tokens are as many as the number of
+    the last of them. Otherwise one element is reshaped to more than one: the check of Reshape runs
+    on the host with every execution provider, while an index out of range is an error on CPUs only.
     """
-    any_token = build.add("Min", build.add("ReduceMin", lengths, keepdims=0), build.scalar(1))
-    shape = build.unsqueeze(build.add("Sub", build.scalar(2), any_token), 0)
+    one = build.scalar(1)
+    has_tokens = build.add("Reshape", build.add("Min", lengths, one), build.integers(-1))
+    count = build.add("ReduceSum", has_tokens, keepdims=0)
+    numbers = build.add("Range", one, build.add("Add", build.add("Size", lengths), one), one)
+    last = build.add("ReduceMax", build.add("Mul", numbers, has_tokens), keepdims=0)
+    excess = build.add("Sub", last, count)
+    shape = build.unsqueeze(build.add("Add", excess, one), 0)
     return build.add("Squeeze", build.add("Reshape", build.integers(1), shape, named=GUARD))

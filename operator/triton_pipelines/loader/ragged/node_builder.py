@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,30 @@ class NodeBuilder:
         made = self.name(named or f"{operator}_{self._count}")
         self.nodes.append(helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
+
+    def add_as(self, output: str, operator: str, *inputs: str, **attributes: Any) -> None:
+        """Add a node of a standard operator whose output has a name already."""
+        self._count += 1
+        name = self.name(f"{operator}_{self._count}")
+        self.nodes.append(
+            helper.make_node(operator, list(inputs), [output], name=name, **attributes)
+        )
+
+    def add_many(
+        self, operator: str, *inputs: str, outputs: int, **attributes: Any
+    ) -> tuple[str, ...]:
+        """Add a node with several outputs; return their names."""
+        self._count += 1
+        name = self.name(f"{operator}_{self._count}")
+        made = tuple(f"{name}_{number}" for number in range(outputs))
+        self.nodes.append(
+            helper.make_node(operator, list(inputs), list(made), name=name, **attributes)
+        )
+        return made
+
+    def join(self, parts: Sequence[str], axis: int = 0) -> str:
+        """Return tensors laid end to end; a single one as it is."""
+        return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=axis)
 
     def cast(self, value: str, to: int = TensorProto.INT64) -> str:
         """Return ``value`` as another element type, by default INT64."""

@@ -19,14 +19,11 @@ class OutputFlattener:
 
     def __init__(self, build: NodeBuilder, rows: RowValues) -> None:
         self._build, self._rows = build, rows
-        self._tokens: tuple[str, str | None] | None = None
+        self._tokens: tuple[str, str] | None = None
 
     def row_output(self, inner: str, name: str, kind: int, rank: int) -> None:
         """Add an output of shape [rows, …]: unchanged except for marked rows."""
         build, sound = self._build, self._rows.sound
-        if sound is None:
-            _named(build, "Identity", name, inner)
-            return
         shaped = (
             build.add("Reshape", sound, build.integers(-1, *[1] * (rank - 1)))
             if rank != 2
@@ -55,9 +52,6 @@ class OutputFlattener:
             flat = build.add(
                 "Reshape", inner, build.add("Concat", build.integers(-1), tail, axis=0)
             )
-        if sound is None:
-            _named(build, "Gather", name, flat, index, axis=0)
-            return
         shaped = build.unsqueeze(sound, *range(1, 1 + len(rest))) if rest else sound
         _named(
             build,
@@ -68,42 +62,45 @@ class OutputFlattener:
             _mark(build, kind),
         )
 
-    def _kept(self) -> tuple[str, str | None]:
-        """Return where every token is in the flattened padded output, and which rows are sound.
+    def _kept(self) -> tuple[str, str]:
+        """Return where every token is in the flattened padded output, and if its row is sound.
 
-        A row longer than the padded matrix has no place for its last tokens. Triton counts on all
-        of them, so they point to the first place.
+        The tensors have one element per token, whatever the length of the longest row: a matrix of
+        all rows and the longest would take gigabytes for one row of a million tokens. A row that is
+        not sound may be longer than the padded matrix. Triton counts on all of its tokens, so they
+        point to the first place.
         """
         if self._tokens is None:
             build, rows = self._build, self._rows
-            end = build.add(
-                "Add", build.add("ReduceMax", rows.lengths, keepdims=0), build.scalar(1)
+            zero, one = build.scalar(0), build.scalar(1)
+            lengths = build.add("Reshape", rows.lengths, build.integers(-1))
+            count = build.add("Size", lengths)
+            numbers = build.add("Range", zero, count, one)
+            starts = build.add("CumSum", lengths, zero, exclusive=1)
+            total = build.add("ReduceSum", lengths, keepdims=0)
+            # Each row but the first adds 1 where it starts. Rows without tokens are the last ones:
+            # they start behind all tokens, at an element that is cut off again.
+            steps = build.add("Expand", zero, build.unsqueeze(build.add("Add", total, one), 0))
+            steps = build.add(
+                "ScatterElements", steps, starts, build.add("Min", numbers, one), axis=0
             )
-            places = build.add("Range", rows.one, end, build.scalar(1))
-            held = build.add(
-                "Reshape", build.add("LessOrEqual", places, rows.lengths), build.integers(-1)
-            )
-            # Places count from 1, rows from 0.
             row = build.add(
-                "Range", build.scalar(0), build.add("Size", rows.lengths), build.scalar(1)
+                "Slice",
+                build.add("CumSum", steps, zero),
+                build.integers(0),
+                build.integers(-1),
+                build.integers(0),
             )
-            first = build.unsqueeze(
-                build.add("Sub", build.add("Mul", row, rows.width), build.scalar(1)), 1
+            shift = build.add("Sub", build.add("Mul", numbers, rows.width), starts)
+            place = build.add(
+                "Add",
+                build.add("Range", zero, total, one),
+                build.add("Gather", shift, row, axis=0),
             )
-            place = build.add("Add", first, places)
-            sound = None
-            if rows.sound is not None:
-                inside = build.add("And", build.add("LessOrEqual", places, rows.width), rows.sound)
-                place = build.add("Where", inside, place, build.scalar(0))
-                sound = build.add(
-                    "Compress", build.add("Reshape", inside, build.integers(-1)), held, axis=0
-                )
-            self._tokens = (
-                build.add(
-                    "Compress", build.add("Reshape", place, build.integers(-1)), held, axis=0
-                ),
-                sound,
+            sound = build.add(
+                "Gather", build.add("Reshape", rows.sound, build.integers(-1)), row, axis=0
             )
+            self._tokens = build.add("Where", sound, place, zero), sound
         return self._tokens
 
 

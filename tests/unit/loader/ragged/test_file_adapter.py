@@ -89,6 +89,31 @@ def test_a_file_is_adapted_and_proven(
     answers(file)
 
 
+def test_an_axis_that_only_has_a_name_gets_its_declared_size(file: Path) -> None:
+    """Older versions of ONNX Runtime infer nothing behind the adapter's nodes."""
+    model = make(ENCODER)
+    shape = model.graph.output[0].type.tensor_type.shape
+    shape.dim[1].dim_param = "Addmmlogits_dim_1"
+    onnx.save(model, str(file))
+    assert isinstance(adapt_file(file, ENCODER.plan(), {"logits": (3,)}), AdaptedFile)
+    stated = onnx.load(str(file)).graph.output[0].type.tensor_type.shape
+    assert [dim.dim_param or dim.dim_value for dim in stated.dim] == ["batch", 3]
+
+
+@pytest.mark.parametrize("dims", [(4,), (3, 1), ()])
+def test_an_output_that_is_not_declared_as_it_is_computed_is_refused(
+    file: Path, dims: tuple[int, ...]
+) -> None:
+    model = make(ENCODER)
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "Addmmlogits_dim_1"
+    onnx.save(model, str(file))
+    refusal = adapt_file(file, ENCODER.plan(), {"logits": dims})
+    assert isinstance(refusal, AdaptationRefusal)
+    assert f"output logits has the dims [3], and spec.model.outputs declares {list(dims)}" in str(
+        refusal
+    )
+
+
 def test_side_files_are_named_and_neither_read_nor_copied(file: Path) -> None:
     onnx.save(
         make(ENCODER),
@@ -359,7 +384,7 @@ def test_a_mask_that_is_honoured_in_part_is_found_by_numbers(
 def test_a_guard_that_does_not_guard_is_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_padding, "_guard", lambda build, lengths: build.scalar(1))
     onnx.save(make(ENCODER), str(file))
-    assert "the guard against rows without tokens does not work" in str(
+    assert "the guard against rows that Triton left unfilled does not work" in str(
         adapt_file(file, ENCODER.plan())
     )
 

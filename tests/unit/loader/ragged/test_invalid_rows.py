@@ -5,7 +5,7 @@ Either the others are answered as if alone, or all get an error; no client gets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,21 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from tests.support.raggedbackend import StandInBackend, config_of, session
-from tests.support.raggedgraphs import POSITIONS, TYPES, VOCABULARY, Encoder, Head, Places, make
+from tests.support.raggedgraphs import (
+    CLASSES,
+    POSITIONS,
+    VOCABULARY,
+    WIDTH,
+    Encoder,
+    Head,
+    Places,
+    make,
+)
+from tests.support.raggedpoison import POISON, Row, longer_mask, shorter_mask, without_tokens
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 from triton_pipelines.loader.ragged.graph_adapter import adapt
 from triton_pipelines.loader.ragged.input_padding import GUARD
 
-Row = Mapping[str, Any]
 ENCODER = Encoder(types=True, heads=tuple(Head))
 GOOD = (5, 1, 12)
 
@@ -28,45 +37,6 @@ def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
     found = check_eligibility(model, encoder.plan(**plan))
     assert isinstance(found, Adaptable), str(found)
     return StandInBackend(adapt(model, found), config_of(*encoder.declared))
-
-
-def longer_mask(row: Row) -> Row:
-    return {**row, "attention_mask": np.ones((1, row["input_ids"].shape[1] + 9), np.int64)}
-
-
-def shorter_mask(row: Row) -> Row:
-    return {**row, "attention_mask": row["attention_mask"][:, :2]}
-
-
-def unknown_id(value: int) -> Callable[[Row], Row]:
-    def change(row: Row) -> Row:
-        return {
-            **row,
-            "input_ids": np.where(
-                np.arange(row["input_ids"].shape[1]) == 1, value, row["input_ids"]
-            ),
-        }
-
-    return change
-
-
-def unknown_type(row: Row) -> Row:
-    return {**row, "token_type_ids": row["token_type_ids"] + TYPES}
-
-
-def too_long(row: Row) -> Row:
-    return {name: np.ones((1, POSITIONS + 3), np.int64) for name in row}
-
-
-POISON = {
-    "a mask longer than its ids": longer_mask,
-    "a mask shorter than its ids": shorter_mask,
-    "an id one too high": unknown_id(VOCABULARY),
-    "an id far too high": unknown_id(2**40),
-    "a negative id": unknown_id(-1),
-    "an unknown type": unknown_type,
-    "more tokens than the model has positions for": too_long,
-}
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
@@ -92,13 +62,58 @@ def test_a_broken_row_is_marked_and_harms_nobody(poison: Callable[[Row], Row], p
         assert np.isnan(value).all() if value.dtype.kind == "f" else (value == -1).all()
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_a_row_without_tokens_fails_its_batch_and_is_never_answered_wrongly(place: int) -> None:
+def check_good(good: list[Row], answers: list[Row]) -> None:
+    alone = session(make(ENCODER))
+    for row, answer in zip(good, answers, strict=True):
+        expected = alone.run([head.value for head in ENCODER.heads], row)
+        for head, value in zip(ENCODER.heads, expected, strict=True):
+            assert answer[head.value].shape == value.shape
+            np.testing.assert_allclose(answer[head.value], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_row_behind_a_row_without_tokens_is_answered(place: int, rows: int) -> None:
+    """Triton has not filled it: its content is undefined."""
     random = np.random.default_rng(3)
     good = [ENCODER.row(random, length) for length in GOOD]
-    empty = {name: value[:, :0] for name, value in good[0].items()}
     with pytest.raises((Fail, InvalidArgument), match=GUARD):
-        adapted().execute([*good[:place], empty, *good[place:]])
+        adapted().execute([*good[:place], without_tokens(ENCODER, rows), *good[place:]])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_row_without_tokens_harms_no_row_in_front_of_it(rows: int) -> None:
+    random = np.random.default_rng(3)
+    good = [ENCODER.row(random, length) for length in GOOD]
+    *answers, first, second = adapted().execute(
+        [*good, without_tokens(ENCODER, rows), without_tokens(ENCODER)]
+    )
+    check_good(good, answers)
+    for count, answer in ((rows, first), (1, second)):
+        assert answer["hidden"].shape == (count, 0, WIDTH)
+        assert answer["tags"].shape == (count, 0)
+        assert np.isnan(answer["logits"]).all()
+        assert answer["logits"].shape == (count, CLASSES)
+        assert (answer["best"] == -1).all()
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_rows_without_tokens_alone_are_marked(requests: int) -> None:
+    for answer in adapted().execute([without_tokens(ENCODER, 2)] * requests):
+        assert np.isnan(answer["pooled"]).all()
+        assert answer["hidden"].shape == (2, 0, WIDTH)
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "input_ids"])
+def test_a_single_input_without_tokens_is_an_empty_row(name: str) -> None:
+    """Each input of a batch is filled on its own."""
+    random = np.random.default_rng(3)
+    good = [ENCODER.row(random, length) for length in GOOD]
+    bad = {**ENCODER.row(random, 6), name: np.ones((1, 0), np.int64)}
+    check_good(good, adapted().execute([*good, bad])[:-1])
+    check_good(good, adapted().execute([*good, bad, without_tokens(ENCODER), bad])[:-3])
+    with pytest.raises((Fail, InvalidArgument), match=GUARD):
+        adapted().execute([bad, *good])
 
 
 @pytest.mark.parametrize("value", [-3, 2, 2**40])

@@ -281,7 +281,7 @@ def test_what_is_no_graph_is_refused_with_its_name(
 def test_what_nobody_foresaw_is_refused_with_its_name(
     load: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def adapt_file(path: Path, plan: Any) -> Any:
+    def adapt_file(*_: Any, **__: Any) -> Any:
         raise IndexError("list index out of range")
 
     monkeypatch.setattr("triton_pipelines.loader.model_checks.adapt_file", adapt_file)

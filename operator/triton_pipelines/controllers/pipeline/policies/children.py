@@ -8,11 +8,11 @@ from typing import Any
 
 from triton_pipelines.api import names
 from triton_pipelines.compile.render import Revision
+from triton_pipelines.compile.render.network_policies import network_policy
 from triton_pipelines.compile.render.objects import (
     deployment,
     disruption_budget,
     live_config_map,
-    network_policy,
     revision_config_map,
     service,
 )
@@ -39,7 +39,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     pipeline, number = draft.of(ReconciledSpec).pipeline, draft.of(Replicas)
     rollout, options = draft.of(Rollout), draft.context.options
     optional = (
-        (ApplyStage.NETWORK_POLICY, network_policy(pipeline, options.operator_namespace)),
+        (ApplyStage.NETWORK_POLICY, network_policy(pipeline, options)),
         (ApplyStage.DISRUPTION_BUDGET, disruption_budget(pipeline, number.number)),
     )
     deployment_object = deployment(

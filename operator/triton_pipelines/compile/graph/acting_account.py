@@ -1,0 +1,52 @@
+"""Decide in the name of which service account the operator writes the objects of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triton_pipelines.api.base import Finding
+from triton_pipelines.api.finding_codes import FindingCode
+
+from .options import Options
+
+FIELD = "spec.serviceAccountName"
+
+
+def acting_account(declared: str | None, options: Options) -> str:
+    """Return the account's name; empty for the operator's own account.
+
+    An account that the operator may not use never falls back to the operator's own account while
+    there is a default account.
+
+    Args:
+        declared: ``spec.serviceAccountName``.
+        options: The operator's options.
+    """
+    allowed = options.impersonated_accounts
+    if declared and (allowed is None or declared in allowed):
+        return declared
+    return options.default_account
+
+
+def check_acting_account(declared: str | None, options: Options) -> Iterator[Finding]:
+    """Yield a finding if the operator may not act as the declared account.
+
+    Args:
+        declared: ``spec.serviceAccountName``.
+        options: The operator's options.
+    """
+    allowed = options.impersonated_accounts
+    if not declared or allowed is None or declared in allowed:
+        return
+    if not allowed:
+        message = (
+            "the operator writes objects with its own account; remove this field, or ask the"
+            f" operator's administrator for --impersonated-service-accounts={declared}"
+        )
+    else:
+        message = (
+            f"{declared} is not a service account in whose name the operator may write"
+            f" ({', '.join(allowed)}); use one of these, or ask the operator's administrator to add"
+            " it to --impersonated-service-accounts"
+        )
+    yield Finding(FIELD, message, code=FindingCode.FORBIDDEN)
