@@ -1623,7 +1623,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 PLOTTED = ("sorted", "padded-fused", "padding-free", "padding-free-groups", "packed-host")
-MOST_GAIN = 10.0
+MOST_GAIN = 2.5
 
 
 def plot(name: str, results: Mapping[str, Any], rows: int = 32) -> None:
@@ -1640,7 +1640,8 @@ def plot(name: str, results: Mapping[str, Any], rows: int = 32) -> None:
         for case in part.get("cases", [])
         if (case["rows"], case["lengths"]) == (rows, "lognormal") and not block.endswith(TORCH)
     }
-    title = f"Speed against padding to the longest of {rows} rows"
+    gpu = results["environment"]["gpu"][-1].split(",")[0]
+    title = f"Speed against padding to the longest of {rows} rows ({gpu})"
     plots.save(name, plots.Bars(title, groups, "times the speed", MOST_GAIN))
 
 

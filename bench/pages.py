@@ -8,8 +8,9 @@ A mark such as ``<!-- results: C1 C2 -->`` begins a block, ``<!-- end -->`` ends
 ``laws`` (simulated comparison), ``traces`` (control laws on a real Triton), ``changes`` (counts
 changed in place), ``faults`` (bad metrics); - ``ways`` (architectures side by side), ``ratios`` (to
 perf_analyzer), ``paddings``, ``fills`` (batches without padding), ``stage``, ``limits`` (of
-queues); - ``setup``: workload, what was simulated or replaced, machine and command; - ``plots``:
-plots by name, those that exist.
+queues); - ``gains``, ``costs``, ``offline`` and ``place`` (of step times on a GPU); - ``setup``:
+workload, what was simulated or replaced, machine and command; - ``plots``: plots by name, those
+that exist.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bench import step_tables
 from bench.results import FOLDER, thresholds
 
 ROOT = FOLDER.parent
@@ -397,6 +399,10 @@ _OF_ONE: Mapping[str, Callable[[Result], str]] = {
     "limits": limits,
     "ways": ways,
     "ratios": ratios,
+    "gains": lambda found: table(*step_tables.gains(found)),
+    "costs": lambda found: table(*step_tables.costs(found)),
+    "offline": lambda found: table(*step_tables.offline(found)),
+    "place": lambda found: _wrapped(step_tables.place(found)),
 }
 
 

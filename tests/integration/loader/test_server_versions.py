@@ -57,15 +57,17 @@ def with_symbolic_outputs(encoder: Encoder) -> Any:
     return model
 
 
-@pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> dict[Encoder, Path]:
-    """Adapted files of all encoders."""
+@pytest.fixture(scope="module", params=[False, True], ids=["padded", "padding-free"])
+def adapted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Encoder, Path]:
+    """Adapted files of all encoders; on CPUs some are computed without padding."""
     made: dict[Encoder, Path] = {}
     for encoder in (*LAYOUTS, *OPSETS):
         file = tmp_path_factory.mktemp("adapted") / "model.onnx"
         onnx.save(with_symbolic_outputs(encoder), str(file))
         outputs = {tensor.name: tensor.dims for tensor in encoder.declared[1]}
-        result = adapt_file(file, encoder.plan(max_length=POSITIONS), outputs)
+        result = adapt_file(file, encoder.plan(max_length=POSITIONS), outputs, on_cpu=request.param)
         assert isinstance(result, AdaptedFile), str(result)
         made[encoder] = file
     return made

@@ -166,6 +166,83 @@ def test_a_graph_that_ignores_its_mask_never_shares_padded_runs(
     assert sorted(shapes) == [(1, 5), (2, 3)]
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_no_device_excuses_a_graph_that_ignores_its_mask(tmp_path: Path, exact: bool) -> None:
+    tinymodel.write(tmp_path / "1", masked=False)
+    model = start_model("onnx_runner", tmp_path, config(), {})
+    warnings: list[str] = []
+    pads = {"input_ids": 0, "attention_mask": 0}
+    runner = batches.BatchRunner(
+        model._run, list(model._outputs), pads, True, 8, warnings.append, exact=exact
+    )
+    runner.check(sample_row)
+    assert runner.pads == {}
+    assert "the graph ignores its mask" in warnings[0]
+
+
+def sample_row(length: int) -> dict[str, np.ndarray]:
+    return feed([[1] * length])
+
+
+def mean_of_ids(
+    inputs: dict[str, np.ndarray], rounding: float = 0.0, unmasked: float = 0.0
+) -> list[np.ndarray]:
+    """One output [rows, 1]: the mean id of the tokens in the mask.
+
+    Args:
+        inputs: ids and mask.
+        rounding: relative error of a row that is padded.
+        unmasked: share of the mean over all tokens, padding included, in the output.
+    """
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    masked = (ids * mask).sum(axis=1, keepdims=True) / np.maximum(mask.sum(axis=1)[:, None], 1)
+    padded = (mask[:, -1:] == 0) & (mask.sum(axis=1)[:, None] > 0)
+    mixed = (1 - unmasked) * masked + unmasked * ids.mean(axis=1, keepdims=True)
+    return [(mixed * np.where(padded, 1 + rounding, 1)).astype(np.float32)]
+
+
+def shared_run_shapes(
+    exact: bool, rounding: float = 0.0, unmasked: float = 0.0
+) -> list[tuple[int, ...]]:
+    """Shapes of the runs for rows of 3, 20 and 3 tokens, after the check of the runner."""
+    shapes: list[tuple[int, ...]] = []
+
+    def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        shapes.append(inputs["input_ids"].shape)
+        return mean_of_ids(inputs, rounding, unmasked)
+
+    pads = {"input_ids": 0, "attention_mask": 0}
+    runner = batches.BatchRunner(run, ["y"], pads, True, 1000, lambda _: None, exact=exact)
+    runner.check(sample_row)
+    shapes.clear()
+    runner.answer([feed([[2] * length]) for length in (3, 20, 3)])
+    return sorted(shapes)
+
+
+PADDED, APART = [(3, 20)], [(1, 20), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("exact", "rounding", "shapes"),
+    [
+        (False, 2e-4, PADDED),  # TensorFloat-32 on an H100, MiniLM
+        (True, 2e-4, APART),
+        (True, 2e-5, PADDED),  # FP32 sums in another order
+        (False, 2e-2, APART),
+    ],
+)
+def test_rounding_on_a_gpu_does_not_bar_padding(
+    exact: bool, rounding: float, shapes: list[tuple[int, int]]
+) -> None:
+    assert shared_run_shapes(exact, rounding=rounding) == shapes
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_padding_that_shows_weakly_in_an_answer_is_not_rounding(exact: bool) -> None:
+    """One hundredth of the answer ignores the mask: far less than in any graph without a mask."""
+    assert shared_run_shapes(exact, unmasked=0.01) == APART
+
+
 def test_a_sample_that_the_model_refuses_only_ends_padding() -> None:
     warnings: list[str] = []
 
@@ -242,6 +319,29 @@ def test_the_cost_of_a_run_is_measured(fixed: float, per_token: float, tokens: i
         batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now)
         == tokens
     )
+
+
+@pytest.mark.parametrize(
+    ("free", "per_token", "least", "most"),
+    [
+        (512, 0.6e-6, 1900, 2600),  # MiniLM in FP32 on an H100: about 2 000 tokens
+        (0, 4.3e-6, 250, 320),
+    ],
+)
+def test_a_gpu_that_computes_few_rows_for_free_is_measured_with_more(
+    free: int, per_token: float, least: int, most: int
+) -> None:
+    now = 0.0
+    shapes: list[int] = []
+
+    def run(feed: dict[str, np.ndarray]) -> None:
+        nonlocal now
+        shapes.append(len(feed["x"]))
+        now += 1.2e-3 + per_token * max(feed["x"].size - free, 0)
+
+    cost = batches.run_cost_tokens(run, {"x": np.ones((1, batches.COST_TOKENS))}, lambda: now)
+    assert least <= cost <= most
+    assert max(shapes) <= 256
 
 
 def test_a_measured_cost_decides_how_requests_are_cut(
