@@ -98,9 +98,16 @@ def load_runtime(step: str) -> types.ModuleType:
 
 
 def start_model(
-    step: str, folder: Path, config: dict[str, Any], parameters: Mapping[str, str]
+    step: str,
+    folder: Path,
+    config: dict[str, Any],
+    parameters: Mapping[str, str],
+    kind: str = "CPU",
 ) -> Any:
-    """An initialized ``TritonPythonModel``; ``folder`` is the model folder with version 1 in it."""
+    """An initialized ``TritonPythonModel``; ``folder`` is the model folder with version 1 in it.
+
+    ``kind``: that of the instance.
+    """
     model = load_runtime(step).TritonPythonModel()
     config = {
         **config,
@@ -111,7 +118,7 @@ def start_model(
             "model_config": json.dumps(config),
             "model_repository": str(folder),
             "model_version": "1",
-            "model_instance_kind": "CPU",
+            "model_instance_kind": kind,
         }
     )
     return model

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 Made = tuple[list[Any], list[Any]]
@@ -102,3 +104,14 @@ def constant_graph(case: str) -> Any:
     ]
     rank = {"Unsqueeze": 3}.get(case, 2)
     return _model(nodes, [_weight(), _integers("integers", *integers)], [None] * rank)
+
+
+def save_beside(model: Any, file: Path, least: int = 0) -> None:
+    """Save a model with its constants in a file beside it, those of at least so many bytes."""
+    onnx.save(
+        model,
+        str(file),
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=least,
+    )

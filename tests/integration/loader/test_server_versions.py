@@ -18,7 +18,7 @@ from tests.support.raggedbackend import StandInBackend, config_of, session
 from tests.support.raggedgraphs import POSITIONS, Encoder, Head, Masking, Places, make
 from tests.support.raggedpoison import POISON, Row, without_tokens
 from tests.support.serverort import VERSIONS, ServerError, ServerOnnxRuntime
-from tests.support.shapegraphs import CONSTANTS, GRAPHS, constant_graph, shape_graph
+from tests.support.shapegraphs import CONSTANTS, GRAPHS, constant_graph, save_beside, shape_graph
 from triton_pipelines.api.loadplan import PlanCheck, PlanTensor
 from triton_pipelines.loader.onnx_file import compare, read_onnx
 from triton_pipelines.loader.onnx_shapes import external_shape_constants
@@ -171,13 +171,7 @@ def test_constants_in_side_files_are_reported_where_the_server_would_not_load_th
     server: ServerOnnxRuntime, case: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.onnx"
-    onnx.save(
-        constant_graph(case),
-        str(file),
-        save_as_external_data=True,
-        location="weights.bin",
-        size_threshold=0,
-    )
+    save_beside(constant_graph(case), file)
     found = external_shape_constants(file, load_without_weights(file).model)
     if not found:
         server.session(file)

@@ -153,6 +153,24 @@ async def refused_for(admin: Client, namespace: str, reason: str, *words: str) -
     return str((await condition(admin, namespace))["message"])
 
 
+@asynccontextmanager
+async def operator_with_default_account(
+    admin: Client, plane: ControlPlane, folder: Path, namespace: str
+) -> AsyncIterator[tuple[Running, str]]:
+    """The same with a default account that exists and has the rights of the chart's role."""
+    await create_account(admin, namespace)
+    await bind(admin, namespace, role(namespace, "acting")["rules"])
+    async with operator_with_chart_rights(
+        admin,
+        plane,
+        folder,
+        namespace,
+        *("--set", f"operator.defaultServiceAccount={ACCOUNT}"),
+        default_service_account=ACCOUNT,
+    ) as running:
+        yield running
+
+
 async def exists(admin: Client, namespace: str) -> bool:
     return not await gone(admin, DEPLOYMENTS, namespace, "p")
 
@@ -160,17 +178,8 @@ async def exists(admin: Client, namespace: str) -> bool:
 async def test_with_a_default_account_the_operator_writes_nothing_itself(
     admin: Client, control_plane: ControlPlane, tmp_path: Path, namespace: str
 ) -> None:
-    await create_account(admin, namespace)
-    await bind(admin, namespace, role(namespace, "acting")["rules"])
     async with (
-        operator_with_chart_rights(
-            admin,
-            control_plane,
-            tmp_path,
-            namespace,
-            *("--set", f"operator.defaultServiceAccount={ACCOUNT}"),
-            default_service_account=ACCOUNT,
-        ) as (_, user),
+        operator_with_default_account(admin, control_plane, tmp_path, namespace) as (_, user),
         repeated(partial(serve_pods, admin, namespace), partial(grant_cpu, admin, namespace)),
     ):
         await everything_it_does(admin, namespace)
@@ -279,17 +288,8 @@ async def test_deleting_a_pipeline_needs_no_account(
     admin: Client, control_plane: ControlPlane, tmp_path: Path, namespace: str
 ) -> None:
     """After the account has gone, nothing is changed, and a deletion is complete all the same."""
-    await create_account(admin, namespace)
-    await bind(admin, namespace, role(namespace, "acting")["rules"])
     async with (
-        operator_with_chart_rights(
-            admin,
-            control_plane,
-            tmp_path,
-            namespace,
-            *("--set", f"operator.defaultServiceAccount={ACCOUNT}"),
-            default_service_account=ACCOUNT,
-        ),
+        operator_with_default_account(admin, control_plane, tmp_path, namespace),
         repeated(partial(serve_pods, admin, namespace)),
     ):
         pipeline = document(namespace)

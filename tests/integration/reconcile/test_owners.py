@@ -77,9 +77,18 @@ async def pipeline(admin: Client, namespace: str) -> Object:
     return await admin.get(INFERENCE_PIPELINES, namespace, "p")
 
 
-async def condition(admin: Client, namespace: str, kind: str) -> Object:
-    status = (await pipeline(admin, namespace)).get("status") or {}
+async def told_status(admin: Client, namespace: str) -> Object:
+    """What the operator wrote last."""
+    return (await pipeline(admin, namespace)).get("status") or {}
+
+
+def of_type(status: Object, kind: str) -> Object:
+    """One condition, or nothing."""
     return next((item for item in status.get("conditions", ()) if item["type"] == kind), {})
+
+
+async def condition(admin: Client, namespace: str, kind: str) -> Object:
+    return of_type(await told_status(admin, namespace), kind)
 
 
 async def pods(admin: Client, namespace: str) -> list[Object]:
@@ -90,9 +99,15 @@ async def pods(admin: Client, namespace: str) -> list[Object]:
 
 
 async def ready(admin: Client, namespace: str, count: int, deadline: float = 60.0) -> None:
+    """So many pods serve, and the status says so: it is written after the pods are ready."""
+
     async def reached() -> bool:
-        told = await condition(admin, namespace, "Ready")
-        return told.get("status") == "True" and len(await pods(admin, namespace)) == count
+        told = await told_status(admin, namespace)
+        return (
+            of_type(told, "Ready").get("status") == "True"
+            and told.get("replicas") == count
+            and len(await pods(admin, namespace)) == count
+        )
 
     await eventually(f"{count} pods serve", reached, deadline)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.support.shapegraphs import CONSTANTS, constant_graph, shape_graph
+from tests.support.shapegraphs import CONSTANTS, constant_graph, save_beside, shape_graph
 from triton_pipelines.loader import onnx_shapes
 from triton_pipelines.loader.onnx_file import FileTensor, read_onnx
 from triton_pipelines.loader.onnx_shapes import external_shape_constants
@@ -41,13 +41,7 @@ def test_a_graph_that_would_take_too_much_memory_is_not_judged(
     file = tmp_path / "model.onnx"
     onnx.save(shape_graph("a product with a weight"), str(file))
     assert read_onnx(file).outputs == (FileTensor("y", "FP32", ("batch", "n"), is_certain=False),)
-    onnx.save(
-        constant_graph("Reshape"),
-        str(file),
-        save_as_external_data=True,
-        location="weights.bin",
-        size_threshold=0,
-    )
+    save_beside(constant_graph("Reshape"), file)
     assert external_shape_constants(file, load_without_weights(file).model) == []
 
 
@@ -57,13 +51,7 @@ def test_constants_in_side_files_that_a_shape_needs_are_found(
     case: str, threshold: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.onnx"
-    onnx.save(
-        constant_graph(case),
-        str(file),
-        save_as_external_data=True,
-        location="weights.bin",
-        size_threshold=threshold,
-    )
+    save_beside(constant_graph(case), file, threshold)
     is_needed = CONSTANTS[case][2] and threshold == 0
     found = external_shape_constants(file, load_without_weights(file).model)
     assert found == (["integers"] if is_needed else [])

@@ -180,6 +180,23 @@ def test_no_device_excuses_a_graph_that_ignores_its_mask(tmp_path: Path, exact: 
     assert "the graph ignores its mask" in warnings[0]
 
 
+@pytest.mark.parametrize(("kind", "shared"), [("GPU", True), ("CPU", False)])
+def test_only_instances_on_a_gpu_may_round_as_a_gpu_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, shared: bool
+) -> None:
+    """A run with padding in it is 2e-4 off, as with TensorFloat-32."""
+    compute = module.TritonPythonModel._run
+
+    def rounded(model: Any, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+        mask = inputs["attention_mask"]
+        padded = mask[:, 0].all() and not mask.all()
+        return [array * np.float32(1 + 2e-4 * padded) for array in compute(model, inputs)]
+
+    monkeypatch.setattr(module.TritonPythonModel, "_run", rounded)
+    model = start_model("onnx_runner", folder, config(), PARAMETERS, kind)
+    assert bool(model._runner.pads) == shared
+
+
 def sample_row(length: int) -> dict[str, np.ndarray]:
     return feed([[1] * length])
 

@@ -131,7 +131,7 @@ class BackgroundCompiler:
         def end(_: object) -> None:
             place.release()
             if not future.cancelled():
-                future.exception()  # nobody may wait for it any more
+                future.exception()  # its waiter may have been canceled
 
         future.add_done_callback(end)
         while not future.done():

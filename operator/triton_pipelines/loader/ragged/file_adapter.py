@@ -201,7 +201,7 @@ class _FileAdaptation:
         except (OSError, MemoryError):
             raise
         except Exception as error:
-            # A graph of a kind that nobody foresaw can still be adapted with padding.
+            # An unexpected kind of graph can still be adapted with padding.
             form = Padded(f"the graph is not understood ({type(error).__name__}: {error})"[:300])
         return self._adapt(form)
 

@@ -235,7 +235,7 @@ class MeasuredServer:
         for name in sorted(different, key=lambda name: (name != public) == falls):
             before = self._running.pop(
                 name, None
-            )  # while it loads, and where that is broken off, nobody knows what runs
+            )  # while it loads; if loading is interrupted, what runs is unknown
             try:
                 await self.client.load_model(
                     name, json_format.MessageToJson(wanted[name], preserving_proto_field_name=True)
