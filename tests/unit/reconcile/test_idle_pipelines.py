@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import itertools
+from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +19,13 @@ from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
 from triton_pipelines.cluster.work_queue import Result
-from triton_pipelines.controllers.pipeline import deployment_progress, reconciler
-from triton_pipelines.controllers.pipeline.pod_probes import ProbeTarget
+from triton_pipelines.controllers.pipeline import (
+    deployment_progress,
+    pod_probes,
+    probe_slots,
+    reconciler,
+)
+from triton_pipelines.controllers.pipeline.pod_probes import ProbesPending, ProbeTarget
 from triton_pipelines.controllers.pipeline.settled import SETTLED_SECONDS
 from triton_pipelines.controllers.pipeline.snapshot import Probe
 
@@ -47,7 +55,7 @@ class Place:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.plans, self.probes = Store(), 0, 0
-        self.elapsed, self.fault = 0.0, ""
+        self.elapsed, self.fault, self.error = 0.0, "", ""
         self.hang: asyncio.Event | None = None
         self.enqueued: list[Key] = []
         document = stored()
@@ -72,6 +80,8 @@ class Place:
         self.probes += 1
         if self.hang is not None:
             await self.hang.wait()
+        if self.error:
+            return Probe(now, ensemble_ready=False, error=self.error)
         return Probe(now, ensemble_ready=True, inference_error=self.fault)
 
     async def reconcile(self, seconds: float = 0.0) -> Result:
@@ -136,6 +146,70 @@ async def test_a_pod_that_does_not_answer_occupies_no_worker(place: Place) -> No
     assert set(place.enqueued) == {KEY}
     await place.reconcile()
     assert (place.plans, place.probes) == (plans + 1, 1)
+
+
+async def test_a_changed_spec_does_not_wait_for_a_pod_that_hangs(place: Place) -> None:
+    await place.settle()
+    plans, place.hang = place.plans, asyncio.Event()
+    await place.reconcile(31.0)
+    assert place.plans == plans
+    changed = {**place.store.children(PODS, KEY)[0]}
+    changed["metadata"] = {**changed["metadata"], "resourceVersion": "9"}
+    place.store.put(PODS, changed)
+    assert (await place.reconcile()).outcome == "ok"
+    assert (place.plans, place.enqueued) == (plans + 1, [])
+
+
+async def test_hung_pods_of_many_namespaces_leave_slots_to_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_slots, "SLOT_SECONDS", 0.01)
+    await place.settle()
+    settled, probes = place.reconciler._settled._settled[KEY].acted, place.reconciler._probes
+    assert settled is not None
+    snapshot, compiled = settled
+    hang, answered = asyncio.Event(), asyncio.Event()
+
+    async def answer(target: ProbeTarget, now: dt.datetime) -> Probe:
+        await (hang.wait() if "hung" in target.control_key else asyncio.sleep(0))
+        if "hung" not in target.control_key:
+            answered.set()
+        return Probe(now, ensemble_ready=True, inference_error="")
+
+    def refresh(namespace: str, name: str) -> Awaitable[float | None]:
+        update = {"namespace": namespace, "uid": namespace}
+        metadata = compiled.pipeline.metadata.model_copy(update=update)
+        pipeline = compiled.pipeline.model_copy(update={"metadata": metadata})
+        return probes.refresh((namespace, name), replace(compiled, pipeline=pipeline), snapshot)
+
+    probes.prober = answer
+    hung = (refresh(f"hung-{number % 8}", f"p{number}") for number in range(200))
+    assert {type(found) for found in await asyncio.gather(*hung, return_exceptions=True)} == {
+        ProbesPending
+    }
+    try:
+        with contextlib.suppress(ProbesPending):
+            await refresh("other", "new")
+        await asyncio.wait_for(answered.wait(), 5)
+    finally:
+        hang.set()
+        await asyncio.gather(*probes._running.values())
+
+
+async def test_a_pod_that_hangs_is_probed_ever_more_seldom(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_probes, "SLOT_SECONDS", 0.0)
+    times, place.error = list[float](), "deadline exceeded"
+    await place.reconcile()
+    place.store.put(PODS, place.client.pod)
+    for _ in range(100):
+        before = place.probes
+        await place.reconcile(1.0)
+        if place.probes > before:
+            times.append(place.elapsed)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == [5.0, 10.0, 20.0, 30.0, 30.0]
 
 
 def test_rollouts_are_counted_without_reading_every_deployment(

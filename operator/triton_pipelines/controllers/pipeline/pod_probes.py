@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -18,7 +17,9 @@ from triton_pipelines.cluster.work_queue import Key
 from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
 
+from .actions import soonest
 from .compiled_pipeline import CompiledPipeline
+from .probe_slots import SLOT_SECONDS, ProbeSlots
 from .snapshot import Pod, Probe, Snapshot
 
 # How often (seconds) a pod that is not ready is probed for the reason. A ready one is probed every
@@ -26,10 +27,6 @@ from .snapshot import Pod, Probe, Snapshot
 UNREADY_PROBE_SECONDS = 5.0
 # How long (seconds) an iteration waits for its probes. Most answers come sooner.
 PATIENCE_SECONDS: Final = 0.1
-# Probes at a time, in total and in one namespace: pods of one namespace that do not answer must not
-# delay the probes of others.
-PROBES_MAX: Final = 64
-PROBES_PER_NAMESPACE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,18 @@ Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
 
 
 class ProbesPending(Exception):  # noqa: N818
-    """Pods are still being probed; the pipeline is enqueued when that ends."""
+    """A plan needs the results of running probes; the pipeline is enqueued when they end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hang:
+    """Consecutive probes of a pod that brought no response in time."""
+
+    count: int
+    until: dt.datetime
+    """Before this time the pod is not probed again."""
+    ready: bool
+    """Whether the pod was ready. A change of that ends the back-off."""
 
 
 def _enqueue_nothing(_: Key) -> None:
@@ -69,10 +77,9 @@ class PodProbes:
     """Last results by pod uid."""
     _running: dict[Key, asyncio.Task[dict[str, Probe]]] = field(default_factory=dict)
     """Probes whose results no iteration has read yet."""
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROBES_MAX))
-    _namespace_slots: weakref.WeakValueDictionary[str, asyncio.Semaphore] = field(
-        default_factory=weakref.WeakValueDictionary
-    )
+    _hangs: dict[Key, dict[str, _Hang]] = field(default_factory=dict)
+    """By pod uid."""
+    _slots: ProbeSlots = field(default_factory=ProbeSlots)
 
     def of(self, key: Key) -> dict[str, Probe]:
         """Return the last results of a pipeline by pod uid."""
@@ -81,6 +88,7 @@ class PodProbes:
     def forget(self, key: Key) -> None:
         """Drop the results of a deleted pipeline."""
         self._results.pop(key, None)
+        self._hangs.pop(key, None)
         if (task := self._running.pop(key, None)) is not None:
             task.cancel()
 
@@ -90,59 +98,76 @@ class PodProbes:
         """Probe the pods that are due, concurrently.
 
         Only pods that run the effective spec are probed: other revisions may have other model names
-        and inputs. Their last result stays.
+        and inputs. Their last result stays, as does that of a pod whose probe has not ended yet.
 
         Returns:
-            The seconds until the next pod is due.
+            The seconds until the next pod is due; ``None`` if the end of a probe comes first.
 
         Raises:
-            ProbesPending: Probes take longer than :data:`PATIENCE_SECONDS`.
+            ProbesPending: A pod that no plan may be made without has not been probed yet.
         """
-        now, pipeline, state = self.clock(), compiled.pipeline, snapshot.state().revision
+        now, pipeline = self.clock(), compiled.pipeline
+        pods, running = self._select(key, compiled, snapshot)
+        known, hangs = self._results[key], self._hangs[key]
+        runs_inference = pipeline.spec.health.inference is InferenceHealth.AUTO and not (
+            probe_blocker(pipeline, compiled.graph)
+        )
+
+        def seconds(pod: Pod) -> float:
+            last, hang = known.get(pod.uid), hangs.get(pod.uid)
+            due = due_in(pod, last, pipeline.spec.health, now, runs_inference=runs_inference)
+            return due if hang is None else max(due, (hang.until - now).total_seconds())
+
+        due, patience = [pod for pod in pods if seconds(pod) <= 0], 0.0
+        if due and key not in self._running:
+            self._running[key] = asyncio.create_task(self._probe(key, due, compiled, now))
+            patience = PATIENCE_SECONDS
+        results = await self._read_results(key, patience)
+        if results is None:
+            if any(
+                pod.uid not in hangs
+                and is_unknown(pod, known.get(pod.uid), runs_inference=runs_inference)
+                for pod in pods
+            ):
+                raise ProbesPending
+            return soonest(*(time for time in map(seconds, pods) if time > 0))
+        for uid in results.keys() & running:
+            known[uid] = results[uid].merged_with(known.get(uid))
+        return soonest(*(max(1.0, seconds(pod)) for pod in pods))
+
+    def _select(
+        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
+    ) -> tuple[list[Pod], set[str]]:
+        """Return the pods to probe, and the uids of all that run; forget the others."""
+        state = snapshot.state().revision
         # The second is a revision of the same spec that waits to be replaced by one with this
         # operator's templates.
         revisions = {
             compiled.revision.name,
             state.desired if state.generation == snapshot.generation else "",
         }
-        health = pipeline.spec.health
-        runs_inference = health.inference is InferenceHealth.AUTO and not probe_blocker(
-            pipeline, compiled.graph
-        )
-        known = self._results.setdefault(key, {})
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
-        for uid in set(known) - set(running):
+        known, hangs = self._results.setdefault(key, {}), self._hangs.setdefault(key, {})
+        for uid in known.keys() - running.keys():
             del known[uid]
-        pods = {uid: pod for uid, pod in running.items() if pod.revision in revisions}
+        for uid, hang in list(hangs.items()):
+            if uid not in running or running[uid].ready != hang.ready:
+                del hangs[uid]
+        return [pod for pod in running.values() if pod.revision in revisions], set(running)
 
-        def seconds(pod: Pod) -> float:
-            return due_in(pod, known.get(pod.uid), health, now, runs_inference=runs_inference)
+    async def _read_results(self, key: Key, patience: float) -> dict[str, Probe] | None:
+        """Return the results of the running probes by pod uid; empty without any.
 
-        due = [pod for pod in pods.values() if seconds(pod) <= 0]
-        is_late = key in self._running
-        if due and not is_late:
-            self._running[key] = asyncio.create_task(self._probe(due, compiled, now))
-        results = await self._read_results(key)
-        for uid in results.keys() & running.keys():
-            known[uid] = results[uid].merged_with(known.get(uid))
-
-        def next_in(pod: Pod) -> float:
-            # A probe that took long began long ago; the next one does not follow at once.
-            has_hung = is_late and pod.uid in results
-            return max(UNREADY_PROBE_SECONDS if has_hung else 1.0, seconds(pod))
-
-        return min(map(next_in, pods.values())) if pods else None
-
-    async def _read_results(self, key: Key) -> dict[str, Probe]:
-        """Return the results of the running probes by pod uid; empty without any."""
+        ``None`` if they have not ended within ``patience`` seconds.
+        """
         task = self._running.get(key)
         if task is None:
             return {}
-        await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+        await asyncio.wait({task}, timeout=patience)
         if not task.done():
             # Several iterations may end so; a pipeline that is enqueued several times runs once.
             task.add_done_callback(lambda _: self._end(key, task))
-            raise ProbesPending
+            return None
         del self._running[key]
         return task.result()
 
@@ -151,7 +176,7 @@ class PodProbes:
             self.enqueue(key)
 
     async def _probe(
-        self, due: list[Pod], compiled: CompiledPipeline, now: dt.datetime
+        self, key: Key, due: list[Pod], compiled: CompiledPipeline, now: dt.datetime
     ) -> dict[str, Probe]:
         pipeline, graph = compiled.pipeline, compiled.graph
         example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
@@ -164,16 +189,28 @@ class PodProbes:
             )
             for pod in due
         ]
-        slots = self._namespace_slots.setdefault(
-            pipeline.namespace, asyncio.Semaphore(PROBES_PER_NAMESPACE)
+        period = float(pipeline.spec.health.period_seconds)
+        results = await asyncio.gather(
+            *(self._probe_pod(key, target, period, now) for target in targets)
         )
-
-        async def probe(target: ProbeTarget) -> Probe:
-            async with slots, self._slots:
-                return await self.prober(target, now)
-
-        results = await asyncio.gather(*map(probe, targets))
         return {pod.uid: result for pod, result in zip(due, results, strict=True)}
+
+    async def _probe_pod(
+        self, key: Key, target: ProbeTarget, period: float, now: dt.datetime
+    ) -> Probe:
+        """Probe a pod. Probes of one that hangs back off to every ``period`` seconds."""
+        pod, hang = target.pod, self._hangs[key].get(target.pod.uid)
+        result, seconds = await self._slots.run(
+            key[0], lambda: self.prober(target, now), has_hung=hang is not None
+        )
+        if result.error and seconds >= SLOT_SECONDS:
+            count = hang.count + 1 if hang is not None else 1
+            rest = min(period, UNREADY_PROBE_SECONDS * 2.0 ** min(count - 1, 10))
+            until = self.clock() + dt.timedelta(seconds=rest)
+            self._hangs[key][pod.uid] = _Hang(count, until, pod.ready)
+        else:
+            self._hangs[key].pop(pod.uid, None)
+        return result
 
 
 def due_in(
@@ -188,10 +225,7 @@ def due_in(
         now: The current time.
         runs_inference: Whether ready pods are verified by a test inference.
     """
-    is_unverified = (
-        last is not None and runs_inference and last.inference_error is None and not last.error
-    )
-    if last is None or (pod.ready and (is_unverified or not last.ensemble_ready)):
+    if last is None or is_unknown(pod, last, runs_inference=runs_inference):
         return 0.0
     # A first wrong output may be an accident; a rollout is decided by the second.
     is_settled = (
@@ -201,3 +235,17 @@ def due_in(
     if not is_settled:
         period = min(UNREADY_PROBE_SECONDS, period)
     return period - (now - last.at).total_seconds()
+
+
+def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
+    """Return whether no probe tells if a pod serves: it is new, or has become ready since.
+
+    Args:
+        pod: The pod.
+        last: Its last result.
+        runs_inference: Whether ready pods are verified by a test inference.
+    """
+    is_unverified = (
+        last is not None and runs_inference and last.inference_error is None and not last.error
+    )
+    return last is None or (pod.ready and (is_unverified or not last.ensemble_ready))
