@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
@@ -54,14 +53,15 @@ from .effective_spec import Resolver
 from .owner_references import FormerChild, NameTaken
 from .plan import is_unmanaged, plan
 from .pod_observer import PodObserver
-from .pod_probes import PodProbes, Prober
+from .pod_probes import PodProbes, Prober, ProbesPending
 from .policies.last_good_spec import last_good_after
 from .resize_rejections import rejection_of, rejections_of
+from .settled import SettledPipelines
 from .snapshot import Object, Snapshot
 from .status_events import Event
 from .status_writer import StatusRejected, StatusWriter
 from .tls_secret import TlsSecrets
-from .tls_trust import TlsTrust, tls_trust
+from .tls_trust import NO_TLS, tls_trust
 
 CHILD_RESOURCES: tuple[Resource, ...] = (
     DEPLOYMENTS,
@@ -102,12 +102,15 @@ class Reconciler:
     instance: str
     handover: Handover
     max_concurrent_rollouts: int = 5
+    enqueue: Callable[[Key], None] = lambda _: None
+    """Makes a pipeline due when probes that took long have ended."""
     resolver: Resolver = field(init=False)
     _compiler: BackgroundCompiler = field(init=False)
     _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
     _tls: TlsSecrets = field(init=False)
+    _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
@@ -121,8 +124,9 @@ class Reconciler:
         self.resolver = Resolver(self.options)
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
-        self._probes = PodProbes(self.prober, self.derive, self.clock)
         self._tls = TlsSecrets(self.client)
+        self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue)
+        self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
     async def reconcile(self, key: Key) -> Result:
@@ -132,6 +136,9 @@ class Reconciler:
         """
         try:
             result = await self._reconcile(key)
+        except ProbesPending:
+            # The end of the probes enqueues the pipeline, the time is for the worst case.
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="probing")
         except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except NamespaceTerminating as error:
@@ -151,6 +158,9 @@ class Reconciler:
             return Result()
         if is_unmanaged(raw):
             return Result()
+        if (repeated := await self._settled.repeat(key)) is not None:
+            return repeated
+        inputs = self._settled.inputs(key)
         spec = await self._compiler.read(key, raw)
         snapshot = await self._observe(key, raw, spec.sources)
         tls = spec.pipeline.spec.server.tls if spec.pipeline is not None else None
@@ -158,7 +168,8 @@ class Reconciler:
         compiled = await self._compiler.compile(key, spec, snapshot)
         if snapshot.is_spec_blocked or not isinstance(compiled, CompiledPipeline):
             await self._compiler.compile_last_good(key, snapshot)
-        snapshot, probe_after = await self._probe(key, snapshot, compiled)
+        acted = self.resolver.effective_spec(snapshot, compiled)
+        snapshot, probe_after = await self._probe(key, snapshot, acted)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
         decided = plan(
@@ -191,15 +202,11 @@ class Reconciler:
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         poll_after = SOURCE_POLL_SECONDS if spec.sources or tls is not None else None
-        return Result(
-            requeue_after=soonest(
-                decided.requeue_after,
-                probe_after,
-                poll_after,
-                self._pods.recheck_after(key),
-                0.0 if has_unreported else None,
-            )
-        )
+        # What the caches do not show has to be read again soon.
+        rest = (poll_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
+        if soonest(*rest) is None and snapshot.nodes is None:
+            self._settled.keep(key, inputs, decided, acted)
+        return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
 
     def _forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
@@ -209,6 +216,7 @@ class Reconciler:
         self.handover.tls.pop(key, None)
         self._status.forget(key)
         self._accepted.pop(key, None)
+        self._settled.forget(key)
         self._tuning_rejection.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
@@ -247,7 +255,7 @@ class Reconciler:
         )
 
     async def _probe(
-        self, key: Key, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
+        self, key: Key, snapshot: Snapshot, acted: tuple[Snapshot, CompiledPipeline] | None
     ) -> tuple[Snapshot, float | None]:
         """Publish the effective spec and probe its pods.
 
@@ -255,10 +263,9 @@ class Reconciler:
             The snapshot with probe results and resize rejections, and the seconds until the next
             pod is due.
         """
-        acted = self.resolver.effective_spec(snapshot, compiled)
         if (effective := self.resolver.effective(snapshot.pipeline)) is not None:
             self.handover.effective_specs[key] = effective
-        trust = tls_trust(snapshot, self.handover.tls.get(key, TlsTrust()))
+        trust = tls_trust(snapshot, self.handover.tls.get(key, NO_TLS))
         self.handover.tls[key] = trust
         probe_after = (
             await self._probes.refresh(key, acted[1], acted[0], trust)

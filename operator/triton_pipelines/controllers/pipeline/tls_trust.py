@@ -35,6 +35,10 @@ class TlsTrust:
         return TlsIdentity(self.roots, host, self.chain, self.key)
 
 
+NO_TLS: Final = TlsTrust()
+"""Of a pipeline without pods that use TLS."""
+
+
 def tls_trust(snapshot: Snapshot, before: TlsTrust) -> TlsTrust:
     """Return what is known now; the client certificate stays while the Secret cannot be read.
 
@@ -44,7 +48,7 @@ def tls_trust(snapshot: Snapshot, before: TlsTrust) -> TlsTrust:
     """
     found = snapshot.certificate
     if found is None and not any(pod.certificate for pod in snapshot.pods):
-        return TlsTrust()
+        return NO_TLS
     state = snapshot.state().certificate
     roots, hosts = dict(state.roots), dict(state.hosts)
     chain, key = before.chain, before.key
