@@ -71,7 +71,7 @@ class NotFound(ClusterError):
 
 
 class Conflict(ClusterError):
-    """409: the object already exists, or a precondition failed.
+    """409, or 422 for the UID: the object already exists, or a precondition failed.
 
     Preconditions are uid, resourceVersion and the server's own optimistic lock.
     """
@@ -140,6 +140,9 @@ _BY_STATUS: Mapping[int, type[ClusterError]] = {
 # Reason of a cause (metav1.StatusCause) that the API server's NamespaceLifecycle admission plugin
 # adds to its 403 (core/v1: NamespaceTerminatingCause).
 _NAMESPACE_TERMINATING = "NamespaceTerminating"
+# A patch with another UID than the object's is answered with 422 for this field (seen with
+# Kubernetes 1.36).
+_UID = "metadata.uid"
 # Server-side apply of a value of the wrong type or of an unknown field is answered with 500 (seen
 # with Kubernetes 1.36).
 _UNTYPED = "failed to create typed patch object"
@@ -175,6 +178,8 @@ def from_response(
     )
     if kind is Forbidden and any(cause.reason == _NAMESPACE_TERMINATING for cause in causes):
         kind = NamespaceTerminating
+    if kind is Invalid and any(cause.field == _UID for cause in causes):
+        kind = Conflict
     seconds: float | None = None
     if retry_after is not None and retry_after.strip().isdigit():
         seconds = float(retry_after)

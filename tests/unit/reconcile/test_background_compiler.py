@@ -113,13 +113,14 @@ async def test_a_large_last_good_spec_is_compiled_in_a_thread_too(
     world.change(postprocess={"labels": ["a", "b", "c"]})
     snapshot = world.observed()
     compiler = BackgroundCompiler(Resolver(OPTIONS))
-    assert not isinstance(await compiled_by(compiler, snapshot.pipeline), CompiledPipeline)
+    found = await compiled_by(compiler, snapshot.pipeline)
+    assert not isinstance(found, CompiledPipeline)
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("compiled on the event loop")
 
     monkeypatch.setattr(effective_spec, "compile_parsed", refuse)
-    await compiler.compile_last_good(KEY, snapshot)
+    await compiler.compile_last_good(KEY, snapshot, found)
     assert compile_last_good(snapshot, compiler.resolver.resolve) is not None
     assert [name.startswith("compile") for name in threads] == [True, True]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import datetime as dt
 from collections.abc import Mapping
+from typing import Any
 
+from tests.support import builders
 from tests.support.certificates import DAY, Authority
 from tests.support.reconcilers import KEY, AcceptingClient, stored
 from tests.support.worlds import START
-from triton_pipelines.api.tls import Tls
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import SECRETS, Resource
@@ -17,7 +18,6 @@ from triton_pipelines.controllers.pipeline.snapshot import Snapshot
 from triton_pipelines.controllers.pipeline.tls_secret import POLL_SECONDS, TlsSecrets
 
 AUTHORITY = Authority(START)
-TLS = Tls(secret_name="certs")
 LATER = dt.timedelta(seconds=POLL_SECONDS)
 
 
@@ -39,10 +39,9 @@ class Secrets(AcceptingClient):
         return {"metadata": {"name": name, "resourceVersion": self.version}, "data": data}
 
 
-async def observed(
-    secrets: TlsSecrets, now: dt.datetime = START, tls: Tls | None = TLS
-) -> Snapshot:
-    return await secrets.observe(KEY, tls, Snapshot(stored()), now)
+async def observed(secrets: TlsSecrets, now: dt.datetime = START, **server: Any) -> Snapshot:
+    pipeline = builders.pipeline(server={"tls": {"secretName": "certs"}} | server)
+    return await secrets.observe(KEY, pipeline, Snapshot(stored()), now)
 
 
 async def test_a_usable_secret_is_read_every_30_seconds() -> None:

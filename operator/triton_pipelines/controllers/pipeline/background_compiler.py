@@ -105,8 +105,18 @@ class BackgroundCompiler:
         spec.keep(inputs, compiled, options)
         return compiled
 
-    async def compile_last_good(self, key: Key, snapshot: Snapshot) -> None:
-        """Compile the last good spec into the cache, from which the policies read it."""
+    async def compile_last_good(
+        self, key: Key, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
+    ) -> None:
+        """Compile the last good spec into the cache, if the policies will read it from there.
+
+        Args:
+            key: The pipeline.
+            snapshot: What is known of it.
+            compiled: The result of :meth:`compile`.
+        """
+        if isinstance(compiled, CompiledPipeline) and not snapshot.is_spec_blocked:
+            return
         last = last_good_snapshot(snapshot)
         if last is not None:
             await self.compile(key, await self.read(key, last.pipeline), last)

@@ -163,11 +163,9 @@ class Reconciler:
         inputs = self._settled.inputs(key)
         spec = await self._compiler.read(key, raw)
         snapshot = await self._observe(key, raw, spec.sources)
-        tls = spec.pipeline.spec.server.tls if spec.pipeline is not None else None
-        snapshot = await self._tls.observe(key, tls, snapshot, self.clock())
+        snapshot = await self._tls.observe(key, spec.pipeline, snapshot, self.clock())
         compiled = await self._compiler.compile(key, spec, snapshot)
-        if snapshot.is_spec_blocked or not isinstance(compiled, CompiledPipeline):
-            await self._compiler.compile_last_good(key, snapshot)
+        await self._compiler.compile_last_good(key, snapshot, compiled)
         acted = self.resolver.effective_spec(snapshot, compiled)
         snapshot, probe_after = await self._probe(key, snapshot, acted)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
@@ -201,7 +199,7 @@ class Reconciler:
             await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        poll_after = SOURCE_POLL_SECONDS if spec.sources or tls is not None else None
+        poll_after = SOURCE_POLL_SECONDS if spec.sources or self._tls.reads(key) else None
         # What the caches do not show has to be read again soon.
         rest = (poll_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
         if soonest(*rest) is None and snapshot.nodes is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from triton_pipelines.api.tls import Tls
+from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import Forbidden, NotFound
 from triton_pipelines.cluster.resources import SECRETS
@@ -44,17 +45,22 @@ class TlsSecrets:
         """Drop what was read for a deleted pipeline."""
         self._readings.pop(key, None)
 
+    def reads(self, key: Key) -> bool:
+        """Return whether the pipeline has a TLS Secret, which has to be read again."""
+        return key in self._readings
+
     async def observe(
-        self, key: Key, tls: Tls | None, snapshot: Snapshot, now: dt.datetime
+        self, key: Key, pipeline: InferencePipeline | None, snapshot: Snapshot, now: dt.datetime
     ) -> Snapshot:
         """Return the snapshot with the certificate of the pipeline, or why there is none.
 
         Args:
             key: the pipeline.
-            tls: ``spec.server.tls``; ``None`` without TLS, and while the spec is invalid.
-            snapshot: the pipeline.
+            pipeline: its spec; ``None`` while that is invalid.
+            snapshot: what is known of it.
             now: UTC.
         """
+        tls = pipeline.spec.server.tls if pipeline is not None else None
         if tls is None:
             self.forget(key)
             return snapshot
