@@ -49,7 +49,7 @@ from triton_pipelines.controllers.autoscaler.actuator import PodRejectedError
 async def main(address, *_):
     triton_pod.grpc_address = lambda ip: address
     pod = SimpleNamespace(ip="")
-    target = SimpleNamespace(pod=pod, control_key="key")
+    target = SimpleNamespace(pod=pod, control_key="key", tls=None)
     try:
         await triton_pod.TritonPod(target, None, None).count("m")
     except PodRejectedError:
