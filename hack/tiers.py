@@ -47,10 +47,6 @@ def _python(*arguments: str) -> tuple[str, ...]:
     return (str(BIN / "python"), *arguments)
 
 
-# Leaks fail unit tests only: tests on real servers still leave sockets of their own behind.
-LEAKS = ("-W", "ignore::pytest.PytestUnraisableExceptionWarning")
-
-
 def _pytest(*arguments: str) -> tuple[str, ...]:
     """A run of pytest that says at its end where the time went."""
     return _python("-m", "pytest", *arguments, "--durations=15", "--durations-min=5")
@@ -138,7 +134,6 @@ TIERS = {
                 "--dist=loadfile",
                 "--no-loadscope-reorder",
                 "--timeout=600",
-                *LEAKS,
             ),
         ),
         18,
@@ -148,7 +143,7 @@ TIERS = {
     # and stop one after the other. The tests run in turn because they share one operator, which
     # some of them kill and one requires to be idle. Measured on two cores: 1 267 s.
     "e2e": Tier(
-        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900", *LEAKS),),
+        (_pytest("e2e/suite", "-q", "--maxfail=5", "--timeout=900"),),
         25,
         _cluster,
         alongside=True,

@@ -17,7 +17,7 @@ class NotReadyError(RuntimeError):
     """Something did not become ready in time; the message says what and where its log is."""
 
 
-def client(kubeconfig: Path, timeout: float = 10.0) -> httpx.Client:
+def client(kubeconfig: Path, timeout: float = 30.0) -> httpx.Client:
     """Return an HTTP client that authenticates with a kubeconfig's client certificate.
 
     The kubeconfig has one context.

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from e2e.suite.kube import Kube, wait_for
 from triton_pipelines.api import names
 
-CONNECT_SECONDS = 1.5
+CONNECT_SECONDS = 10.0
+"""For one connection; a refused one, or an unknown route, shows at once."""
 FORWARD_SECONDS = 20.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) -> (\d+)")
 

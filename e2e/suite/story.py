@@ -90,10 +90,25 @@ def watched(kube: Kube, namespace: str, kind: str, selector: str = "") -> Iterat
                 _count,
             )
             yield story
+            _catch_up(kube, arguments, story)
         finally:
             process.terminate()
             process.wait(END_SECONDS)
             story.end()
+
+
+def _catch_up(kube: Kube, watch: Sequence[str], story: Story) -> None:
+    """Wait until the story has every state that objects have now; a watch lags behind reads."""
+    single = [item for item in watch if not item.startswith(("--watch", "--output"))]
+    listed = json.loads(kube.kubectl(*single, "--output=json"))["items"]
+    current = {version(item) for item in listed}
+    wait_for(
+        "the last states",
+        story.states,
+        lambda states: current <= {version(state) for state in states},
+        END_SECONDS,
+        _count,
+    )
 
 
 def _next(text: str, at: int) -> int:

@@ -156,7 +156,7 @@ def test_a_model_that_does_not_fit_shows_both_sides(pipeline: Pipeline, reach: R
         assert side in told["message"]
     assert pipeline.condition("Available")["status"] == "True"
     assert pipeline.status()["servingRevision"] == good["servingRevision"]
-    assert pipeline.condition("ModelsReady")["status"] == "False"
+    pipeline.wait_condition("ModelsReady", "False")
     serves(pipeline, reach)
 
 

@@ -44,8 +44,11 @@ def test_fewer_replicas_cost_no_request(kube: Kube, tiny: TinyPipeline, measured
     measured("scaled from 2 replicas to 1", load.summary())
     assert_none_lost(load, {"old"})
     assert tiny.pod_names() < before
-    ready = tiny.wait_ready()
-    assert (ready["status"]["replicas"], ready["status"]["readyReplicas"]) == (1, 1)
+    tiny.wait_ready()
+    tiny.wait(
+        "one replica, ready",
+        lambda item: (item["status"]["replicas"], item["status"]["readyReplicas"]) == (1, 1),
+    )
     # With one replica a budget would only block drains.
     kube.wait_gone("PodDisruptionBudget", tiny.namespace, tiny.name)
 

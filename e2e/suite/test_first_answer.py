@@ -13,7 +13,7 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 from e2e.suite import clients
-from e2e.suite.kube import Kube
+from e2e.suite.kube import Kube, wait_for
 from e2e.suite.pipelines import Pipeline, check_answer, golden, small
 from e2e.suite.reach import Endpoint, Reach
 from triton_pipelines.api import names
@@ -62,13 +62,16 @@ def test_answers_are_the_golden_ones(
 def test_status_says_what_serves_and_how_to_ask_it(
     serving: dict[str, tuple[Pipeline, Endpoint]],
 ) -> None:
-    serving["sentiment"][0].wait_condition("ScalingActive", "True")
-    item = serving["sentiment"][0].get()
-    status = item["status"]
     types = ("Ready", "Available", "ModelsReady", "MetricsAvailable", "ScalingActive")
-    assert {entry["type"]: entry["status"] for entry in status["conditions"]} == dict.fromkeys(
-        types, "True"
+    # Scaling reports its conditions one after the other, once it has seen two samples.
+    item = serving["sentiment"][0].wait(
+        "these conditions, all True",
+        lambda item: (
+            {entry["type"]: entry["status"] for entry in item["status"]["conditions"]}
+            == dict.fromkeys(types, "True")
+        ),
     )
+    status = item["status"]
     assert {entry["observedGeneration"] for entry in status["conditions"]} == {
         item["metadata"]["generation"]
     }
@@ -105,7 +108,11 @@ def test_status_describes_the_model_that_the_server_serves(
     pipeline, endpoint = serving["embedding"]
     told = pipeline.status()["ensemble"]
     metadata = (
-        httpx.get(f"{endpoint.http}/v2/models/{told['modelName']}", trust_env=False)
+        httpx.get(
+            f"{endpoint.http}/v2/models/{told['modelName']}",
+            timeout=clients.SECONDS,
+            trust_env=False,
+        )
         .raise_for_status()
         .json()
     )
@@ -139,14 +146,30 @@ def test_kubectl_shows_columns_for_people(
     pipeline.wait_condition(
         "ScalingActive", "True"
     )  # columns are told apart by blanks here: none may be empty
-    title, row = kube.kubectl(
-        "get", "ipl", "sentiment", f"--namespace={pipeline.namespace}"
-    ).splitlines()
-    shown = dict(zip(title.split(), row.split(), strict=False))
-    assert shown["NAME"] == "sentiment"
-    assert shown["READY"] == "True"
-    assert shown["TOKENIZERS"] == pipeline.status()["tokenizer"]["summary"]
-    assert shown["BOTTLENECK"] == pipeline.status()["scaling"]["bottleneck"]
+
+    def columns() -> dict[str, str]:
+        title, row = kube.kubectl(
+            "get", "ipl", "sentiment", f"--namespace={pipeline.namespace}"
+        ).splitlines()
+        shown = dict(zip(title.split(), row.split(), strict=False))
+        return {name: shown[name] for name in ("NAME", "READY", "TOKENIZERS", "BOTTLENECK")}
+
+    def expected() -> dict[str, str]:
+        status = pipeline.status()
+        return {
+            "NAME": "sentiment",
+            "READY": "True",
+            "TOKENIZERS": status["tokenizer"]["summary"],
+            "BOTTLENECK": status["scaling"]["bottleneck"],
+        }
+
+    # The status may change between two reads of it.
+    wait_for(
+        "the columns of the status",
+        lambda: (columns(), expected()),
+        lambda seen: seen[0] == seen[1],
+        60,
+    )
     wide = kube.kubectl("get", "inference", f"--namespace={pipeline.namespace}", "--output=wide")
     assert pipeline.status()["revision"] in wide
 
@@ -205,10 +228,9 @@ CONTROL = (
 def test_http_is_open_for_what_clients_need(
     serving: dict[str, tuple[Pipeline, Endpoint]], path: str
 ) -> None:
-    assert (
-        httpx.get(f"{serving['sentiment'][1].http}/{path}", trust_env=False).status_code
-        == httpx.codes.OK
-    )
+    url = f"{serving['sentiment'][1].http}/{path}"
+    answer = httpx.get(url, timeout=clients.SECONDS, trust_env=False)
+    assert answer.status_code == httpx.codes.OK
 
 
 @pytest.mark.parametrize(
@@ -223,6 +245,7 @@ def test_http_control_is_closed_without_the_key(
             f"{serving['sentiment'][1].http}/{path}",
             json={},
             headers=headers,
+            timeout=clients.SECONDS,
             trust_env=False,
         )
         assert answer.status_code == httpx.codes.FORBIDDEN, answer.text
@@ -237,6 +260,7 @@ def test_the_key_opens_control_over_both_protocols(
         f"{endpoint.http}/v2/repository/index",
         json={},
         headers={names.CONTROL_HEADER: key},
+        timeout=clients.SECONDS,
         trust_env=False,
     )
     assert {item["name"] for item in answer.raise_for_status().json()} >= {"sentiment"}

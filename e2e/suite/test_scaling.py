@@ -164,11 +164,17 @@ def test_counts_follow_the_load_in_place(
         )
         tiny.wait_condition("ScalingActive", "True", "Succeeded")
         tiny.wait_condition("MetricsAvailable", "True", "Succeeded")
-        title, row = kube.kubectl(
-            "get", "ipl", tiny.name, f"--namespace={tiny.namespace}"
-        ).splitlines()
-        assert "BOTTLENECK" in title
-        assert str(scaled.scaling()["bottleneck"]) in row
+        title = kube.kubectl("get", "ipl", tiny.name, f"--namespace={tiny.namespace}")
+        assert "BOTTLENECK" in title.splitlines()[0]
+        wait_for(
+            "the bottleneck among the columns",
+            lambda: (
+                str(scaled.scaling()["bottleneck"]),
+                kube.kubectl("get", "ipl", tiny.name, f"--namespace={tiny.namespace}"),
+            ),
+            lambda seen: seen[0] in seen[1],
+            RECORDED_SECONDS,
+        )
     assert starts(tiny) == pods, "no pod was made anew or restarted"
     assert_none_lost(load, {"old"})
     (change, *_) = [

@@ -181,7 +181,7 @@ class Model:
 
     async def pending(self) -> int:
         """Requests that Triton has accepted and no execution has taken yet."""
-        async with httpx.AsyncClient(trust_env=False) as web:
+        async with httpx.AsyncClient(timeout=SECONDS, trust_env=False) as web:
             lines = (await web.get(self.server.metrics_url)).text.splitlines()
         prefix = f'nv_inference_pending_request_count{{model="{self.name}"'
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith(prefix))

@@ -1,11 +1,12 @@
 """`tritonpipe serve` and `tritonpipe` commands as a user runs them.
 
-They are real processes of the installed package.
+They are real processes of the installed package, but for ``run_here``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import signal
 import subprocess
@@ -15,9 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from e2e.models import tree
 from e2e.models.__main__ import source_map
 from e2e.suite.reach import Endpoint
+from triton_pipelines.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "manifests" / "samples"
@@ -144,3 +148,20 @@ def run(
     )
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     return done
+
+
+def run_here(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command in this process, which saves its start."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", ["tritonpipe", *arguments])
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    assert "Traceback" not in out.getvalue() + err.getvalue(), err.getvalue()
+    return code, out.getvalue(), err.getvalue()

@@ -11,6 +11,7 @@ graceful termination), and time is a number. The planner is the real one.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,12 @@ START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 IDLE_SECONDS = 24 * 3600.0
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
 GOOD, BAD, DUMB, STIFF, GONE = "good", "bad", "dumb", "stiff", "gone"
+
+
+@functools.cache
+def _hash_of(template: str) -> str:
+    """The hash that a Deployment's controller puts on pods of a template in JSON."""
+    return ownership.template_hash(json.loads(template))
 
 
 def rfc3339(now: dt.datetime) -> str:
@@ -222,7 +229,7 @@ class World:
     def replica_set(self, template: str) -> Object:
         """The Deployment's ReplicaSet of a template in JSON."""
         if template not in self._replica_sets:
-            hashed = ownership.template_hash(json.loads(template))
+            hashed = _hash_of(template)
             self._replica_sets[template] = ownership.replica_set(self.deployment, hashed)
         return self._replica_sets[template]
 
@@ -283,7 +290,7 @@ class World:
             "labels": {
                 **names.labels(self.name),
                 names.LABEL_REVISION: pod.revision,
-                "pod-template-hash": ownership.template_hash(json.loads(pod.template)),
+                "pod-template-hash": _hash_of(pod.template),
             },
             "annotations": json.loads(pod.template)["metadata"].get("annotations") or {},
             "creationTimestamp": rfc3339(pod.created),

@@ -25,7 +25,10 @@ def _below(path: str) -> str:
         or "\x00" in path
         or "\\" in path
     ):
-        raise ValueError(f"{path!r} is not a normal relative path below the model repository")
+        raise ValueError(
+            f"{path!r} is not a relative path inside the model repository; remove '.', '..',"
+            " backslashes and extra slashes"
+        )
     return path
 
 

@@ -172,10 +172,10 @@ def _parse_url(address: str) -> Any:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         httpx.URL(address)
     except (ValueError, httpx.InvalidURL) as error:
-        raise CommandError(f"{address}: is not a valid URL: {error}", EXIT_USAGE) from error
+        raise CommandError(f"{address!r} is not a valid URL: {error}", EXIT_USAGE) from error
     if not usable:
         raise CommandError(
-            f"{address}: is not a valid URL; use http://HOST:PORT or https://HOST", EXIT_USAGE
+            f"{address!r} is not a valid URL; use http://HOST:PORT or https://HOST", EXIT_USAGE
         )
     return parts
 

@@ -304,7 +304,7 @@ def test_server_side_apply_refuses_nulls(connection: httpx.Client) -> None:
     }
 
 
-def test_what_nobody_has_looked_at_is_not_observed(connection: httpx.Client) -> None:
+def test_a_new_resource_has_no_observed_generation(connection: httpx.Client) -> None:
     document = {**good()[0].document, "metadata": {"name": "unseen"}}
     try:
         assert connection.post(PIPELINES, json=document).status_code == 201

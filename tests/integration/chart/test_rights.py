@@ -53,7 +53,8 @@ class Running:
 
     def refused(self) -> set[tuple[str, str]]:
         """(verb, resource) of the operator's own requests that were forbidden."""
-        figures = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", trust_env=False).text
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        figures = httpx.get(url, timeout=DEADLINE_SECONDS, trust_env=False).text
         found = re.findall(r"^tritonpipe_api_requests_total\{(.*)\} ", figures, flags=re.MULTILINE)
         assert found, "no requests counted"
         labels = [dict(re.findall(r'(\w+)="([^"]*)"', item)) for item in found]

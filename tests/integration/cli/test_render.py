@@ -16,7 +16,7 @@ import yaml
 
 from e2e.local import api
 from tests.support.controlplane import ControlPlane
-from tests.support.serving import SAMPLES, run
+from tests.support.serving import SAMPLES, run, run_here
 from triton_pipelines.api import crd, names
 from triton_pipelines.cli.render import KEY_PLACEHOLDER
 from triton_pipelines.compile.graph import Options
@@ -52,9 +52,9 @@ def cluster(api_server: ControlPlane) -> Iterator[tuple[ControlPlane, httpx.Clie
 @functools.cache
 def rendered(file: Path) -> str:
     """What `tritonpipe render --manifests` prints."""
-    done = run("render", "--manifests", str(file))
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, printed, errors = run_here("render", "--manifests", str(file))
+    assert code == 0, errors
+    return printed
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)

@@ -102,7 +102,7 @@ def test_reconciled_samples_show_no_difference(
     assert differences(api_server.kubeconfig, items).found() == {}
 
 
-def test_every_way_shows_what_somebody_changed(
+def test_every_tool_shows_a_manual_change(
     api_server: ControlPlane, connection: httpx.Client
 ) -> None:
     item = sample(ROOT / "manifests" / "samples" / "sentiment.yaml")
@@ -131,7 +131,7 @@ def test_an_object_that_is_not_there_is_an_error(
 
 
 @pytest.mark.parametrize("flags", [(), ("--server-side",)], ids=["client", "server"])
-def test_nobody_takes_a_new_resource_for_current(
+def test_no_tool_reports_a_new_resource_as_current(
     api_server: ControlPlane, connection: httpx.Client, flags: tuple[str, ...]
 ) -> None:
     item = sample(ROOT / "manifests" / "samples" / "sentiment.yaml")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,13 +154,13 @@ def test_another_pods_fetch_is_not_waited_for_when_the_load_has_failed(
         lock = Path(cached.root / "cache/v1/locks" / key)
         lock.write_text("another pod")
         cached.plan(gone, good)
-        timer = threading.Timer(6, lambda: lock.unlink(missing_ok=True))
+        # A loader that waits for the other pod ends only after this.
+        timer = threading.Timer(60, lambda: lock.unlink(missing_ok=True))
         timer.start()
-        began = time.monotonic()
         code, report = cached.load()
-        took = time.monotonic() - began
+        is_locked = lock.exists()
         timer.cancel()
     assert code == 2, cached.output
     assert [item.reason for item in report.findings] == [LoadReason.SOURCE_UNAVAILABLE]
     assert "another source of this load failed" in cached.output
-    assert took < 4
+    assert is_locked

@@ -422,7 +422,7 @@ def test_a_token_that_runs_out_is_asked_for_again(
     (tmp_path / "ca.crt").write_bytes(authority.identity.certificate)
     learned: list[str] = []
     credentials = SourceCredentials(ca_file=tmp_path / "ca.crt")
-    with httpx.Client(verify=credentials.ssl_context()) as client:
+    with httpx.Client(verify=credentials.ssl_context(), timeout=60) as client:
         uri = parse_registry(f"oci://{hub.host}/models/slow:v2")
         source = OciSource(
             client,

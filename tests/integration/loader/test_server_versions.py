@@ -6,7 +6,8 @@ version accepts proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +58,33 @@ def with_symbolic_outputs(encoder: Encoder) -> Any:
     return model
 
 
+@pytest.fixture(scope="module")
+def adapted_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[bool], dict[Encoder, Path]]:
+    """Adapts the files of all encoders, for all servers together."""
+
+    @functools.cache
+    def adapt_all(on_cpu: bool) -> dict[Encoder, Path]:
+        made: dict[Encoder, Path] = {}
+        for encoder in (*LAYOUTS, *OPSETS):
+            file = tmp_path_factory.mktemp("adapted") / "model.onnx"
+            onnx.save(with_symbolic_outputs(encoder), str(file))
+            outputs = {tensor.name: tensor.dims for tensor in encoder.declared[1]}
+            result = adapt_file(file, encoder.plan(max_length=POSITIONS), outputs, on_cpu=on_cpu)
+            assert isinstance(result, AdaptedFile), str(result)
+            made[encoder] = file
+        return made
+
+    return adapt_all
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["padded", "padding-free"])
 def adapted(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, adapted_once: Callable[[bool], dict[Encoder, Path]]
 ) -> dict[Encoder, Path]:
     """Adapted files of all encoders; on CPUs some are computed without padding."""
-    made: dict[Encoder, Path] = {}
-    for encoder in (*LAYOUTS, *OPSETS):
-        file = tmp_path_factory.mktemp("adapted") / "model.onnx"
-        onnx.save(with_symbolic_outputs(encoder), str(file))
-        outputs = {tensor.name: tensor.dims for tensor in encoder.declared[1]}
-        result = adapt_file(file, encoder.plan(max_length=POSITIONS), outputs, on_cpu=request.param)
-        assert isinstance(result, AdaptedFile), str(result)
-        made[encoder] = file
-    return made
+    return adapted_once(request.param)
 
 
 def test_files_with_symbolic_output_axes_are_served(

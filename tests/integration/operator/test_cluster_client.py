@@ -545,7 +545,7 @@ async def test_an_effect_whose_answer_was_lost_is_not_doubled(
 
 
 async def test_faults_that_stay_reach_the_caller(proxy: FaultProxy, tmp_path: Any) -> None:
-    async with through(proxy, tmp_path, timeout_seconds=0.3, attempts=3) as client:
+    async with through(proxy, tmp_path, attempts=3) as client:
         proxy.inject(Fault(path="stay-429", status=429, retry_after=3600, times=None))
         with pytest.raises(TooMany):
             await client.get(CONFIG_MAPS, NAMESPACE, "stay-429")
@@ -553,13 +553,14 @@ async def test_faults_that_stay_reach_the_caller(proxy: FaultProxy, tmp_path: An
         with pytest.raises(Unavailable):
             await client.get(CONFIG_MAPS, NAMESPACE, "stay-503")
         assert proxy.count("GET", "stay-503") == 3
-        stall = proxy.inject(Fault(path="stay-stalled", release=threading.Event()))
-        with pytest.raises(Unavailable, match="no answer"):
-            await client.get(CONFIG_MAPS, NAMESPACE, "stay-stalled")
-        assert stall.hits == 1
         proxy.inject(Fault(path="stay-409", method="PATCH", status=409, reason="Conflict"))
         with pytest.raises(Conflict):
             await client.apply(config_map("stay-409"))
+    async with through(proxy, tmp_path, timeout_seconds=0.3, attempts=3) as impatient:
+        stall = proxy.inject(Fault(path="stay-stalled", release=threading.Event()))
+        with pytest.raises(Unavailable, match="no answer"):
+            await impatient.get(CONFIG_MAPS, NAMESPACE, "stay-stalled")
+        assert stall.hits == 1
 
 
 async def test_a_list_cut_off_in_the_middle_is_read_again(proxy: FaultProxy, tmp_path: Any) -> None:

@@ -39,6 +39,9 @@ from triton_pipelines.cluster.resources import DEPLOYMENTS, LEASES
 
 pytestmark = pytest.mark.integration
 TIMING = LeaseTiming(duration=3, renew_deadline=2.0, retry_period=0.2)
+"""Where a Lease has to expire."""
+STEADY = LeaseTiming(duration=60, renew_deadline=40.0, retry_period=0.2)
+"""Where it must not, however busy the machine is."""
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -77,13 +80,13 @@ async def spec_of(admin: Client, namespace: str) -> Object:
 async def test_an_absent_lease_is_created(
     admin: Client, api_server: ControlPlane, namespace: str
 ) -> None:
-    async with candidate(api_server.kubeconfig, namespace) as elector:
+    async with candidate(api_server.kubeconfig, namespace, timing=STEADY) as elector:
         assert not elector.is_valid()
         await elector.acquire()
         assert elector.is_valid()
         spec = await spec_of(admin, namespace)
     assert spec["holderIdentity"] == elector.identity
-    assert spec["leaseDurationSeconds"] == 3
+    assert spec["leaseDurationSeconds"] == STEADY.duration
     assert spec["leaseTransitions"] == 0
 
 
@@ -94,16 +97,16 @@ async def test_one_of_two_leads_and_the_other_takes_over_after_the_duration(
         candidate(api_server.kubeconfig, namespace, "a") as a,
         candidate(api_server.kubeconfig, namespace, "b") as b,
     ):
+        began = time.monotonic()
         waits = [asyncio.create_task(a.acquire()), asyncio.create_task(b.acquire())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         leader, other = (a, b) if waits[0].done() else (b, a)
         assert (leader.is_valid(), other.is_valid()) == (True, False)
         # The leader never renews, as if it were killed.
-        began = time.monotonic()
         await asyncio.wait_for(asyncio.gather(*waits), 30)
         assert other.is_valid()
         assert not leader.is_valid()
-        assert time.monotonic() - began >= TIMING.duration - 1.0
+        assert time.monotonic() - began >= TIMING.duration
         assert (await spec_of(admin, namespace))["leaseTransitions"] == 1
 
 
@@ -111,10 +114,12 @@ async def test_a_renewing_leader_keeps_the_lease(
     api_server: ControlPlane, namespace: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     kubeconfig = proxy.write_kubeconfig(tmp_path / "kubeconfig")
+    timing = LeaseTiming(duration=6, renew_deadline=5.0, retry_period=0.2)
     async with (
-        candidate(kubeconfig, namespace, "a") as a,
-        candidate(api_server.kubeconfig, namespace, "b") as b,
+        candidate(kubeconfig, namespace, "a", timing) as a,
+        candidate(api_server.kubeconfig, namespace, "b", timing) as b,
     ):
+        began = time.monotonic()
         await a.acquire()
         renewing = asyncio.create_task(a.renew())
         waiting = asyncio.create_task(b.acquire())
@@ -128,7 +133,13 @@ async def test_a_renewing_leader_keeps_the_lease(
             proxy.inject(fault)
             await eventually("hit", lambda fault=fault: fault.hits)
         writes = proxy.count("PUT", "leases")
-        await eventually("renewals", lambda: proxy.count("PUT", "leases") >= writes + 20)
+        await eventually(
+            "renewals beyond the duration of the first Lease",
+            lambda: (
+                proxy.count("PUT", "leases") >= writes + 5
+                and time.monotonic() - began > timing.duration + 1.0
+            ),
+        )
         assert a.is_valid()
         assert not waiting.done()
         for task in (renewing, waiting):
@@ -136,7 +147,7 @@ async def test_a_renewing_leader_keeps_the_lease(
         await asyncio.wait({renewing, waiting})
 
 
-async def test_nobody_waits_for_a_released_lease(
+async def test_a_released_lease_is_acquired_at_once(
     admin: Client, api_server: ControlPlane, namespace: str
 ) -> None:
     forever = LeaseTiming(duration=3600, renew_deadline=3000.0, retry_period=0.2)
@@ -155,7 +166,9 @@ async def test_nobody_waits_for_a_released_lease(
 async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
     namespace: str, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    async with candidate(proxy.write_kubeconfig(tmp_path / "kubeconfig"), namespace) as elector:
+    timing = LeaseTiming(duration=15, renew_deadline=2.0, retry_period=0.2)
+    kubeconfig = proxy.write_kubeconfig(tmp_path / "kubeconfig")
+    async with candidate(kubeconfig, namespace, timing=timing) as elector:
         await elector.acquire()
         renewing = asyncio.create_task(elector.renew())
         await eventually("a renewal", lambda: proxy.count("PUT", "leases") >= 2)
@@ -163,7 +176,7 @@ async def test_a_hanging_api_server_ends_the_leadership_within_the_deadline(
         proxy.inject(Fault(path="leases", times=None, release=threading.Event()))
         with pytest.raises(LeadershipLostError, match="not renewed within 2 s"):
             await asyncio.wait_for(renewing, 30)
-        assert time.monotonic() - began < TIMING.duration, "before another may take over"
+        assert time.monotonic() - began < timing.duration, "before another may take over"
         assert not elector.is_valid()
 
 
@@ -190,7 +203,7 @@ async def test_refused_connections_end_the_leadership_and_a_candidate_keeps_tryi
 async def test_a_deleted_lease_is_created_again(
     admin: Client, api_server: ControlPlane, namespace: str
 ) -> None:
-    async with candidate(api_server.kubeconfig, namespace) as elector:
+    async with candidate(api_server.kubeconfig, namespace, timing=STEADY) as elector:
         await elector.acquire()
         renewing = asyncio.create_task(elector.renew())
         await admin.delete(LEASES, namespace, "operator")
@@ -228,7 +241,7 @@ async def test_other_changes_of_a_lease_do_not_prolong_a_dead_leader(
 async def test_a_lease_that_another_holds_ends_the_leadership_at_once(
     admin: Client, api_server: ControlPlane, namespace: str
 ) -> None:
-    async with candidate(api_server.kubeconfig, namespace) as elector:
+    async with candidate(api_server.kubeconfig, namespace, timing=STEADY) as elector:
         await elector.acquire()
         lease = await admin.get(LEASES, namespace, "operator")
         await admin.replace({**lease, "spec": {**lease["spec"], "holderIdentity": "thief"}})
@@ -284,6 +297,10 @@ async def test_an_operator_whose_work_fails_releases_and_fails(
 
 
 # --- operators ------------------------------------------------------------------------------------
+
+
+START_SECONDS = 120.0
+"""For processes that start or take over, on a machine that is busy with other things."""
 
 
 @dataclass
@@ -367,9 +384,9 @@ class Replicas:
     async def pair(self) -> tuple[Process, Process]:
         """A leader with one reconciled pipeline, and a standby."""
         leader = await self.start()
-        await eventually("a leader", leader.leads)
+        await eventually("a leader", leader.leads, START_SECONDS)
         standby = await self.start()
-        await eventually("a standby", standby.stands_by)
+        await eventually("a standby", standby.stands_by, START_SECONDS)
         return leader, standby
 
 
@@ -397,7 +414,7 @@ async def settled(process: Process, name: str) -> list[str]:
 
     async def idle() -> bool:
         reported = any(f"/{name}/status" in write for write in process.writes())
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=START_SECONDS, trust_env=False) as client:
             health = (await client.get(process.health_url)).json()["operator"]
         return reported and health["inWork"] == health["queued"] == 0
 
@@ -421,7 +438,7 @@ def suspend(process: Process) -> None:
     process.process.send_signal(signal.SIGSTOP)
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize(("fault", "code"), [(kill, -9), (terminate, 0), (hang, 3), (suspend, 3)])
 async def test_another_replica_takes_over_and_the_former_writes_nothing_more(
     admin: Client,
@@ -437,11 +454,13 @@ async def test_another_replica_takes_over_and_the_former_writes_nothing_more(
     assert standby.writes() == []
 
     fault(leader)
-    await eventually("takeover", standby.leads)
+    await eventually("takeover", standby.leads, START_SECONDS)
     written = leader.writes()
     if fault is suspend:
         leader.process.send_signal(signal.SIGCONT)
-    assert await asyncio.wait_for(leader.process.wait(), 60) == code, leader.log.read_text()[-2000:]
+    assert await asyncio.wait_for(leader.process.wait(), START_SECONDS) == code, (
+        leader.log.read_text()[-2000:]
+    )
     assert ('"released"' in leader.log.read_text()) is (fault is terminate)
 
     await add_pipeline(admin, namespace, "second")

@@ -24,7 +24,7 @@ from triton_pipelines.cluster.login import load_configuration
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
 ]
 RELEASE = "scraped-triton-pipelines"
 
@@ -84,7 +84,7 @@ async def test_only_permitted_tokens_read_the_metrics(
                 metrics_authentication="token",
                 metrics_tls_folder=tmp_path,
             ),
-            httpx.AsyncClient(verify=trusted, trust_env=False) as http,
+            httpx.AsyncClient(verify=trusted, timeout=60, trust_env=False) as http,
         ):
 
             async def read(token: str | None) -> httpx.Response:
@@ -101,5 +101,5 @@ async def test_only_permitted_tokens_read_the_metrics(
                 refused = await read(token)
                 assert (refused.status_code, "tritonpipe_" in refused.text) == (status, False)
             with pytest.raises(httpx.RemoteProtocolError):
-                async with httpx.AsyncClient(trust_env=False) as plain:
+                async with httpx.AsyncClient(timeout=60, trust_env=False) as plain:
                     await plain.get(f"http://127.0.0.1:{port}/metrics")

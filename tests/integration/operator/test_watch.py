@@ -300,7 +300,7 @@ async def test_probe_and_metrics_answer(
     port = free_port()
     async with (
         running(proxy, tmp_path, namespace, metrics_port=port) as operator,
-        httpx.AsyncClient() as http,
+        httpx.AsyncClient(timeout=DEADLINE_SECONDS) as http,
     ):
         await eventually("first pass", lambda: operator.value("reconciles_total", result="ok") >= 1)
         url = f"http://127.0.0.1:{operator.config.liveness_port}/healthz"

@@ -382,8 +382,12 @@ async def test_pods_are_resized_in_place_one_after_the_other(
             await make(admin, namespace, **spec)
             await ready(admin, namespace, 2)
             assert await asked(admin, namespace) == ["1350m", "1350m"]
-            live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
-            assert json.loads(live["data"][names.KEY_PODS]) == {"cpuMillis": 1350}
+
+            async def recorded() -> bool:
+                live = await admin.get(CONFIG_MAPS, namespace, names.live_name("p"))
+                return json.loads(live["data"].get(names.KEY_PODS, "{}")) == {"cpuMillis": 1350}
+
+            await eventually("the CPU of a pod is recorded", recorded)
         uids = {item["metadata"]["uid"] for item in await pods(admin, namespace)}
         # What a decision would have recorded before its operator was killed. The next operator
         # carries it out.

@@ -27,11 +27,12 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS, DEPLOYMENTS, INFEREN
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.timeout(480),
+    pytest.mark.timeout(900),
 ]
 PIPELINES = 80
-SETTLED_SECONDS = 30.0
-"""Bound of a restart on a loaded two-core machine; some seconds on an idle one."""
+SETTLED_SECONDS = 240.0
+CPU_SECONDS = 30.0
+"""Bound of a restart in seconds of CPU time, which other load of the machine does not change."""
 
 
 def settled(item: Object) -> bool:
@@ -83,17 +84,17 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
             await eventually(
                 "all are served", lambda: all_ready(bare, bare_namespace), 300, every=1.0
             )
-        await eventually("quiet", lambda: quiet(bare_proxy))
+        await eventually("quiet", lambda: quiet(first, bare_proxy))
         built = time.monotonic() - begin
         assert passed(first) >= PIPELINES
     before = await versions(bare, bare_namespace)
     bare_proxy.requests.clear()
-    begin = time.monotonic()
+    begin = time.process_time()
     async with operator(bare_proxy, tmp_path, bare_namespace) as second:
         await eventually(
             "every pipeline was looked at", lambda: passed(second) >= PIPELINES, SETTLED_SECONDS
         )
-        seconds = time.monotonic() - begin
+        seconds = time.process_time() - begin
         assert second.services is not None
         # Another round, now with probes that are known.
         for item in documents:
@@ -102,10 +103,10 @@ async def test_a_restart_with_many_pipelines_writes_nothing(
     writes = [seen for seen in bare_proxy.requests if seen.method in MUTATING]
     assert writes == [], "events among them"
     assert await versions(bare, bare_namespace) == before
-    assert seconds < SETTLED_SECONDS
+    assert seconds < CPU_SECONDS
     print(
         f"\n{PIPELINES} pipelines: built in {built:.1f} s; after a restart settled in "
-        f"{seconds:.1f} s, {len(bare_proxy.requests)} requests, 0 writes"
+        f"{seconds:.1f} s of CPU time, {len(bare_proxy.requests)} requests, 0 writes"
     )
     # The count is of the one thing that writes: a change is seen by it.
     changed = documents[0]
@@ -132,8 +133,13 @@ def passed(running: Running) -> float:
     return running.samples("reconciles_total").get((("result", "ok"),), 0.0)
 
 
-async def quiet(proxy: FaultProxy) -> bool:
-    """No write within half a second."""
+async def quiet(running: Running, proxy: FaultProxy) -> bool:
+    """No write within half a second, and no pipeline is due or being reconciled after it."""
     before = len(proxy.mutating)
     await asyncio.sleep(0.5)
-    return len(proxy.mutating) == before
+    is_idle = not any(
+        value
+        for name in ("queue_depth", "queue_in_work")
+        for value in running.samples(name).values()
+    )
+    return is_idle and len(proxy.mutating) == before

@@ -310,7 +310,9 @@ async def test_a_run_outlives_the_operator_but_neither_another_mode_nor_its_cana
         pods = await live_pods(admin, namespace)
         async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as running:
             await eventually("a pass", running.passes, DEADLINE_SECONDS)
-            assert (await tuning(admin, namespace))["state"] == "Running"
+            await eventually(
+                "still running", lambda: reached(admin, namespace, "Running"), DEADLINE_SECONDS
+            )
             kept = await one(admin, namespace, JOBS, names.COMPONENT_TUNER)
             assert kept is not None
             assert kept["metadata"]["uid"] == first["metadata"]["uid"], "the restart made no other"

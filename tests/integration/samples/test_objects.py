@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 from tests.support.controlplane import ControlPlane
-from tests.support.serving import SAMPLES, run
+from tests.support.serving import SAMPLES, run_here
 
 pytestmark = pytest.mark.integration
 
 
 def objects(name: str) -> list[dict[str, Any]]:
     """The objects of a sample, as the command line prints them."""
-    done = run("render", str(SAMPLES / f"{name}.yaml"), "--manifests")
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    code, printed, errors = run_here("render", str(SAMPLES / f"{name}.yaml"), "--manifests")
+    assert code == 0, errors
+    return list(yaml.safe_load_all(printed))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SAMPLES.glob("*.yaml")))

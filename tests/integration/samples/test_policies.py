@@ -34,6 +34,12 @@ STEP = {
     "inputs": [{"name": "IN", "dataType": "FP32", "dims": [1], "from": "model.logits"}],
     "outputs": OUTPUTS,
 }
+# Without code: of several policies that reject a resource, only one is named.
+FILE_STEP = {
+    **{key: value for key, value in STEP.items() if key != "python"},
+    "platform": "onnxruntime_onnx",
+    "source": {"uri": "s3://models/clean.onnx"},
+}
 PATCH = {"parameters": {"a": {"string_value": "b"}}}
 VLLM = {
     "tokenizer": None,
@@ -76,7 +82,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("config-patches.yaml", {"model": {"configPatch": PATCH}}, "configPatch is not allowed"),
     (
         "config-patches.yaml",
-        {"steps": [{**STEP, "configPatch": PATCH}]},
+        {"steps": [{**FILE_STEP, "configPatch": PATCH}]},
         "configPatch is not allowed",
     ),
     ("images.yaml", {"server": {"image": "elsewhere/triton:24.10"}}, "must be from registry"),

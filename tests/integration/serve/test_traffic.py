@@ -157,7 +157,7 @@ UNUSUAL: Mapping[str, tuple[str, str]] = {
 }
 
 
-async def test_wrong_requests_harm_nobody_else(sentiment: Served) -> None:
+async def test_invalid_requests_do_not_affect_others(sentiment: Served) -> None:
     cases = golden("sentiment", 18, longest=LONG - 1)
     by_text = {row["text"]: row for row in cases}
     said: dict[str, str] = {}

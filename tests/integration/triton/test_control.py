@@ -125,7 +125,7 @@ async def test_control_over_grpc_needs_the_key(
 async def test_control_over_http_needs_the_key(server: LocalTriton) -> None:
     index = f"{server.http_url}/v2/repository/index"
     load = f"{server.http_url}/v2/repository/models/{pipelines.TOKENIZER}/load"
-    async with httpx.AsyncClient(trust_env=False) as web:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as web:
         for url in (index, load):
             assert (await web.post(url)).status_code == httpx.codes.FORBIDDEN
             assert (

@@ -51,7 +51,7 @@ def server(tmp_path: Path) -> Iterator[LocalTriton]:
 async def over_http(server: LocalTriton) -> None:
     text = {"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}
     wanted = {"name": "LABEL", "parameters": {"classification": 1}}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=EXIT_SECONDS) as client:
         with contextlib.suppress(httpx.TransportError):
             await client.post(
                 f"{server.http_url}/v2/models/{MODEL}/infer",

@@ -96,7 +96,7 @@ async def test_64_clients_with_mixed_lengths_and_batches(server: LocalTriton) ->
 async def test_three_protocols_give_the_same_answer(server: LocalTriton) -> None:
     batch = ["The quick fox jumps", "", "a sad bird sings over the big old river and falls"]
     expected = expected_probabilities(batch)
-    async with httpx.AsyncClient(trust_env=False) as web:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as web:
         body = {
             "inputs": [
                 {"name": "TEXT", "shape": [len(batch), 1], "datatype": "BYTES", "data": batch}

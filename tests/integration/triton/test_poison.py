@@ -74,7 +74,7 @@ def server(
         yield running
 
 
-async def test_each_poison_gets_its_own_error_and_nobody_else_any(server: LocalTriton) -> None:
+async def test_each_poisoned_request_fails_alone_with_its_own_error(server: LocalTriton) -> None:
     good = [
         *ANSWERED,
         *(sentences(np.random.default_rng(number), 1 + number % 3) for number in range(12)),

@@ -109,7 +109,7 @@ async def test_decisions_are_reused_for_a_while() -> None:
     assert await one.check("good") is Access.ALLOWED
 
 
-async def test_an_api_server_that_fails_lets_nobody_in_and_is_asked_again() -> None:
+async def test_a_failing_api_server_denies_access_and_is_asked_again() -> None:
     reviewer = Reviewer(fails=True)
     one = access(reviewer)
     assert await one.check("good") is Access.UNKNOWN
@@ -241,7 +241,7 @@ async def test_a_client_that_does_not_speak_does_not_delay_others(
         silent.close()
 
 
-async def test_an_unreachable_api_server_lets_nobody_in(
+async def test_an_unreachable_api_server_denies_access(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics_server, "_REVIEW_SECONDS", 5.0)

@@ -391,7 +391,7 @@ async def test_a_node_that_the_api_server_says_is_too_small_is_remembered(
         RejectionCause.INVALID,
     ],
 )
-async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is_given(
+async def test_a_rejection_that_users_can_resolve_is_reported_and_retried(
     monkeypatch: pytest.MonkeyPatch, kind: RejectionCause
 ) -> None:
     loop = loop_of(
@@ -414,7 +414,7 @@ async def test_what_somebody_can_mend_is_told_as_it_is_and_asked_for_until_it_is
     assert limit(loop) >= wanted
 
 
-async def test_cpu_that_somebody_else_writes_is_left_to_them_and_pods_are_added(
+async def test_cpu_of_another_manager_is_left_alone_and_pods_are_added(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = loop_of(monkeypatch, world(**IN_PLACE))

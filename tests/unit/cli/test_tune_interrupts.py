@@ -35,7 +35,7 @@ def test_a_setting_that_stays_on_the_server_is_told(
     assert stopping([number], left, monkeypatch) == (128 + number, said)
 
 
-def test_who_stops_it_twice_is_told_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_reports_an_unknown_state(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = stopping([signal.SIGINT, signal.SIGINT], "", monkeypatch)
     assert code == 128 + signal.SIGINT
     assert f"{SERVER}: the original setting may not have been restored" in said

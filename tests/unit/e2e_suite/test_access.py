@@ -17,7 +17,7 @@ def kubeconfig(folder: Path, context: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("context", ["kind-gpu", "tritonpipe-local"])
-def test_clusters_of_nobody_are_used(tmp_path: Path, context: str) -> None:
+def test_disposable_clusters_are_used(tmp_path: Path, context: str) -> None:
     chosen = choose(kubeconfig(tmp_path, context))
     assert chosen is not None
     assert chosen.context == context

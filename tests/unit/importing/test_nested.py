@@ -136,7 +136,7 @@ def test_an_ensemble_called_twice_has_each_of_its_models_once(folder: Path) -> N
     assert [one.name for one in choice.steps] == ["clean", "cut", "score", "last"]
 
 
-def test_an_optional_input_that_nobody_feeds_is_read_by_nobody(folder: Path) -> None:
+def test_an_unconnected_optional_input_is_not_read(folder: Path) -> None:
     path = folder / "inner" / "config.pbtxt"
     text = path.read_text().replace(
         'input [{ name: "A"',

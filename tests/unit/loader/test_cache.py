@@ -253,7 +253,7 @@ def test_one_fetches_and_the_others_wait_for_it(made: FileCache, tmp_path: Path)
         pass
 
 
-def test_a_dead_owner_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_dead_owner_of_a_lock_delays_no_one(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     owner = try_lease(path, FAST)
     assert owner is not None

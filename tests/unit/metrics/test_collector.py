@@ -375,7 +375,7 @@ async def test_every_bad_answer_is_a_failure_in_words(
     assert len(stand.queries) == 1, "it was tried again"
 
 
-async def test_nobody_there() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     async with PrometheusCollector(Connection(url="http://127.0.0.1:1")) as made:
         assert (
             "cannot be reached: Connection refused"

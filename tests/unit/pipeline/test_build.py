@@ -465,7 +465,7 @@ def test_on_a_cpu_no_full_batch_delays_the_start(
     assert warmed(tokenizer={"maxLength": 128}, model=model) == expected
 
 
-def test_nobody_knows_what_the_tokens_of_own_code_are_like() -> None:
+def test_token_lengths_of_custom_code_are_unknown() -> None:
     assert warmed(tokenizer=OWN_TOKENIZER, model={"inputs": OWN_INPUTS}) == []
     asked = {
         "inputs": OWN_INPUTS,

@@ -28,7 +28,7 @@ def test_replicas_outside_the_bounds_are_ignored_and_that_is_said(
     assert [f"{replicas} is ignored" in item for item in found] == ([True] if said else [])
 
 
-def test_pods_need_a_step_that_is_scaled_and_somebody_who_looks() -> None:
+def test_scaling_pods_requires_a_scaled_step_and_metrics() -> None:
     assert warned("spec.scaling.pods", **PODS) == []
     (nothing,) = warned(
         "spec.scaling.pods",

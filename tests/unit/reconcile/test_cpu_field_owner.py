@@ -67,7 +67,7 @@ def limited(made: World) -> Any:
     return made.condition("ScalingLimited")
 
 
-def test_one_resize_by_somebody_else_is_mended_and_nothing_is_said() -> None:
+def test_one_resize_by_another_manager_is_corrected_without_a_report() -> None:
     made = world()
     writes(made, "2")
     (first, *rest) = passes(made, 4)
@@ -142,7 +142,7 @@ def test_what_was_written_to_several_pods_before_is_one_slip() -> None:
     assert not limited(made)
 
 
-def test_no_other_pod_is_resized_while_one_is_left_to_somebody() -> None:
+def test_no_pod_is_resized_while_one_is_left_to_another_manager() -> None:
     made = world(2)
     for cpu in ("2", "3", "2"):
         writes(made, cpu)
@@ -151,7 +151,7 @@ def test_no_other_pod_is_resized_while_one_is_left_to_somebody() -> None:
     assert all(done.resize is None for done in passes(made, 3))
 
 
-def test_it_is_taken_back_when_nobody_has_it_any_more() -> None:
+def test_the_report_is_removed_once_no_other_manager_owns_the_field() -> None:
     made = world()
     for cpu in ("2", "3", "2"):
         writes(made, cpu)

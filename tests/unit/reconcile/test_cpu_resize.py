@@ -288,7 +288,7 @@ def test_what_would_be_refused_of_every_pod_is_not_asked_for_pod_by_pod(kind: st
     assert again == first, "its time is over"
 
 
-def test_a_quota_keeps_nobody_from_giving_back() -> None:
+def test_a_quota_does_not_block_a_decrease() -> None:
     made = record(world(2), 3750).settle()
     record(made, 2350)
     first = made.think().resize

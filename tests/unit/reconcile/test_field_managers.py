@@ -186,7 +186,7 @@ def test_two_autoscalers_of_the_deployment_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
-def test_an_operator_killed_before_it_has_mended_takes_nobody_for_one_who_insists(
+def test_an_operator_killed_before_a_correction_reports_no_conflict(
     kept: int,
 ) -> None:
     """The record of a mending comes before the deed."""
@@ -375,7 +375,7 @@ def test_who_say_the_same_take_no_turns() -> None:
         assert made.state.replicas.alternating == {"last": "argocd"}, number
 
 
-def test_the_default_that_nobody_wrote_is_nobodys() -> None:
+def test_a_defaulted_field_has_no_manager() -> None:
     made = world()
     declared(made, 1, "")
     passes(made)
@@ -398,7 +398,7 @@ def test_the_default_that_nobody_wrote_is_nobodys() -> None:
         [],
     ],
 )
-def test_a_record_of_turns_that_somebody_broke_is_forgotten(broken: Any) -> None:
+def test_an_invalid_record_of_alternating_writers_is_discarded(broken: Any) -> None:
     made = world()
     data = made.children["ConfigMap", names.live_name(made.name)]["data"]
     data[names.KEY_MEMORY] = json.dumps(

@@ -205,7 +205,7 @@ def test_without_a_spec_that_was_ever_good_nothing_is_made() -> None:
         '{"spec": {"model": 1}, "digests": []}',
     ],
 )
-def test_a_record_that_somebody_broke_is_no_fault(text: str) -> None:
+def test_an_invalid_record_is_no_error(text: str) -> None:
     world = broken("check")
     live = world.children["ConfigMap", names.live_name(world.name)]
     live["data"] = {**live["data"], names.KEY_ACCEPTED: text}

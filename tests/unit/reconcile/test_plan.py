@@ -529,7 +529,7 @@ def test_status_is_written_only_when_it_says_something_else() -> None:
     "text",
     ["[" * 100_000, '{"a":' * 100_000, "null", "[1]", '{"replicas": 1e999, "tokenizer": true}'],
 )
-def test_a_live_config_map_that_somebody_has_edited_stops_nothing(key: str, text: str) -> None:
+def test_an_edited_live_config_map_stops_nothing(key: str, text: str) -> None:
     world = World(builders.document(scaling={"pods": {"max": 3}})).settle()
     world.children["ConfigMap", names.live_name(world.name)]["data"][key] = text
     assert world.settle().told()["Ready"] == "True Succeeded"

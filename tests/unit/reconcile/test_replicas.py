@@ -176,7 +176,7 @@ def test_who_insists_is_left_alone() -> None:
     assert not limited(made)
 
 
-def test_our_own_entries_are_nobody_else() -> None:
+def test_our_own_entries_are_not_another_manager() -> None:
     made = written(
         world(),
         5,
@@ -261,7 +261,7 @@ def test_giving_up_ownership_goes_back_to_the_spec() -> None:
     "text",
     ['{"replicas": "4"}', '{"replicas": true}', '{"replicas": -3}', "[]", "{", '{"replicas": 400}'],
 )
-def test_a_record_that_somebody_broke_is_mended(text: str) -> None:
+def test_an_invalid_record_is_corrected(text: str) -> None:
     made = world(**PODS)
     made.children["ConfigMap", names.live_name("sentiment")]["data"][names.KEY_PODS] = text
     made.settle()
@@ -330,7 +330,7 @@ def test_one_pod_that_is_kept_is_told_of_as_one() -> None:
     assert "spec.replicas is ignored and 1 pod is kept; " in limited(made)["message"]
 
 
-def test_a_number_of_the_pipeline_that_nobody_owns_came_through_its_scale_subresource() -> None:
+def test_a_replica_count_without_a_manager_came_through_the_scale_subresource() -> None:
     made = world(**PODS)
 
     def told(replicas: int, *managers: Object) -> str:

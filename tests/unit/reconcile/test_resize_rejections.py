@@ -161,7 +161,7 @@ LOADER_WAY = "resources of init container load in spec.server.podTemplate.spec.i
     ],
     ids=["loader", "several", "tuner", "older"],
 )
-def test_what_a_quota_counts_and_nobody_set_is_named_with_its_field(
+def test_an_unset_resource_that_a_quota_counts_is_named_with_its_field(
     rest: str, fields: str, ways: list[str]
 ) -> None:
     said = with_quota_advice(UNSET + rest)

@@ -432,7 +432,7 @@ WRITTEN = (
         st.sampled_from(["revision", "predecessor", "before", "rate", "since"]), WRITTEN
     )
 )
-def test_what_an_edit_has_made_of_it_harms_nobody(document: dict[str, Any]) -> None:
+def test_an_edited_state_of_the_guard_has_no_effect(document: dict[str, Any]) -> None:
     watch = SloGuardState.parse(document)
     assert SloGuardState.parse(watch.to_document()) == (
         watch if watch.revision else SloGuardState()

@@ -497,7 +497,7 @@ def test_one_run_at_a_time_and_nothing_is_left(steps: list[str | None]) -> None:
         st.none() | st.text() | st.booleans() | st.dictionaries(st.text(), st.text()),
     )
 )
-def test_a_memory_that_was_edited_harms_nobody(document: dict[str, Any]) -> None:
+def test_an_edited_state_has_no_effect(document: dict[str, Any]) -> None:
     run = Run.parse(document)
     assert Run.parse(run.to_document()) == run
     run.status()

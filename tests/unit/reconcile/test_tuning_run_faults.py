@@ -109,7 +109,9 @@ def test_a_revision_that_cannot_come_up_ends_a_request_at_once() -> None:
         ({"suspend": "Enabled"}, "the pipeline is suspended"),
     ],
 )
-def test_while_no_pods_are_wanted_nobody_waits_for_them(spec: dict[str, Any], words: str) -> None:
+def test_a_run_does_not_wait_for_pods_that_are_not_desired(
+    spec: dict[str, Any], words: str
+) -> None:
     world = asked(**spec)
     assert world.run["state"] == "Pending"
     assert words in world.run["message"]
@@ -303,7 +305,7 @@ def test_a_canary_goes_before_the_rollout_that_wants_its_room() -> None:
     assert "Deployment" in {item["kind"] for item in decided.apply}
 
 
-def test_the_canary_pushes_nobody_aside_and_leaves_at_once() -> None:
+def test_the_canary_preempts_no_pod_and_terminates_at_once() -> None:
     """Give the canary no priority class and a short grace period.
 
     With its own priority it might evict pods that serve. With a long grace period, a rollout would

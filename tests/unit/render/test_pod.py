@@ -265,7 +265,7 @@ def test_strategy(mode: str, expected: dict[str, Any]) -> None:
     assert strategy(RolloutStrategy(mode)) == expected
 
 
-def test_somebody_elses_replicas_are_left_out() -> None:
+def test_replicas_of_another_owner_are_left_out() -> None:
     one = built(replicas=5)
     template = one.render().template
     assert "replicas" not in deployment(one.pipeline, template, RolloutStrategy.SURGE, None)["spec"]

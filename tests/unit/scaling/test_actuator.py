@@ -191,7 +191,7 @@ async def test_an_ensemble_that_comes_back_within_its_time_is_no_fault() -> None
     assert outcome.reason == ""
 
 
-async def test_a_pod_that_went_hinders_nobody() -> None:
+async def test_a_deleted_pod_does_not_block_others() -> None:
     gone, other = FakePod("gone", gone=True), FakePod("other")
     outcome = await change_count("tokenizer", "sentiment", 2, targets(gone, other), pace=PACE)
     assert [result.result for result in outcome.pods.values()] == [

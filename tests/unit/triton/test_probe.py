@@ -135,7 +135,7 @@ def flat(*words: bytes) -> Array:
     return np.array(words, dtype=object)
 
 
-def test_a_shape_without_a_fixed_size_is_held_against_nobody() -> None:
+def test_a_shape_without_a_fixed_size_is_no_error() -> None:
     answer = {
         "text_output": flat(b"x"),
         "cum_log_probs": ones(1, 1),
@@ -399,7 +399,7 @@ PLACEHOLDERS = {
         ),
     ],
 )
-async def test_rows_that_nobody_asked_for_are_taken_back(
+async def test_the_example_falls_back_to_one_row(
     monkeypatch: pytest.MonkeyPatch, pod: dict[str, object], asked: list[int], error: str | None
 ) -> None:
     monkeypatch.setattr("triton_pipelines.triton.probe.TritonClient", TakesOne)

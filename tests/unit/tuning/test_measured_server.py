@@ -173,7 +173,7 @@ async def test_a_server_of_another_pipeline_of_that_name_is_left_alone(
     assert client.loaded == []
 
 
-async def test_a_server_of_its_own_is_not_put_back_for_nobody(client: StandIn) -> None:
+async def test_its_own_server_is_not_restored(client: StandIn) -> None:
     async with server(own=True) as one:
         await one.apply(OTHER)
     assert client.setting() == (32, 1000, 32)

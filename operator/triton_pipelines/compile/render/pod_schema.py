@@ -130,8 +130,8 @@ def _metadata(template: Mapping[str, Any], path: str) -> Iterator[Finding]:
         if not _LABEL_VALUE.fullmatch(value):
             yield Finding(
                 f"{path}.metadata.labels[{key}]",
-                f"{value!r} is not a valid label value; use at most 63 letters and digits, with"
-                " -_. between them",
+                f"{value!r} is not a valid label value; use at most 63 letters, digits, '-', '_'"
+                " and '.', starting and ending with a letter or digit",
                 code=FindingCode.INVALID_FORMAT,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -289,20 +290,14 @@ class Snapshot:
 
     def state(self) -> PipelineState:
         """Return the state that the policies keep."""
-        return PipelineState.parse(self.live_data().get(names.KEY_MEMORY))
+        return _state_of(self.live_data().get(names.KEY_MEMORY))
 
     def revision_record(self, revision: str) -> Mapping[str, Any] | None:
         """Return what a revision's ConfigMap recorded: pod template, spec hash, server image."""
         found = (
             self.child("ConfigMap", names.revision_name(self.name, revision)) if revision else None
         )
-        record = json_object(((found or {}).get("data") or {}).get(names.KEY_TEMPLATE))
-        return (
-            record
-            if isinstance(record.get("template"), dict)
-            and isinstance(record.get("serverImage"), str)
-            else None
-        )
+        return _record_of(((found or {}).get("data") or {}).get(names.KEY_TEMPLATE))
 
     def deployed_revision(self) -> str:
         """Revision of the Deployment's template, empty without one."""
@@ -340,6 +335,22 @@ class Snapshot:
             if condition.get("status") == "True"
             else ""
         )
+
+
+# An iteration reads the same texts several times. What is returned is shared, and never changed.
+@functools.lru_cache(maxsize=16)
+def _state_of(text: str | None) -> PipelineState:
+    return PipelineState.parse(text)
+
+
+@functools.lru_cache(maxsize=16)
+def _record_of(text: str | None) -> Mapping[str, Any] | None:
+    record = json_object(text)
+    return (
+        record
+        if isinstance(record.get("template"), dict) and isinstance(record.get("serverImage"), str)
+        else None
+    )
 
 
 def _condition(deployment: Object | None, kind: str) -> Mapping[str, Any]:

@@ -262,6 +262,8 @@ class PipelineState:
 
     def with_states(self, *states: PolicyState) -> Self:
         """Return the same state with these in the place of those of their kind."""
+        if not states:
+            return self
         changed: dict[str, Any] = {STATE_NAMES[type(state)]: state for state in states}
         return dataclasses.replace(self, **changed)
 

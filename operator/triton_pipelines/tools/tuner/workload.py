@@ -141,8 +141,8 @@ def _example_workload(
     example = example_of(pipeline, graph)
     if example is None:
         raise TuneError(
-            "spec.health.inputs: set an example request, which tuning repeats"
-            f" ({probe_blocker(pipeline, graph) or 'inference: Disabled'})"
+            "spec.health.inputs: tuning requires an example request, but the pipeline has none"
+            f" ({probe_blocker(pipeline, graph) or 'inference: Disabled'}); set inputs"
         )
     request = {
         name: np.repeat(array[:1], options.rows, axis=0) for name, array in example.inputs.items()

@@ -41,7 +41,9 @@ def adapted(encoder: Encoder = ENCODER, **plan: Any) -> StandInBackend:
 
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
-def test_a_broken_row_is_marked_and_harms_nobody(poison: Callable[[Row], Row], place: int) -> None:
+def test_an_invalid_row_is_marked_and_affects_no_other(
+    poison: Callable[[Row], Row], place: int
+) -> None:
     random = np.random.default_rng(3)
     good = [ENCODER.row(random, length) for length in GOOD]
     bad = poison(ENCODER.row(random, 6))
@@ -117,7 +119,7 @@ def test_a_single_input_without_tokens_is_an_empty_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-3, 2, 2**40])
-def test_a_mask_of_other_values_counts_nobody_out_of_the_table(value: int) -> None:
+def test_a_mask_of_other_values_reads_no_row_outside_the_table(value: int) -> None:
     """Keep every position within its table.
 
     Positions are the running sum of the mask. An arbitrary mask value would be an index out of

@@ -279,7 +279,7 @@ def test_what_is_no_graph_is_refused_with_its_name(
     assert all(URI in finding.message for finding in report.findings), report.findings
 
 
-def test_what_nobody_foresaw_is_refused_with_its_name(
+def test_an_unexpected_error_is_a_refusal_that_names_it(
     load: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def adapt_file(*_: Any, **__: Any) -> Any:
@@ -296,7 +296,7 @@ def test_what_nobody_foresaw_is_refused_with_its_name(
     )
 
 
-def test_what_nobody_foresaw_in_a_check_refuses_nothing(
+def test_an_unexpected_error_in_a_check_refuses_nothing(
     load: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def find_mismatches(*_: Any) -> Any:
