@@ -17,12 +17,14 @@ from bench import (
     perf_analyzer,
     real_laws,
     rivals,
+    scale,
     stages,
     step_response,
     tuner,
 )
 
 BENCHMARKS = {
+    **dict.fromkeys(("O1", "O3", "O6"), scale.run),
     "O5": first_answer.run,
     **dict.fromkeys(
         ("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run

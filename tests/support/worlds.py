@@ -42,6 +42,7 @@ from triton_pipelines.controllers.pipeline.snapshot import (
 from triton_pipelines.controllers.pipeline.state import PipelineState
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
+IDLE_SECONDS = 24 * 3600.0
 QUIET_SECONDS = 1.5 * UNSCHEDULABLE_GRACE.total_seconds()
 GOOD, BAD, DUMB, STIFF, GONE = "good", "bad", "dumb", "stiff", "gone"
 
@@ -339,7 +340,17 @@ class World:
         context = Context(
             self.options, lambda uid, revision: f"key of {uid} {revision}", self.may_roll
         )
-        return plan(observed, context, self.now, self.wanted(observed))
+        compiled = self.wanted(observed)
+        decided = plan(observed, context, self.now, compiled)
+        if decided.is_empty:
+            # The reconciler skips iterations until then: each policy names its own due time.
+            seconds = min(decided.requeue_after or 0.0, IDLE_SECONDS) - 0.001
+            if decided.requeue_after is None:
+                seconds = IDLE_SECONDS
+            later = self.now + dt.timedelta(seconds=max(seconds, 0.0))
+            again = plan(observed, context, later, compiled)
+            assert again.is_empty, f"due {seconds} s after an iteration that did not name it"
+        return decided
 
     def wanted(self, observed: Snapshot) -> CompiledPipeline | list[SpecFinding] | None:
         """Return the compiled spec from the cache.

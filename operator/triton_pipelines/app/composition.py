@@ -114,6 +114,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         instance=config.instance,
         handover=handover,
         max_concurrent_rollouts=config.max_concurrent_rollouts,
+        enqueue=enqueue,
     )
     return OperatorParts(
         handover,

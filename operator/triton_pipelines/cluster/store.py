@@ -11,7 +11,7 @@ older state changes nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from triton_pipelines.api import names
@@ -57,6 +57,9 @@ class Store:
     _owned: dict[tuple[Resource, Key], set[Key]] = field(
         default_factory=lambda: defaultdict(set), init=False
     )
+    _matching: dict[Resource, dict[Callable[[Object], bool], set[Key]]] = field(
+        default_factory=lambda: defaultdict(dict), init=False
+    )  # by kind and predicate
     _removed: dict[Resource, dict[Key, int]] = field(
         default_factory=lambda: defaultdict(dict), init=False
     )  # when; until the next LIST
@@ -135,6 +138,36 @@ class Store:
         objects = self._objects[resource]
         return [objects[key].obj for key in sorted(owned)]
 
+    def matching(self, resource: Resource, predicate: Callable[[Object], bool]) -> frozenset[Key]:
+        """Return the keys of the objects of a kind for which a predicate holds.
+
+        The predicate is called once for each state of an object, when that is stored. So a call
+        costs as much as there are matches, however many objects there are.
+
+        Args:
+            resource: the kind.
+            predicate: depends on the object alone. One function, not a new one per call.
+        """
+        found = self._matching[resource].get(predicate)
+        if found is None:
+            objects = self._objects[resource].items()
+            found = {key for key, entry in objects if predicate(entry.obj)}
+            self._matching[resource][predicate] = found
+        return frozenset(found)
+
+    def state_of(self, pipeline: Key) -> tuple[int, int]:
+        """Return a value that changes whenever an object of a pipeline does, the pipeline included.
+
+        It is their number and the logical time of the last change: a removal changes the former
+        unless something is added later.
+        """
+        touched = [
+            self._objects[resource][key].touched
+            for resource in self._objects
+            for key in self._owned.get((resource, pipeline), ())
+        ]
+        return len(touched), max(touched, default=0)
+
     def count(self, resource: Resource) -> int:
         """Return the number of objects of a kind."""
         return len(self._objects[resource])
@@ -208,6 +241,8 @@ class Store:
         if old is not None and old.owner != entry.owner:
             self._unlink(resource, key, old)
         self._objects[resource][key] = entry
+        for predicate, found in self._matching[resource].items():
+            (found.add if predicate(obj) else found.discard)(key)
         if entry.owner is not None:
             self._owned[resource, entry.owner].add(key)
 
@@ -215,6 +250,8 @@ class Store:
         self._clock += 1
         self._unlink(resource, key, entry)
         del self._objects[resource][key]
+        for found in self._matching[resource].values():
+            found.discard(key)
         self._removed[resource][key] = self._clock
 
     def _unlink(self, resource: Resource, key: Key, entry: _Entry) -> None:

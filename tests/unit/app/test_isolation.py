@@ -285,6 +285,7 @@ def holders(operator: OperatorParts, word: str) -> Collection[str]:
         reconciler._pods,
         reconciler._probes,
         reconciler._status,
+        reconciler._settled,
         operator.autoscaler,
         operator.latency_monitor,
         operator.monitoring_objects,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -192,3 +193,42 @@ def test_after_a_list_the_store_is_what_the_cluster_is(steps: list[tuple[str, st
                 assert [
                     pod["metadata"]["name"] for pod in store.children(PODS, ("n", pipeline))
                 ] == expected
+
+
+def test_matching_reads_each_state_of_an_object_once() -> None:
+    store, read = Store(), list[str]()
+
+    def is_even(item: dict[str, Any]) -> bool:
+        read.append(item["metadata"]["name"])
+        return int(item["metadata"]["resourceVersion"]) % 2 == 0
+
+    for number in range(100):
+        store.put(DEPLOYMENTS, obj(f"d{number}", 1))
+    assert store.matching(DEPLOYMENTS, is_even) == set()
+    read.clear()
+    store.put(DEPLOYMENTS, obj("d7", 2))
+    assert store.matching(DEPLOYMENTS, is_even) == {("n", "d7")}
+    assert read == ["d7"]
+    store.put(DEPLOYMENTS, obj("d7", 3))
+    store.put(DEPLOYMENTS, obj("d8", 4))
+    store.remove(DEPLOYMENTS, "n", "d8")
+    assert store.matching(DEPLOYMENTS, is_even) == set()
+
+
+def test_the_state_of_a_pipeline_changes_with_each_of_its_objects() -> None:
+    store, states = Store(), list[tuple[int, int]]()
+    changes: list[Callable[[], object]] = [
+        lambda: store.put(INFERENCE_PIPELINES, obj("p", 1)),
+        lambda: store.put(PODS, obj("a", 2)),
+        lambda: store.put(PODS, obj("b", 3)),
+        lambda: store.remove(PODS, "n", "a"),
+        lambda: store.put(CONFIG_MAPS, obj("c", 4)),
+        lambda: store.put(PODS, obj("b", 5)),
+        lambda: store.put(PODS, obj("b", 6, pipeline="other")),
+    ]
+    for change in changes:
+        change()
+        states.append(store.state_of(("n", "p")))
+    assert len(set(states)) == len(changes)
+    store.put(PODS, obj("b", 7, pipeline="other"))
+    assert store.state_of(("n", "p")) == states[-1]

@@ -15,7 +15,7 @@ import pytest
 from tests.support import builders
 from tests.support.worlds import World, rfc3339
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers
+from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers, OtherManagers
 from triton_pipelines.controllers.pipeline.plan import Plan
 from triton_pipelines.controllers.pipeline.policies.replicas import UNNAMED_SCALER
 from triton_pipelines.controllers.pipeline.snapshot import Object
@@ -267,6 +267,20 @@ def test_an_autoscaler_is_told_again_only_when_it_is_another() -> None:
         passes(made)
     assert made.state == PipelineState.parse(made.state.to_json())
     assert (made.state.replicas.managers, made.state.replicas.corrected) == ("argocd and helm", "")
+
+
+def test_a_correction_is_forgotten_when_it_is_due() -> None:
+    """The reconciler skips iterations until the time that a plan names."""
+    made = world()
+    written(made, 5, "kubectl-edit")
+    rest = passes(made, 4)[-1]
+    assert rest.is_empty
+    assert made.state.replicas.others.names == "kubectl-edit"
+    assert rest.requeue_after is not None
+    made.pass_time(rest.requeue_after)
+    step(made)
+    assert made.state.replicas.others == OtherManagers()
+    assert step(made).requeue_after is None
 
 
 # --- the pipeline's own number --------------------------------------------------------------------

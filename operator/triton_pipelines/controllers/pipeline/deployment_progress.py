@@ -7,7 +7,7 @@ from typing import Any
 
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES
-from triton_pipelines.cluster.store import Key, Store, key_of
+from triton_pipelines.cluster.store import Key, Store
 
 from .owner_references import owned
 from .pod_problems import Problem
@@ -76,9 +76,10 @@ def rolling_pipelines(store: Store) -> set[Key]:
     Others' Deployments with a pipeline's labels must not take the places of pipelines.
     """
     rolling = set()
-    for item in store.all(DEPLOYMENTS):
-        key = key_of(item)
-        pipeline = store.get(INFERENCE_PIPELINES, *key) if is_rolling_out(item) else None
-        if pipeline is not None and owned(item, pipeline["metadata"].get("uid", "")):
+    for key in store.matching(DEPLOYMENTS, is_rolling_out):
+        pipeline, item = store.get(INFERENCE_PIPELINES, *key), store.get(DEPLOYMENTS, *key)
+        if pipeline is None or item is None:
+            continue
+        if owned(item, pipeline["metadata"].get("uid", "")):
             rolling.add(key)
     return rolling

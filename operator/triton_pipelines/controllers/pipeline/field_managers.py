@@ -94,6 +94,10 @@ class OtherManagers:
         """
         return self if self.was_corrected_recently(now) else OtherManagers()
 
+    def correction_ends_in(self, now: dt.datetime) -> float | None:
+        """Return the seconds until the last correction is not recent any more; ``None`` if so."""
+        return _ends_in(self.corrected, now)
+
 
 @dataclass(frozen=True, slots=True)
 class AlternatingManagers:
@@ -154,17 +158,19 @@ class AlternatingManagers:
         """Managers that alternate, once each has written again; empty without any."""
         return self.names if self.changes >= _CHANGES_MIN else ""
 
-    def report_ends_in(self, now: dt.datetime) -> float | None:
-        """Return the seconds until the conflict is no longer reported, if no manager writes again.
+    def sequence_ends_in(self, now: dt.datetime) -> float | None:
+        """Return the seconds until the sequence ends, and with it the report of a conflict.
 
-        ``None`` if none is reported.
+        That is so if no manager writes again. ``None`` without a sequence.
         """
-        at = moment(self.at)
-        return (
-            (at + CORRECTION_PERIOD - now).total_seconds()
-            if self.alternating and at is not None
-            else None
-        )
+        return _ends_in(self.at, now)
+
+
+def _ends_in(at: str, now: dt.datetime) -> float | None:
+    at_time = moment(at)
+    if at_time is None or now - at_time >= CORRECTION_PERIOD:
+        return None
+    return (at_time + CORRECTION_PERIOD - now).total_seconds()
 
 
 def _is_recent(at: str, now: dt.datetime) -> bool:

@@ -1,4 +1,8 @@
-"""Probe pods when they are due, and keep the last result of each. Does I/O through the prober."""
+"""Probe pods when they are due, and keep the last result of each. Does I/O through the prober.
+
+Probes run as tasks of their own. An iteration waits for them for a moment only, so that pods that
+do not answer occupy no worker: it ends without a plan and runs again once the probes have ended.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,23 @@ import asyncio
 import datetime as dt
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from triton_pipelines.api.health import Health, InferenceHealth
 from triton_pipelines.cluster.work_queue import Key
 from triton_pipelines.compile.graph import Graph
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of, probe_blocker
 
+from .actions import soonest
 from .compiled_pipeline import CompiledPipeline
+from .probe_slots import SLOT_SECONDS, ProbeSlots
 from .snapshot import Pod, Probe, Snapshot
 
 # How often (seconds) a pod that is not ready is probed for the reason. A ready one is probed every
 # health.periodSeconds.
 UNREADY_PROBE_SECONDS = 5.0
+# How long (seconds) an iteration waits for its probes. Most answers come sooner.
+PATIENCE_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,25 @@ class ProbeTarget:
 Prober = Callable[[ProbeTarget, dt.datetime], Awaitable[Probe]]
 
 
+class ProbesPending(Exception):  # noqa: N818
+    """A plan needs the results of running probes; the pipeline is enqueued when they end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hang:
+    """Consecutive probes of a pod that brought no response in time."""
+
+    count: int
+    until: dt.datetime
+    """Before this time the pod is not probed again."""
+    ready: bool
+    """Whether the pod was ready. A change of that ends the back-off."""
+
+
+def _enqueue_nothing(_: Key) -> None:
+    """Default for reconcilers without a queue, whose probers answer at once."""
+
+
 @dataclass(slots=True)
 class PodProbes:
     """Probe results of all pipelines; one instance per process."""
@@ -43,8 +71,15 @@ class PodProbes:
     """Returns the control key of a pipeline's uid and a revision."""
     clock: Callable[[], dt.datetime]
     """Returns the current time in UTC."""
+    enqueue: Callable[[Key], None] = _enqueue_nothing
+    """Makes a pipeline due."""
     _results: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     """Last results by pod uid."""
+    _running: dict[Key, asyncio.Task[dict[str, Probe]]] = field(default_factory=dict)
+    """Probes whose results no iteration has read yet."""
+    _hangs: dict[Key, dict[str, _Hang]] = field(default_factory=dict)
+    """By pod uid."""
+    _slots: ProbeSlots = field(default_factory=ProbeSlots)
 
     def of(self, key: Key) -> dict[str, Probe]:
         """Return the last results of a pipeline by pod uid."""
@@ -53,6 +88,9 @@ class PodProbes:
     def forget(self, key: Key) -> None:
         """Drop the results of a deleted pipeline."""
         self._results.pop(key, None)
+        self._hangs.pop(key, None)
+        if (task := self._running.pop(key, None)) is not None:
+            task.cancel()
 
     async def refresh(
         self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
@@ -60,45 +98,86 @@ class PodProbes:
         """Probe the pods that are due, concurrently.
 
         Only pods that run the effective spec are probed: other revisions may have other model names
-        and inputs. Their last result stays.
+        and inputs. Their last result stays, as does that of a pod whose probe has not ended yet.
 
         Returns:
-            The seconds until the next pod is due.
+            The seconds until the next pod is due; ``None`` if the end of a probe comes first.
+
+        Raises:
+            ProbesPending: A pod that no plan may be made without has not been probed yet.
         """
-        now, pipeline, state = self.clock(), compiled.pipeline, snapshot.state().revision
+        now, pipeline = self.clock(), compiled.pipeline
+        pods, running = self._select(key, compiled, snapshot)
+        known, hangs = self._results[key], self._hangs[key]
+        runs_inference = pipeline.spec.health.inference is InferenceHealth.AUTO and not (
+            probe_blocker(pipeline, compiled.graph)
+        )
+
+        def seconds(pod: Pod) -> float:
+            last, hang = known.get(pod.uid), hangs.get(pod.uid)
+            due = due_in(pod, last, pipeline.spec.health, now, runs_inference=runs_inference)
+            return due if hang is None else max(due, (hang.until - now).total_seconds())
+
+        due, patience = [pod for pod in pods if seconds(pod) <= 0], 0.0
+        if due and key not in self._running:
+            self._running[key] = asyncio.create_task(self._probe(key, due, compiled, now))
+            patience = PATIENCE_SECONDS
+        results = await self._read_results(key, patience)
+        if results is None:
+            if any(
+                pod.uid not in hangs
+                and is_unknown(pod, known.get(pod.uid), runs_inference=runs_inference)
+                for pod in pods
+            ):
+                raise ProbesPending
+            return soonest(*(time for time in map(seconds, pods) if time > 0))
+        for uid in results.keys() & running:
+            known[uid] = results[uid].merged_with(known.get(uid))
+        return soonest(*(max(1.0, seconds(pod)) for pod in pods))
+
+    def _select(
+        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
+    ) -> tuple[list[Pod], set[str]]:
+        """Return the pods to probe, and the uids of all that run; forget the others."""
+        state = snapshot.state().revision
         # The second is a revision of the same spec that waits to be replaced by one with this
         # operator's templates.
         revisions = {
             compiled.revision.name,
             state.desired if state.generation == snapshot.generation else "",
         }
-        health = pipeline.spec.health
-        runs_inference = health.inference is InferenceHealth.AUTO and not probe_blocker(
-            pipeline, compiled.graph
-        )
-        known = self._results.setdefault(key, {})
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
-        for uid in set(known) - set(running):
+        known, hangs = self._results.setdefault(key, {}), self._hangs.setdefault(key, {})
+        for uid in known.keys() - running.keys():
             del known[uid]
-        pods = {uid: pod for uid, pod in running.items() if pod.revision in revisions}
+        for uid, hang in list(hangs.items()):
+            if uid not in running or running[uid].ready != hang.ready:
+                del hangs[uid]
+        return [pod for pod in running.values() if pod.revision in revisions], set(running)
 
-        def seconds(pod: Pod) -> float:
-            return due_in(pod, known.get(pod.uid), health, now, runs_inference=runs_inference)
+    async def _read_results(self, key: Key, patience: float) -> dict[str, Probe] | None:
+        """Return the results of the running probes by pod uid; empty without any.
 
-        due = [pod for pod in pods.values() if seconds(pod) <= 0]
-        if due:
-            results = await self._probe(due, compiled, now)
-            known.update(
-                {
-                    pod.uid: result.merged_with(known.get(pod.uid))
-                    for pod, result in zip(due, results, strict=True)
-                }
-            )
-        return max(1.0, min(seconds(pod) for pod in pods.values())) if pods else None
+        ``None`` if they have not ended within ``patience`` seconds.
+        """
+        task = self._running.get(key)
+        if task is None:
+            return {}
+        await asyncio.wait({task}, timeout=patience)
+        if not task.done():
+            # Several iterations may end so; a pipeline that is enqueued several times runs once.
+            task.add_done_callback(lambda _: self._end(key, task))
+            return None
+        del self._running[key]
+        return task.result()
+
+    def _end(self, key: Key, task: asyncio.Task[dict[str, Probe]]) -> None:
+        if self._running.get(key) is task:
+            self.enqueue(key)
 
     async def _probe(
-        self, due: list[Pod], compiled: CompiledPipeline, now: dt.datetime
-    ) -> list[Probe]:
+        self, key: Key, due: list[Pod], compiled: CompiledPipeline, now: dt.datetime
+    ) -> dict[str, Probe]:
         pipeline, graph = compiled.pipeline, compiled.graph
         example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
         targets = [
@@ -110,7 +189,28 @@ class PodProbes:
             )
             for pod in due
         ]
-        return await asyncio.gather(*(self.prober(target, now) for target in targets))
+        period = float(pipeline.spec.health.period_seconds)
+        results = await asyncio.gather(
+            *(self._probe_pod(key, target, period, now) for target in targets)
+        )
+        return {pod.uid: result for pod, result in zip(due, results, strict=True)}
+
+    async def _probe_pod(
+        self, key: Key, target: ProbeTarget, period: float, now: dt.datetime
+    ) -> Probe:
+        """Probe a pod. Probes of one that hangs back off to every ``period`` seconds."""
+        pod, hang = target.pod, self._hangs[key].get(target.pod.uid)
+        result, seconds = await self._slots.run(
+            key[0], lambda: self.prober(target, now), has_hung=hang is not None
+        )
+        if result.error and seconds >= SLOT_SECONDS:
+            count = hang.count + 1 if hang is not None else 1
+            rest = min(period, UNREADY_PROBE_SECONDS * 2.0 ** min(count - 1, 10))
+            until = self.clock() + dt.timedelta(seconds=rest)
+            self._hangs[key][pod.uid] = _Hang(count, until, pod.ready)
+        else:
+            self._hangs[key].pop(pod.uid, None)
+        return result
 
 
 def due_in(
@@ -125,10 +225,7 @@ def due_in(
         now: The current time.
         runs_inference: Whether ready pods are verified by a test inference.
     """
-    is_unverified = (
-        last is not None and runs_inference and last.inference_error is None and not last.error
-    )
-    if last is None or (pod.ready and (is_unverified or not last.ensemble_ready)):
+    if last is None or is_unknown(pod, last, runs_inference=runs_inference):
         return 0.0
     # A first wrong output may be an accident; a rollout is decided by the second.
     is_settled = (
@@ -138,3 +235,17 @@ def due_in(
     if not is_settled:
         period = min(UNREADY_PROBE_SECONDS, period)
     return period - (now - last.at).total_seconds()
+
+
+def is_unknown(pod: Pod, last: Probe | None, *, runs_inference: bool) -> bool:
+    """Return whether no probe tells if a pod serves: it is new, or has become ready since.
+
+    Args:
+        pod: The pod.
+        last: Its last result.
+        runs_inference: Whether ready pods are verified by a test inference.
+    """
+    is_unverified = (
+        last is not None and runs_inference and last.inference_error is None and not last.error
+    )
+    return last is None or (pod.ready and (is_unverified or not last.ensemble_ready))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from triton_pipelines.api.base import Finding
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.errors import (
@@ -53,9 +52,10 @@ from .effective_spec import Resolver
 from .owner_references import FormerChild, NameTaken
 from .plan import is_unmanaged, plan
 from .pod_observer import PodObserver
-from .pod_probes import PodProbes, Prober
+from .pod_probes import PodProbes, Prober, ProbesPending
 from .policies.last_good_spec import last_good_after
 from .resize_rejections import rejection_of, rejections_of
+from .settled import SettledPipelines
 from .snapshot import Object, Snapshot
 from .status_events import Event
 from .status_writer import StatusRejected, StatusWriter
@@ -99,11 +99,14 @@ class Reconciler:
     instance: str
     handover: Handover
     max_concurrent_rollouts: int = 5
+    enqueue: Callable[[Key], None] = lambda _: None
+    """Makes a pipeline due when probes that took long have ended."""
     resolver: Resolver = field(init=False)
     _compiler: BackgroundCompiler = field(init=False)
     _pods: PodObserver = field(init=False)
     _probes: PodProbes = field(init=False)
     _status: StatusWriter = field(init=False)
+    _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
     """Pipelines whose Deployment is being applied right now."""
     _tuning_rejection: dict[Key, str] = field(default_factory=dict)
@@ -117,7 +120,8 @@ class Reconciler:
         self.resolver = Resolver(self.options)
         self._compiler = BackgroundCompiler(self.resolver)
         self._pods = PodObserver(self.client, self.store, self.handover, self.clock)
-        self._probes = PodProbes(self.prober, self.derive, self.clock)
+        self._probes = PodProbes(self.prober, self.derive, self.clock, self.enqueue)
+        self._settled = SettledPipelines(self.store, self.handover, self._probes, self.clock)
         self._status = StatusWriter(self.client, self.store, self.clock, self.instance)
 
     async def reconcile(self, key: Key) -> Result:
@@ -127,6 +131,9 @@ class Reconciler:
         """
         try:
             result = await self._reconcile(key)
+        except ProbesPending:
+            # The end of the probes enqueues the pipeline, the time is for the worst case.
+            return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="probing")
         except StatusRejected:
             return Result(requeue_after=SOURCE_POLL_SECONDS, outcome="stalled")
         except NamespaceTerminating as error:
@@ -146,10 +153,14 @@ class Reconciler:
             return Result()
         if is_unmanaged(raw):
             return Result()
+        if (repeated := await self._settled.repeat(key)) is not None:
+            return repeated
+        inputs = self._settled.inputs(key)
         spec = await self._compiler.read(key, raw)
         snapshot = await self._observe(key, raw, spec.sources)
         compiled = await self._compiler.compile(key, spec, snapshot)
-        snapshot, probe_after = await self._probe(key, snapshot, compiled)
+        acted = self.resolver.effective_spec(snapshot, compiled)
+        snapshot, probe_after = await self._probe(key, snapshot, acted)
         # Nothing is awaited from here until the key is in _starting, so that no two iterations take
         # the same free place.
         decided = plan(
@@ -182,15 +193,11 @@ class Reconciler:
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         poll_after = SOURCE_POLL_SECONDS if spec.sources else None
-        return Result(
-            requeue_after=soonest(
-                decided.requeue_after,
-                probe_after,
-                poll_after,
-                self._pods.recheck_after(key),
-                0.0 if has_unreported else None,
-            )
-        )
+        # What the caches do not show has to be read again soon.
+        rest = (poll_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
+        if soonest(*rest) is None and snapshot.nodes is None:
+            self._settled.keep(key, inputs, decided, acted)
+        return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))
 
     def _forget(self, key: Key) -> None:
         """Drop what is known about a deleted pipeline."""
@@ -198,6 +205,7 @@ class Reconciler:
         self._probes.forget(key)
         self._status.forget(key)
         self._accepted.pop(key, None)
+        self._settled.forget(key)
         self._tuning_rejection.pop(key, None)
         self.handover.resize_rejections.pop(key, None)
         self.handover.effective_specs.pop(key, None)
@@ -236,7 +244,7 @@ class Reconciler:
         )
 
     async def _probe(
-        self, key: Key, snapshot: Snapshot, compiled: CompiledPipeline | list[Finding]
+        self, key: Key, snapshot: Snapshot, acted: tuple[Snapshot, CompiledPipeline] | None
     ) -> tuple[Snapshot, float | None]:
         """Publish the effective spec and probe its pods.
 
@@ -244,7 +252,6 @@ class Reconciler:
             The snapshot with probe results and resize rejections, and the seconds until the next
             pod is due.
         """
-        acted = self.resolver.effective_spec(snapshot, compiled)
         if (effective := self.resolver.effective(snapshot.pipeline)) is not None:
             self.handover.effective_specs[key] = effective
         probe_after = (

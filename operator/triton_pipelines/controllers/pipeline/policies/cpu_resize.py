@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from triton_pipelines.api import names
-from triton_pipelines.controllers.pipeline.actions import Resize
+from triton_pipelines.controllers.pipeline.actions import Resize, soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.field_managers import OtherManagers
 from triton_pipelines.controllers.pipeline.pod_resize import desired_limit, due_changes, next_resize
@@ -58,7 +58,13 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     spec = draft.of(ReconciledSpec)
     limit = desired_limit(spec.pipeline, spec.graph, snapshot)
     found = decide_cpu(limit, snapshot, draft.state.cpu_resize, now)
-    return Outcome(found, (found.state,), resize=found.resize, requeue_after=found.retry_delay)
+    forgotten_after = found.state.others.correction_ends_in(now)
+    return Outcome(
+        found,
+        (found.state,),
+        resize=found.resize,
+        requeue_after=soonest(found.retry_delay, forgotten_after),
+    )
 
 
 def decide_cpu(

@@ -19,6 +19,7 @@ from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.scaling import PodBounds, ScalingMode
 from triton_pipelines.api.v1alpha1 import InferencePipeline
+from triton_pipelines.controllers.pipeline.actions import soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import is_rolling_out
 from triton_pipelines.controllers.pipeline.field_managers import AlternatingManagers, OtherManagers
@@ -59,8 +60,6 @@ class Replicas:
     """Pods that have to serve in any case."""
     is_shared: bool = False
     """Whether the other manager set the same number, so that it can be owned again."""
-    recheck: float | None = None
-    """Seconds until the report of a conflict ends, if no manager writes."""
 
     def desired(self, pipeline: InferencePipeline) -> int:
         """Return the desired number of pods; 0 while the pipeline is suspended."""
@@ -95,7 +94,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         verified=draft.state.rollout.verified,
         stalled=draft.state.stalled_rollout.revision,
     )
-    return Outcome(number, (number.state,), requeue_after=number.recheck)
+    alternating = AlternatingManagers.parse(number.state.alternating)
+    ends = (alternating.sequence_ends_in(now), number.state.others.correction_ends_in(now))
+    return Outcome(number, (number.state,), requeue_after=soonest(*ends))
 
 
 def known_pods(pipeline: InferencePipeline, snapshot: Snapshot) -> Mapping[str, int]:
@@ -152,7 +153,6 @@ def decide_replicas(
         conflict,
         live_scaling,
         minimum,
-        recheck=alternating.report_ends_in(now),
     )
     if pipeline.spec.suspend is Switch.ENABLED:
         return replace(found, applied=0)
@@ -195,7 +195,6 @@ def _with_other_managers(
         state.with_others(others),
         conflict,
         found.live_scaling,
-        recheck=found.recheck,
     )
 
 

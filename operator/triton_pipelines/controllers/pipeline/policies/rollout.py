@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from triton_pipelines.api.conditions import Reason
 from triton_pipelines.api.rollout import RolloutStrategy
-from triton_pipelines.controllers.pipeline.actions import soonest
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
 from triton_pipelines.controllers.pipeline.deployment_progress import deadline_exceeded
 from triton_pipelines.controllers.pipeline.pod_problems import Problem
@@ -26,7 +25,7 @@ from triton_pipelines.controllers.timestamps import timestamp
 from .replicas import Replicas
 from .revision import DesiredRevision
 from .rollout_target import RolloutTarget
-from .slo_guard import RECHECK_SECONDS, SloVerdict
+from .slo_guard import SloVerdict
 
 # How long a new pod must be unschedulable before an old one is given up for it: longer than a
 # node's device plugin or an autoscaler's taint needs to settle, short compared with loading a
@@ -121,12 +120,7 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     rollout = rollback or rollout
     # A rollback ends the watch over the rollout.
     states = (rollout.state, SloGuardState()) if rollback is not None else (rollout.state,)
-    watching = rollback is None and bool(draft.state.slo_guard.since)
-    return Outcome(
-        decision=rollout,
-        states=states,
-        requeue_after=soonest(rollout.recheck, RECHECK_SECONDS if watching else None),
-    )
+    return Outcome(decision=rollout, states=states, requeue_after=rollout.recheck)
 
 
 def _after_success(begun_target: RolloutTarget, desired: str, snapshot: Snapshot) -> RolloutState:

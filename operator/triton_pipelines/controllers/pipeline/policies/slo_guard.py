@@ -70,7 +70,20 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         )
     watched = Event(False, "SLOWatched", "Watch", verdict.summary)
     watch = verdict.watch if verdict.watch.revision else SloGuardState()
-    return Outcome(verdict, (watch,), events=(watched,) if verdict.summary else ())
+    return Outcome(
+        verdict,
+        (watch,),
+        events=(watched,) if verdict.summary else (),
+        requeue_after=_due_in(watch, now),
+    )
+
+
+def _due_in(watch: SloGuardState, now: dt.datetime) -> float | None:
+    """Return the seconds until the next iteration of a watch; ``None`` without one."""
+    since = moment(watch.since) if watch.since else None
+    if since is None:
+        return None
+    return min(RECHECK_SECONDS, max(0.0, (since + WATCH_PERIOD - now).total_seconds()))
 
 
 def unknown_latency(

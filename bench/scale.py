@@ -1,0 +1,314 @@
+"""O1, O3, O6: cost of many pipelines for the operator.
+
+The API server is real, and so is the operator process. Pods are simulated: nothing but their gRPC
+endpoint runs. CPU-seconds are those of the operator process alone. Wall times depend on what else
+the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.results import thresholds, write
+from bench.scale_pods import MODEL, serve_pods
+from e2e.local.processes import Process, reserved_ports
+from tests.support import builders
+from tests.support.controlplane import ControlPlane
+from tests.support.operators import (
+    CRD_FILE,
+    apply_any,
+    control_deployments,
+    eventually,
+    is_ready,
+    make_namespace,
+    patch,
+    ready_status,
+    repeated,
+)
+from triton_pipelines.api import names
+from triton_pipelines.cluster.client import Client
+from triton_pipelines.cluster.login import load_configuration
+from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
+
+SIZES: Final = tuple(int(size) for size in os.environ.get("SCALE_SIZES", "100,300").split(","))
+"""Numbers of pipelines, smallest first."""
+HUNG: Final = 30
+IDLE_SECONDS: Final = float(os.environ.get("SCALE_IDLE_SECONDS", "60"))
+"""How long the idle operator is measured."""
+SETTLE_SECONDS: Final = 5.0
+# Pods per namespace as in a cluster with many teams.
+PER_NAMESPACE: Final = 50
+DEADLINE_SECONDS: Final = 120.0
+OPERATOR: Final = os.environ.get("SCALE_OPERATOR", "tritonpipe")
+"""The operator's command below ``.venv/bin``, or a path."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_GOAL_PERCENT: Final = 5.0
+_GOAL_FAIRNESS_SECONDS: Final = 1.0
+
+
+@dataclass
+class Operator:
+    """The operator process under measurement."""
+
+    process: Process
+    """The process; its only child threads are its own."""
+    metrics_port: int
+    """Port of its metrics."""
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def memory_mib(self) -> float:
+        """Return the resident memory of the process."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+    def total(self, metric: str) -> float:
+        """Return the sum of all samples of a counter; ``metric`` is without its prefix."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            text = response.read().decode()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == f"tritonpipe_{metric}"
+        )
+
+
+@dataclass
+class Figures:
+    """Figures of one number of pipelines."""
+
+    pipelines: int
+    """Number of pipelines."""
+    create_cpu_ms: float = 0.0
+    """CPU per created pipeline, until all are ready, in milliseconds."""
+    create_requests: float = 0.0
+    """Requests to the API server per created pipeline."""
+    idle_cpu_percent: float = 0.0
+    """CPU while idle, in percent of a core."""
+    idle_reconciles: float = 0.0
+    """Reconcile iterations per pipeline and minute while idle."""
+    idle_requests: float = 0.0
+    """Requests to the API server per pipeline and minute while idle."""
+    memory_mib: float = 0.0
+    """Resident memory while idle."""
+    new_seconds: float = field(default=0.0)
+    """Time until a new pipeline has its Deployment, all pods healthy."""
+    new_seconds_hung: float = field(default=0.0)
+    """The same while :data:`HUNG` pods do not answer."""
+
+    def idle_ms(self) -> float:
+        """Return the CPU per pipeline and idle minute, in milliseconds."""
+        return self.idle_cpu_percent * 600 / self.pipelines
+
+
+def run() -> None:
+    """Measure, print and write the results; takes about eight minutes on two busy cores."""
+    found = []
+    for size in SIZES:
+        found.append(figures := asyncio.run(_measure(size)))
+        print(figures, flush=True)
+    _write(found)
+
+
+async def _measure(size: int) -> Figures:
+    figures = Figures(size)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tritonpipe-scale-")))
+        addresses = stack.enter_context(serve_pods(size + 2, HUNG))
+        plane = stack.enter_context(ControlPlane(flow_control=False, crds=(CRD_FILE,)))
+        operator = stack.enter_context(_operator(plane, folder))
+        async with Client(lambda: load_configuration(str(plane.kubeconfig))) as client:
+            cluster = _Cluster(client, *addresses)
+            await cluster.make_namespaces(size)
+            await _create(cluster, operator, figures)
+            await _idle(operator, figures)
+            figures.new_seconds = await cluster.create_one("new")
+            await cluster.add_hung_pods()
+            figures.new_seconds_hung = await cluster.create_one("new-hung")
+        operator.process.check()
+    return figures
+
+
+@contextlib.contextmanager
+def _operator(plane: ControlPlane, folder: Path) -> Iterator[Operator]:
+    key = folder / "key"
+    key.write_text("k" * 64)
+    with reserved_ports(2) as ports:
+        metrics, liveness = ports
+    command = [str(Path(".venv/bin") / OPERATOR), "operator"]
+    command += ["--metrics-port", str(metrics), "--liveness-port", str(liveness)]
+    command += ["--operator-key-file", str(key), "--log-level", "warning"]
+    command += ["--monitoring-auto", "none"]
+    log = Path(os.environ.get("SCALE_LOG", str(folder / "operator.log")))
+    process = Process("operator", command, log, {"KUBECONFIG": str(plane.kubeconfig)})
+    try:
+        yield Operator(process, metrics)
+    finally:
+        process.stop(grace=30.0)
+
+
+class _Cluster:
+    """The part of Deployment controller, scheduler and kubelet."""
+
+    def __init__(self, client: Client, healthy: list[str], hung: list[str]) -> None:
+        self.client = client
+        self.namespaces: list[str] = []
+        self.hung = hung
+        self.free = list(healthy)
+
+    async def make_namespaces(self, size: int) -> None:
+        for number in range(max(1, size // PER_NAMESPACE)):
+            self.namespaces.append(await make_namespace(self.client, f"team-{number:03d}"))
+        self.namespaces.append(await make_namespace(self.client, "hung"))
+        self.namespaces.append(await make_namespace(self.client, "other"))
+
+    async def create(self, name: str, namespace: str) -> None:
+        document = builders.document(
+            name=name,
+            namespace=namespace,
+            ensemble={"modelName": MODEL},
+            scaling={"mode": "Disabled"},
+        )
+        document["metadata"].pop("uid")
+        await apply_any(self.client, INFERENCE_PIPELINES, document)
+
+    async def create_all(self, size: int) -> None:
+        teams = self.namespaces[:-2]
+        for number in range(size):
+            await self.create(f"p{number:04d}", teams[number % len(teams)])
+
+    async def act(self) -> None:
+        """Create pods and make them ready, once."""
+        for namespace in self.namespaces:
+            await control_deployments(self.client, namespace)
+            pods = await self.client.list(PODS, namespace, label_selector=names.MANAGED_SELECTOR)
+            free = self.hung if namespace == "hung" else self.free
+            waiting = [pod for pod in pods.items if not is_ready(pod)]
+            await asyncio.gather(*(self._serve(pod, free.pop()) for pod in waiting))
+
+    async def _serve(self, pod: dict[str, Any], address: str) -> None:
+        metadata, status = pod["metadata"], ready_status(pod)
+        status |= {"podIP": address, "podIPs": [{"ip": address}]}
+        where = (metadata["namespace"], metadata["name"])
+        await patch(self.client, PODS, *where, {"status": status}, "status")
+
+    async def ready(self) -> int:
+        """Return the number of pipelines that report ready."""
+        found = (await self.client.list(INFERENCE_PIPELINES)).items
+        return sum(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for item in found
+            for condition in (item.get("status") or {}).get("conditions", ())
+        )
+
+    async def create_one(self, name: str) -> float:
+        """Create one more pipeline; return the seconds until it has a Deployment."""
+        begin = time.monotonic()
+        await self.create(name, "other")
+        await eventually(
+            "Deployment", lambda: self.client.get(DEPLOYMENTS, "other", name), DEADLINE_SECONDS
+        )
+        return time.monotonic() - begin
+
+    async def add_hung_pods(self) -> None:
+        """Create pipelines whose pods are ready and never answer."""
+        hung = len(self.hung)
+        for number in range(hung):
+            await self.create(f"h{number:02d}", "hung")
+
+        async def all_served() -> bool:
+            await self.act()
+            pods = (await self.client.list(PODS, "hung")).items
+            return sum(map(is_ready, pods)) == hung
+
+        await eventually("hung pods", all_served, DEADLINE_SECONDS, every=1.0)
+        await asyncio.sleep(2 * SETTLE_SECONDS)  # their first probes have begun
+
+
+async def _create(cluster: _Cluster, operator: Operator, figures: Figures) -> None:
+    async def synced() -> bool:
+        with contextlib.suppress(OSError):
+            return operator.total("synced") == 1
+        return False
+
+    await eventually("the operator is up", synced, DEADLINE_SECONDS, every=0.5)
+    size = figures.pipelines
+    cpu, requests = operator.cpu_seconds(), operator.total("api_requests_total")
+    async with repeated(cluster.act, every=1.0):
+        await cluster.create_all(size)
+
+        async def all_ready() -> bool:
+            return await cluster.ready() == size
+
+        await eventually("all are ready", all_ready, DEADLINE_SECONDS, every=1.0)
+    await asyncio.sleep(SETTLE_SECONDS)
+    figures.create_cpu_ms = 1000 * (operator.cpu_seconds() - cpu) / size
+    figures.create_requests = (operator.total("api_requests_total") - requests) / size
+
+
+async def _idle(operator: Operator, figures: Figures) -> None:
+    cpu = operator.cpu_seconds()
+    counts = [operator.total(name) for name in ("reconciles_total", "api_requests_total")]
+    begin = time.monotonic()
+    await asyncio.sleep(IDLE_SECONDS)
+    seconds = time.monotonic() - begin
+    figures.idle_cpu_percent = 100 * (operator.cpu_seconds() - cpu) / seconds
+    later = [operator.total(name) for name in ("reconciles_total", "api_requests_total")]
+    per_minute = 60 / seconds / figures.pipelines
+    figures.idle_reconciles = (later[0] - counts[0]) * per_minute
+    figures.idle_requests = (later[1] - counts[1]) * per_minute
+    figures.memory_mib = operator.memory_mib()
+
+
+def _write(found: list[Figures]) -> None:
+    first, last = found[0], found[-1]
+    growth = last.idle_ms() / first.idle_ms()
+    detail = {"sizes": [asdict(figures) for figures in found], "idleGrowth": round(growth, 2)}
+    workload = (
+        f"{', '.join(str(figures.pipelines) for figures in found)} pipelines of one pod, "
+        f"{PER_NAMESPACE} per namespace, scaling disabled, probes every 30 s; on a machine that is "
+        "busy with other work, so only CPU-seconds and counts are comparable"
+    )
+    stand_ins = ["pods: a gRPC endpoint each; Deployment controller, scheduler and kubelet"]
+    per_thousand = [figures.idle_ms() / 600 for figures in found]  # percent of a core
+    results = {
+        "O1": ([figures.create_cpu_ms for figures in found], "ms of CPU per pipeline", False),
+        "O3": (
+            [percent * 1000 for percent in per_thousand],
+            "percent of a core per 1 000 pipelines",
+            max(per_thousand) * 1000 <= _GOAL_PERCENT,
+        ),
+        "O6": (
+            [figures.new_seconds_hung - figures.new_seconds for figures in found],
+            "s",
+            max(figures.new_seconds_hung - figures.new_seconds for figures in found)
+            <= _GOAL_FAIRNESS_SECONDS,
+        ),
+    }
+    for identity, (samples, unit, met) in results.items():
+        write(
+            identity,
+            samples,
+            unit=unit,
+            goal=thresholds()[identity]["goal"],
+            met=met,
+            workload=workload,
+            stand_ins=stand_ins,
+            detail=detail,
+        )

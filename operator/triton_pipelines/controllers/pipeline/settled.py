@@ -1,0 +1,112 @@
+"""Skip iterations that would decide the same again, and probe pods only. Does I/O by probing.
+
+A plan depends on the caches, on what other parts publish, on probe results and on the time. Where
+an iteration had nothing to do and none of these has changed, only the pods that are due are probed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from triton_pipelines.cluster.store import Store
+from triton_pipelines.cluster.work_queue import Key, Result
+from triton_pipelines.controllers.handover import Handover
+
+from .actions import Plan, soonest
+from .compiled_pipeline import CompiledPipeline
+from .pod_probes import PodProbes
+from .snapshot import Snapshot
+
+# How long (seconds) a pipeline goes without a whole iteration at most.
+SETTLED_SECONDS: Final = 120.0
+_NEVER: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The last iteration of a pipeline, if it had nothing to do."""
+
+    inputs: object
+    """Its inputs: :meth:`SettledPipelines.inputs`."""
+    acted: tuple[Snapshot, CompiledPipeline] | None
+    """What its pods are probed with; ``None`` without an effective spec."""
+    until: dt.datetime
+    """When the next iteration is due in any case."""
+
+
+@dataclass(slots=True)
+class SettledPipelines:
+    """Pipelines whose last iteration had nothing to do; one instance per process."""
+
+    store: Store
+    handover: Handover
+    probes: PodProbes
+    clock: Callable[[], dt.datetime]
+    """Returns the current time in UTC."""
+    _settled: dict[Key, Settled] = field(default_factory=dict)
+
+    def inputs(self, key: Key) -> object:
+        """Return all that a plan depends on besides the time, for comparison."""
+        published = self.handover
+        return (
+            self.store.state_of(key),
+            published.intent(key),
+            published.view(key),
+            published.latencies.get(key),
+            published.monitoring.get(key),
+            dict(published.resize_rejections.get(key, {})),
+            dict(published.replica_sets.get(key, {})),
+            {uid: replace(probe, at=_NEVER) for uid, probe in self.probes.of(key).items()},
+        )
+
+    async def repeat(self, key: Key) -> Result | None:
+        """Probe the pods that are due, if nothing else has changed.
+
+        Returns:
+            ``None`` if an iteration is needed.
+
+        Raises:
+            ProbesPending: As :meth:`PodProbes.refresh`.
+        """
+        settled = self._settled.get(key)
+        if settled is None or not self._holds(key, settled):
+            self.forget(key)
+            return None
+        acted = settled.acted
+        probe_after = await self.probes.refresh(key, acted[1], acted[0]) if acted else None
+        if not self._holds(key, settled):
+            self.forget(key)
+            return None
+        seconds = (settled.until - self.clock()).total_seconds()
+        return Result(requeue_after=soonest(probe_after, seconds))
+
+    def keep(
+        self,
+        key: Key,
+        inputs: object,
+        decided: Plan,
+        acted: tuple[Snapshot, CompiledPipeline] | None,
+    ) -> None:
+        """Remember an iteration if it had nothing to do and nothing has changed since its start.
+
+        Args:
+            key: The pipeline's key.
+            inputs: The inputs at its start.
+            decided: Its plan.
+            acted: What its pods are probed with.
+        """
+        is_idle = decided.is_empty and not decided.events and not decided.action_events
+        if is_idle and inputs == self.inputs(key):
+            seconds = soonest(SETTLED_SECONDS, decided.requeue_after) or 0.0
+            until = self.clock() + dt.timedelta(seconds=seconds)
+            self._settled[key] = Settled(inputs, acted, until)
+
+    def forget(self, key: Key) -> None:
+        """Require an iteration of a pipeline."""
+        self._settled.pop(key, None)
+
+    def _holds(self, key: Key, settled: Settled) -> bool:
+        return self.clock() < settled.until and self.inputs(key) == settled.inputs
