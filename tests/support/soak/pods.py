@@ -23,7 +23,7 @@ from triton_pipelines.compile.render import render
 
 MODEL: Final = "pipeline"
 """Name of the ensemble in every pod."""
-_SERVICE: Final = "/inference.GRPCInferenceService/"
+SERVICE: Final = "/inference.GRPCInferenceService/"
 _PER_BLOCK: Final = 250
 _ROWS_MAX: Final = 16
 
@@ -64,7 +64,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._pod, self._answers = pod, answers
 
     def service(self, details: Any) -> Any:
-        method = details.method.removeprefix(_SERVICE)
+        method = details.method.removeprefix(SERVICE)
 
         async def answer(request: bytes, context: Any) -> bytes:
             if self._pod.health is Health.HUNG:
