@@ -98,7 +98,7 @@ async def run(
 
     Args:
         seed: seed of the run.
-        seconds: no fault begins after so long.
+        seconds: so long after the start of the world, no further fault begins.
         plane: a running control plane with controllers; nothing else uses it.
         folder: empty folder for logs.
         only: names of faults to inject, and no others; none: all.
@@ -109,8 +109,9 @@ async def run(
         took, left = await world.converge(say, START_SECONDS)
         report.violations += left
         say(f"{time.monotonic() - begin:6.1f} s  ready after {took:.1f} s")
+        end = time.monotonic() + seconds
         for number, (kind, random) in enumerate(schedule(seed, only)):
-            if report.violations or time.monotonic() - begin > seconds:
+            if report.violations or time.monotonic() > end:
                 break
             took, report.violations = await _one(world, kind, random, report, say)
             say(f"{time.monotonic() - begin:6.1f} s  {number:4d}  {kind.name}: {took:.1f} s")
