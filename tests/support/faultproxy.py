@@ -283,6 +283,8 @@ class FaultProxy:
             answer = await sent
         except aiohttp.ClientConnectorError:
             return web.Response(status=502, text="the server behind the proxy cannot be reached")
+        except aiohttp.ClientError:
+            return _dropped(request)  # the server was killed
         seen.answered, seen.status = time.monotonic(), answer.status
         async with answer:
             if fault.drop_after_effect:
