@@ -86,8 +86,8 @@ cluster-down: env ## Remove the local cluster
 fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 SEED=... OUT=out/fuzz
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
-soak:
-	@echo "make $@: not built yet (the long fault run comes with live scaling)" >&2; exit 2
+soak: env ## Random faults against the operator, invariants checked after each: MINUTES=10 SEED=...
+	@$(BIN)/python -m tests.support.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(FAULT),--only "$(FAULT)")
 
 clean: ## Remove the environment and caches of the checkout (other downloads and builds stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache out

@@ -21,7 +21,7 @@ from typing import Any, Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.results import thresholds, write
-from bench.scale_pods import MODEL, serve_pods
+from bench.scale_pods import serve_pods
 from e2e.local.processes import Process, reserved_ports
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
@@ -36,6 +36,7 @@ from tests.support.operators import (
     ready_status,
     repeated,
 )
+from tests.support.soak.pods import MODEL
 from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.login import load_configuration

@@ -11,21 +11,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import grpc  # type: ignore[import-untyped]
-import numpy as np
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2, service_pb2
-from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
-from tests.support import builders
+from tests.support.soak.pods import SERVICE, Answers
 from triton_pipelines.api.names import PORT_GRPC
-from triton_pipelines.compile.graph import build
-from triton_pipelines.compile.render import render
 
-MODEL: Final = "pipeline"
-"""Name of the ensemble in every pod."""
-_SERVICE: Final = "/inference.GRPCInferenceService/"
 _PER_BLOCK: Final = 250
-_ROWS: Final = 2
 
 
 @contextmanager
@@ -72,46 +62,14 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, *, hangs: bool) -> None:
         self._hangs = hangs
-        self._answers = _answers()
+        self._answers = Answers()
 
     def service(self, details: Any) -> Any:
-        answer = self._answers[details.method.removeprefix(_SERVICE)]
+        method = details.method.removeprefix(SERVICE)
 
         async def once(request: bytes, context: Any) -> bytes:
             if self._hangs:
                 await asyncio.Event().wait()
-            return answer
+            return self._answers.to(method, request)
 
         return grpc.unary_unary_rpc_method_handler(once)
-
-
-def _answers() -> dict[str, bytes]:
-    pipeline = builders.pipeline(ensemble={"modelName": MODEL})
-    graph = build(pipeline, builders.options())
-    files = render(pipeline, graph, builders.options()).files
-    config = text_format.Parse(files[f"{MODEL}/config.pbtxt"], model_config_pb2.ModelConfig())
-    index = service_pb2.RepositoryIndexResponse()
-    for name in (MODEL, *(step.model_name for step in graph.steps)):
-        index.models.add(name=name, version="1", state="READY")
-    return {
-        "ModelReady": service_pb2.ModelReadyResponse(ready=True).SerializeToString(),
-        "RepositoryIndex": index.SerializeToString(),
-        "ModelConfig": service_pb2.ModelConfigResponse(config=config).SerializeToString(),
-        "ModelInfer": _inference(config).SerializeToString(),
-    }
-
-
-def _inference(config: Any) -> Any:
-    """Return a response to the example request, which has :data:`_ROWS` rows."""
-    answer = service_pb2.ModelInferResponse(model_name=MODEL)
-    for output in config.output:
-        kind = model_config_pb2.DataType.Name(output.data_type).removeprefix("TYPE_")
-        kind = "BYTES" if kind == "STRING" else kind
-        shape = [_ROWS, *output.dims]
-        answer.outputs.add(name=output.name, datatype=kind, shape=shape)
-        if kind == "BYTES":
-            data = serialize_byte_tensor(np.full(shape, b"text", dtype=np.object_)).item()
-        else:
-            data = np.zeros(shape, triton_to_np_dtype(kind)).tobytes()
-        answer.raw_output_contents.append(data)
-    return answer

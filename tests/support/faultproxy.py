@@ -12,6 +12,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,16 +83,22 @@ class Fault:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seen:
-    """One request that reached the proxy.
-
-    ``agent`` distinguishes the operator's client from Kopf and kubectl.
-    """
+    """One request that reached the proxy."""
 
     method: str
+    """HTTP method."""
     target: str
+    """Path and query."""
     agent: str
+    """User agent, which distinguishes the operator's client from Kopf and kubectl."""
+    at: float = field(default_factory=time.monotonic)
+    """When it arrived (monotonic seconds)."""
+    answered: float | None = None
+    """When the server had answered it; None if it has not."""
+    status: int | None = None
+    """Status of the server's answer; None if the request did not reach the server."""
 
 
 def plain_upstream(url: str, path: Path) -> Path:
@@ -112,12 +119,17 @@ class FaultProxy:
 
     Args:
         upstream: kubeconfig of the real server.
+
+    Attributes:
+        frozen: while set, answers in progress deliver nothing, and their connections stay open.
     """
 
     upstream: Path
     faults: list[Fault] = field(default_factory=list)
     requests: list[Seen] = field(default_factory=list)
     url: str = ""
+    frozen: bool = False
+    _port: int = 0
     _server: str = ""
     _headers: dict[str, str] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
@@ -172,8 +184,9 @@ class FaultProxy:
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        self._port = int(self._runner.addresses[0][1])
+        self.url = f"http://127.0.0.1:{self._port}"
 
     async def _stop(self) -> None:
         assert self._runner is not None
@@ -181,6 +194,14 @@ class FaultProxy:
         await self._cut_streams()
         await self._runner.cleanup()
         await self._session.close()
+
+    async def refuse_connections(self) -> None:
+        """End all connections and refuse new ones."""
+        await self._there(self._stop())
+
+    async def accept_connections(self) -> None:
+        """Accept connections again, at the same address."""
+        await self._there(self._start())
 
     def inject(self, fault: Fault) -> Fault:
         """Adds a fault; earlier ones are asked first."""
@@ -228,7 +249,8 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         target = request.path_qs
-        self.requests.append(Seen(request.method, target, request.headers.get("User-Agent", "")))
+        seen = Seen(request.method, target, request.headers.get("User-Agent", ""))
+        self.requests.append(seen)
         fault = next(
             (fault for fault in self.faults if fault.takes(request.method, target)), Fault()
         )
@@ -261,6 +283,9 @@ class FaultProxy:
             answer = await sent
         except aiohttp.ClientConnectorError:
             return web.Response(status=502, text="the server behind the proxy cannot be reached")
+        except aiohttp.ClientError:
+            return _dropped(request)  # the server was killed
+        seen.answered, seen.status = time.monotonic(), answer.status
         async with answer:
             if fault.drop_after_effect:
                 await answer.read()
@@ -299,6 +324,8 @@ class FaultProxy:
                 return response
             left = fault.cut_after
             async for chunk in answer.content.iter_any():
+                while self.frozen:  # noqa: ASYNC110 it is reset in another thread
+                    await asyncio.sleep(_POLL_SECONDS)
                 if fault.drip:
                     for byte in chunk:
                         await response.write(bytes([byte]))

@@ -214,6 +214,9 @@ class LeaderElector:
             sent = self._loop.time()
             await self.client.replace(self._updated(lease, record, action))
         except NotFound:
+            # The holder of a deleted Lease still works until its next renewal.
+            if (holder := self._last_holder()) is not None:
+                return holder
             await self._create()
             return None
         except Exception as error:
@@ -222,6 +225,15 @@ class LeaderElector:
             return None
         self._valid_until = sent + self.timing.renew_deadline
         return None
+
+    def _last_holder(self) -> str | None:
+        """Return another process whose record, as seen last, is still valid."""
+        record, observed_at = self._observed
+        if record is None:
+            return None
+        now = self._loop.time()
+        action = next_action(record, identity=self.identity, observed_at=observed_at, now=now)
+        return record.holder if action is LeaseAction.WAIT else None
 
     async def _create(self) -> None:
         now = self.utc_now().strftime(_MICRO_TIME)

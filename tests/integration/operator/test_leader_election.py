@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import os
 import signal
-import sys
 import threading
 import time
 import zlib
@@ -26,7 +24,8 @@ import pytest
 from tests.support import builders
 from tests.support.controlplane import ControlPlane
 from tests.support.faultproxy import Fault, FaultProxy
-from tests.support.operators import eventually, free_port, make_namespace, operator, patch
+from tests.support.operatorprocess import OperatorProcess, start_operator
+from tests.support.operators import eventually, make_namespace, operator, patch
 from triton_pipelines.app.services import Services
 from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.leader_election import (
@@ -187,13 +186,13 @@ async def test_refused_connections_end_the_leadership_and_a_candidate_keeps_tryi
         kubeconfig = proxy.write_kubeconfig(tmp_path / "kubeconfig")
         async with candidate(kubeconfig, namespace) as elector:
             await elector.acquire()
-            await proxy._there(proxy._stop())
+            await proxy.refuse_connections()
             with pytest.raises(LeadershipLostError, match="not renewed"):
                 await elector.renew()
             waiting = asyncio.create_task(elector.acquire())
             done, _ = await asyncio.wait({waiting}, timeout=2)
             assert not done
-            await proxy._there(proxy._start())
+            await proxy.accept_connections()
             proxy.write_kubeconfig(tmp_path / "kubeconfig")
             waiting.cancel()
         async with candidate(kubeconfig, namespace) as elector:
@@ -212,6 +211,24 @@ async def test_a_deleted_lease_is_created_again(
         assert elector.is_valid()
         assert not renewing.done()
         renewing.cancel()
+
+
+async def test_a_deleted_lease_is_not_taken_while_its_holder_may_still_write(
+    admin: Client, api_server: ControlPlane, namespace: str
+) -> None:
+    async with (
+        candidate(api_server.kubeconfig, namespace, "a") as a,
+        candidate(api_server.kubeconfig, namespace, "b") as b,
+    ):
+        await a.acquire()
+        waiting = asyncio.create_task(b.acquire())
+        await eventually("b has seen the holder", lambda: b._observed[0])
+        await admin.delete(LEASES, namespace, "operator")
+        while not waiting.done():
+            assert not (a.is_valid() and b.is_valid())
+            await asyncio.sleep(0.01)
+        assert not a.is_valid()
+    assert (await spec_of(admin, namespace))["holderIdentity"] == b.identity
 
 
 async def test_other_changes_of_a_lease_do_not_prolong_a_dead_leader(
@@ -304,30 +321,6 @@ START_SECONDS = 120.0
 
 
 @dataclass
-class Process:
-    """An operator in a process of its own, behind its own proxy."""
-
-    proxy: FaultProxy
-    process: asyncio.subprocess.Process
-    log: Path
-    health_url: str
-
-    def writes(self) -> list[str]:
-        """What it wrote, apart from its Lease and events."""
-        return [
-            f"{seen.method} {seen.target}"
-            for seen in self.proxy.mutating
-            if "/leases" not in seen.target
-        ]
-
-    def leads(self) -> bool:
-        return "leading" in self.log.read_text()
-
-    def stands_by(self) -> bool:
-        return "standing by" in self.log.read_text()
-
-
-@dataclass
 class Replicas:
     """Starts operators, and ends them."""
 
@@ -335,53 +328,19 @@ class Replicas:
     namespace: str
     folder: Path
     stack: contextlib.AsyncExitStack
-    started: list[Process] = field(default_factory=list)
+    started: list[OperatorProcess] = field(default_factory=list)
 
-    async def start(self) -> Process:
-        folder = self.folder / str(len(self.started))
-        folder.mkdir()
-        (folder / "key").write_text("k" * 64)
+    async def start(self) -> OperatorProcess:
+        number = len(self.started)
         proxy = await self.stack.enter_async_context(FaultProxy(self.api_server.kubeconfig))
-        port = free_port()
-        settings = {
-            "NAMESPACES": self.namespace,
-            "OPERATOR_NAMESPACE": self.namespace,
-            "OPERATOR_KEY_FILE": str(folder / "key"),
-            "KUBECONFIG": str(proxy.write_kubeconfig(folder / "kubeconfig")),
-            "METRICS_PORT": "0",
-            "METRICS_HOST": "127.0.0.1",
-            "LIVENESS_HOST": "127.0.0.1",
-            "LIVENESS_PORT": str(port),
-            "SHUTDOWN_SECONDS": "5",
-            "INSTANCE": f"replica-{len(self.started)}",
-            "LEADER_ELECT": "true",
-            "LEADER_ELECT_LEASE": "operator",
-            "LEADER_ELECT_LEASE_DURATION_SECONDS": "6",
-            "LEADER_ELECT_RENEW_DEADLINE_SECONDS": "4",
-            "LEADER_ELECT_RETRY_SECONDS": "0.5",
-        }
-        log = folder / "log"
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "triton_pipelines.cli.main",
-                "operator",
-                env=os.environ | {f"TRITONPIPE_{name}": value for name, value in settings.items()},
-                stdout=output,
-                stderr=output,
-            )
-        started = Process(proxy, process, log, f"http://127.0.0.1:{port}/healthz")
+        started = await start_operator(
+            f"replica-{number}", proxy, self.folder / str(number), self.namespace
+        )
         self.started.append(started)
-        self.stack.push_async_callback(self._end, started)
+        self.stack.push_async_callback(started.end)
         return started
 
-    async def _end(self, started: Process) -> None:
-        if started.process.returncode is None:
-            started.process.kill()
-            await started.process.wait()
-
-    async def pair(self) -> tuple[Process, Process]:
+    async def pair(self) -> tuple[OperatorProcess, OperatorProcess]:
         """A leader with one reconciled pipeline, and a standby."""
         leader = await self.start()
         await eventually("a leader", leader.leads, START_SECONDS)
@@ -409,7 +368,7 @@ async def has_deployment(admin: Client, namespace: str, name: str) -> bool:
     return any(item["metadata"]["name"].startswith(name) for item in found)
 
 
-async def settled(process: Process, name: str) -> list[str]:
+async def settled(process: OperatorProcess, name: str) -> list[str]:
     """The writes of a process, once it has reported a pipeline's status and has nothing to do."""
 
     async def idle() -> bool:
@@ -422,19 +381,19 @@ async def settled(process: Process, name: str) -> list[str]:
     return process.writes()
 
 
-def kill(process: Process) -> None:
+def kill(process: OperatorProcess) -> None:
     process.process.kill()
 
 
-def terminate(process: Process) -> None:
+def terminate(process: OperatorProcess) -> None:
     process.process.terminate()
 
 
-def hang(process: Process) -> None:
+def hang(process: OperatorProcess) -> None:
     process.proxy.inject(Fault(times=None, release=threading.Event()))
 
 
-def suspend(process: Process) -> None:
+def suspend(process: OperatorProcess) -> None:
     process.process.send_signal(signal.SIGSTOP)
 
 
@@ -444,7 +403,7 @@ async def test_another_replica_takes_over_and_the_former_writes_nothing_more(
     admin: Client,
     namespace: str,
     replicas: Replicas,
-    fault: Callable[[Process], None],
+    fault: Callable[[OperatorProcess], None],
     code: int,
 ) -> None:
     leader, standby = await replicas.pair()

@@ -1,0 +1,42 @@
+"""A short run of random faults with a fixed seed; ``make soak`` runs longer ones.
+
+Two operator processes on a control plane of their own, with simulated nodes and load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.controlplane import ControlPlane
+from tests.support.operators import CRD_FILE
+from tests.support.soak.run import run
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(400),
+]
+SEED = 14
+SECONDS = 25.0
+"""No fault begins after so long; the last recovery takes some seconds more."""
+
+
+@pytest.fixture
+def plane() -> Iterator[ControlPlane]:
+    """A control plane that faults may kill."""
+    with ControlPlane(controllers=True, crds=(CRD_FILE,)) as running:
+        yield running
+
+
+def test_every_invariant_holds_after_every_fault(
+    plane: ControlPlane, tmp_path: Path, record_property: pytest.FixtureRequest
+) -> None:
+    report = asyncio.run(run(SEED, SECONDS, plane, tmp_path))
+    record_property("figures", f"{report.injected} faults in {report.seconds:.0f} s")
+    assert report.violations == []
+    assert report.injected
+    assert sum(row.requests for row in report.rows.values()) > 0

@@ -1,0 +1,1 @@
+"""Random sequences of faults against the operator, with invariants checked after each fault."""
