@@ -24,7 +24,7 @@ from bench import (
 )
 
 BENCHMARKS = {
-    **dict.fromkeys(("O1", "O3", "O6"), scale.run),
+    **dict.fromkeys(("O1", "O2", "O3", "O4", "O6"), scale.run),
     "O5": first_answer.run,
     **dict.fromkeys(
         ("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run
