@@ -33,7 +33,11 @@ LINE_CHARACTERS_MAX: Final = 2048
 """Length of the longest line. The time to parse its labels grows with the square of it."""
 
 _NOT_THE_FORMAT: Final = "is not Prometheus' text format"
-_NAME: Final = re.compile(r"(nv_\w+?)(?:_total)?(?=[\s{])")
+_NAMES: Final = {
+    written: name
+    for name in (*FIELDS, GPU_UTILIZATION)
+    for written in (name, f"{name} ", f"{name}_total")
+}
 # Labels in braces, a value, and possibly a time.
 _SAMPLE: Final = re.compile(
     r"\w+\s*(?:\{(?P<labels>.*)\})?\s*(?P<value>[^\s_{}\"]+)(?:\s+-?\d+)?\s*"
@@ -93,9 +97,9 @@ def parse_metrics_page(
     gpus: list[float] = []
     is_tritons = False
     for line in _lines(text):
-        found = _NAME.match(line)
-        name = found[1] if found is not None else ""
-        if name != GPU_UTILIZATION and name not in FIELDS:
+        head, brace, _ = line.partition("{")
+        name = _NAMES.get(head if brace else head.partition(" ")[0])
+        if name is None:
             continue
         labels, value = _sample(line, name)
         if name == GPU_UTILIZATION:
