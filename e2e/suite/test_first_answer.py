@@ -171,7 +171,7 @@ def test_tritonpipe_status_for_people_and_for_programs(
             command, env=environment, capture_output=True, text=True, check=True, timeout=60
         ).stdout
 
-    assert json.loads(ask("--json"))["servingRevision"] == pipeline.status()["servingRevision"]
+    assert json.loads(ask("-o", "json"))["servingRevision"] == pipeline.status()["servingRevision"]
     text = ask()
     for expected in (
         f"{pipeline.namespace}/sentiment",

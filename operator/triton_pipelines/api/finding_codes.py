@@ -79,7 +79,6 @@ class FindingCode(StrEnum):
 
     # --- warnings: names and sources ---
     SOURCE_PLACEHOLDER = "source-placeholder"
-    SOURCE_NOT_PINNED = "source-not-pinned"
     TORCHSCRIPT_NAMES = "torchscript-names"
     NAME_NEEDS_ESCAPING = "name-needs-escaping"
     DUPLICATE_LABEL = "duplicate-label"

@@ -26,7 +26,7 @@ from triton_pipelines.autoscaling.metrics.connections_file import (
     load_connections,
     single_connection,
 )
-from triton_pipelines.cluster.leader_election import LeaseTiming
+from triton_pipelines.cluster.lease_timing import LeaseTiming
 from triton_pipelines.compile.graph.options import (
     DEFAULT_FAMILY_IMAGES,
     DEFAULT_KEY_SECRET,

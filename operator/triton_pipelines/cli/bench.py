@@ -31,7 +31,8 @@ from .bench_run import (
 )
 from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
-from .output import check_plottable, print_wide, write_file
+from .output import print_wide, write_file
+from .plot_output import check_plottable
 from .served_model import ServedModel, model_metadata, served_model
 
 EXTRA_WINDOWS = 6

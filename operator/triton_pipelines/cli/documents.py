@@ -20,7 +20,9 @@ from triton_pipelines.api.suggestions import did_you_mean
 from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.graph import Graph, Options, build, check, lint
 from triton_pipelines.compile.graph.advisories import lint_server, server_image
+from triton_pipelines.compile.graph.lint_findings import listed
 from triton_pipelines.compile.graph.padding_choice import uses_auto_padding
+from triton_pipelines.compile.graph.source_checks import pinned
 from triton_pipelines.compile.render import review
 
 from .custom_code import code_warnings
@@ -247,6 +249,20 @@ def padding_line(pipeline: InferencePipeline, graph: Graph) -> str | None:
     if graph.padding is None or not uses_auto_padding(pipeline.spec.tokenizer):
         return None
     return f"padding {graph.padding}"
+
+
+def unpinned_line(graph: Graph) -> str | None:
+    """Return the sources whose content may change, as one line; ``None`` if all are pinned.
+
+    This is no warning: each pipeline revision keeps what its sources first resolved to.
+    """
+    fields = {item.path: None for item in graph.fetches if not pinned(item.source)}
+    if not fields:
+        return None
+    return (
+        f"not pinned: {listed(list(fields))} (each pipeline revision keeps the content that it"
+        " loads first; add revision or sha256 to fix it)"
+    )
 
 
 def load_document(path: Path) -> tuple[str, dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 EXIT_FINDINGS = 1
 """The resource is invalid."""
+EXIT_NOT_READY = 1
+"""The pipeline is not ready."""
 EXIT_USAGE = 2
 """The command is used wrongly, or a file cannot be read."""
 EXIT_FAILED = 3

@@ -55,7 +55,10 @@ _COMMANDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 def application(command: str | None = None) -> typer.Typer:
-    """Return the command line with one command, or with all if there is none of that name."""
+    """Return the command line with one command, or with all if there is none of that name.
+
+    ``--version`` needs none.
+    """
     app = typer.Typer(
         name="tritonpipe",
         no_args_is_help=True,
@@ -68,6 +71,8 @@ def application(command: str | None = None) -> typer.Typer:
         " to a cluster with the operator; `tritonpipe status NAME` shows its status there.",
     )
     app.callback(invoke_without_command=True)(root)
+    if command == "--version":
+        return app
     for name in [command] if command in _COMMANDS else _COMMANDS:
         panel, module, function, settings = _COMMANDS[name]
         app.command(name, rich_help_panel=panel, **settings)(

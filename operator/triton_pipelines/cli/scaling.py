@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import signal
@@ -22,9 +21,9 @@ from rich.text import Text
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
 
-from .output import console
-from .shared_options import Context, Kubeconfig, Namespace
-from .status import StatusQuery, context_namespace, poll_pipelines, table
+from .output import console, print_change, structured, table
+from .shared_options import Context, Kubeconfig, Namespace, Output, OutputFormat
+from .status import StatusQuery, context_namespace, poll_pipelines
 
 CONDITIONS: Final = ("MetricsAvailable", "ScalingActive", "ScalingLimited")
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
@@ -40,7 +39,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.
 
 
 def explain(
-    name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
+    name: Name,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Explain what limits a pipeline, with the numbers behind it and what to do.
 
@@ -49,7 +52,8 @@ def explain(
 
     async def once(query: StatusQuery) -> None:
         async for (pipeline,) in poll_pipelines(query, watch=False):
-            typer.echo("\n".join(explanation(pipeline)))
+            text = structured(explanation_document(pipeline), output)
+            typer.echo("\n".join(explanation(pipeline)) if text is None else text, nl=text is None)
 
     asyncio.run(once(_query(name, namespace, context, kubeconfig)))
 
@@ -67,18 +71,14 @@ def scaling(
     ] = False,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print status.scaling and the scaled steps as JSON.")
-    ] = False,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show a pipeline's instance counts, load, wait and verdicts, and the last changes.
 
     Exit codes: 2 the pipeline does not exist, 3 the cluster cannot be reached.
     """
     try:
-        asyncio.run(
-            _run(_query(name, namespace, context, kubeconfig), watch=watch, as_json=as_json)
-        )
+        asyncio.run(_run(_query(name, namespace, context, kubeconfig), watch=watch, output=output))
     except KeyboardInterrupt:
         raise typer.Exit(0 if watch else 128 + signal.SIGINT) from None
 
@@ -92,9 +92,10 @@ def _query(
     return StatusQuery(namespace or context_namespace(path, context), name, path, context)
 
 
-async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
+async def _run(query: StatusQuery, *, watch: bool, output: OutputFormat) -> None:
     page = console()
-    if watch and not as_json and page.is_terminal:
+    tables = output in (OutputFormat.TABLE, OutputFormat.WIDE)
+    if watch and tables and page.is_terminal:
         history = ScalingHistory()
         with Live(console=page, auto_refresh=False) as live:
             async for (pipeline,) in poll_pipelines(query, watch=True):
@@ -108,14 +109,8 @@ async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
         return
     shown = ""
     async for (pipeline,) in poll_pipelines(query, watch=watch):
-        text = (
-            json.dumps(json_document(pipeline), ensure_ascii=False) + "\n"
-            if as_json
-            else _format(pipeline, page)
-        )
-        if text != shown:
-            typer.echo(("" if as_json or not shown else "\n") + text, nl=False)
-            shown = text
+        text = structured(scaling_document(pipeline), output) or _format(pipeline, page)
+        shown = print_change(text, shown, output)
 
 
 def _format(pipeline: Mapping[str, Any], page: Console) -> str:
@@ -186,9 +181,32 @@ def metrics_of(pipeline: Mapping[str, Any], step: Mapping[str, Any]) -> Mapping[
     )
 
 
-def json_document(pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
+def scaling_document(pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``scaling`` prints in formats for programs."""
     return {"scaling": scaling_of(pipeline), "steps": scaled_steps(pipeline)}
+
+
+def explanation_document(pipeline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``explain`` prints in formats for programs; without a verdict, no advice."""
+    state = scaling_of(pipeline)
+    bottleneck = None if _is_suspended(pipeline) else state.get("bottleneck")
+    advice = _advice_for(bottleneck) if bottleneck else None
+    return {
+        "namespace": pipeline["metadata"]["namespace"],
+        "name": pipeline["metadata"]["name"],
+        "bottleneck": bottleneck,
+        "meaning": advice.means if advice else _missing_verdict_reason(pipeline),
+        "steps": [
+            {**item, "figures": dict(metrics_of(pipeline, item))} for item in scaled_steps(pipeline)
+        ],
+        "conditions": [
+            {"types": kinds, "reason": reason, "message": message}
+            for kinds, reason, message in _abnormal_conditions(pipeline)
+        ],
+        "advice": _moves(pipeline, advice, bottleneck) if advice and bottleneck else [],
+        "padding": (pipeline.get("status") or {}).get("padding") or {},
+        "lastChange": next(iter(state.get("history") or ()), None),
+    }
 
 
 def summary_lines(pipeline: Mapping[str, Any]) -> list[Text]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from kubernetes.aio.config import ConfigException, kube_config
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from triton_pipelines.api import names
@@ -24,9 +23,9 @@ from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
-from .errors import EXIT_FAILED, EXIT_USAGE, CommandError
-from .output import console, shorten
-from .shared_options import Context, Kubeconfig, Namespace
+from .errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_USAGE, CommandError
+from .output import console, print_change, shorten, structured, table
+from .shared_options import Context, Kubeconfig, Namespace, Output, OutputFormat
 
 DEFAULT_NAMESPACE = "default"
 WATCH_SECONDS = 2.0
@@ -47,19 +46,26 @@ def status(
     ] = False,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
-    as_json: Annotated[
+    wait: Annotated[
         bool,
-        typer.Option("--json", help="Print the status as JSON; without NAME, a list."),
+        typer.Option("--wait", help="Wait until the pipeline is ready in its present generation."),
     ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Longest time that --wait takes.")
+    ] = 300.0,
+    output: Output = OutputFormat.TABLE,
 ) -> None:
     """Show the status of a pipeline: conditions, pods, steps, endpoints, sources and warnings.
 
     Without NAME, list all pipelines, one per line.
 
-    Exit codes: 2 the pipeline does not exist, 3 the cluster cannot be reached.
+    Exit codes: 0 the pipeline is ready (or a list or a watch was printed), 1 it is not ready,
+    2 it does not exist, 3 the cluster cannot be reached.
     """
     if name is not None and everywhere:
         raise CommandError("--all-namespaces cannot be combined with NAME; omit NAME", EXIT_USAGE)
+    if wait and (name is None or watch):
+        raise CommandError("--wait needs NAME and cannot be combined with --watch", EXIT_USAGE)
     # Warnings of the client repeat what our own message says.
     logging.getLogger("kubernetes").setLevel(logging.ERROR)
     path = str(kubeconfig) if kubeconfig else None
@@ -67,10 +73,16 @@ def status(
         None if everywhere else namespace or context_namespace(path, context), name, path, context
     )
     try:
-        asyncio.run(_run(query, watch=watch, as_json=as_json))
+        if watch:
+            asyncio.run(_watch(query, output))
+            return
+        pipelines = asyncio.run(_once(query, timeout if wait else None))
     except KeyboardInterrupt:
         # Ctrl-C is how a watch ends.
         raise typer.Exit(0 if watch else 128 + signal.SIGINT) from None
+    typer.echo(_format(query, pipelines, output), nl=False)
+    if name is not None and not is_ready(pipelines[0]):
+        raise typer.Exit(EXIT_NOT_READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,44 +99,64 @@ class StatusQuery:
     """``None``: the current context."""
 
 
-async def _run(query: StatusQuery, *, watch: bool, as_json: bool) -> None:
+async def _once(query: StatusQuery, wait_seconds: float | None) -> list[dict[str, Any]]:
+    """Return the pipelines; with ``wait_seconds``, as soon as the pipeline is ready, or then."""
+    deadline = time.monotonic() + (wait_seconds or 0.0)
+    async for pipelines in poll_pipelines(query, watch=wait_seconds is not None):
+        if wait_seconds is None or is_ready(pipelines[0]) or time.monotonic() >= deadline:
+            break
+    return pipelines
+
+
+async def _watch(query: StatusQuery, output: OutputFormat) -> None:
     shown = ""
-    async for pipelines in poll_pipelines(query, watch=watch):
-        text = _format(query, pipelines, as_json=as_json)
-        if text != shown:
-            typer.echo(("" if as_json or not shown else "\n") + text, nl=False)
-            shown = text
+    async for pipelines in poll_pipelines(query, watch=True):
+        text = _format(query, pipelines, output)
+        shown = print_change(text, shown, output)
 
 
-def _format(query: StatusQuery, pipelines: list[dict[str, Any]], *, as_json: bool) -> str:
-    if as_json:
-        states = [item.get("status") or {} for item in pipelines]
-        document = (
-            states[0]
-            if query.name is not None
-            else [
-                {"metadata": _identity(item), "status": state}
-                for item, state in zip(pipelines, states, strict=True)
-            ]
-        )
-        return json.dumps(document, ensure_ascii=False) + "\n"
+def is_ready(pipeline: dict[str, Any]) -> bool:
+    """Return whether a pipeline is ready, by a status of its present generation."""
+    state = pipeline.get("status") or {}
+    generation = pipeline["metadata"].get("generation")
+    return state.get("observedGeneration", generation) == generation and any(
+        item["type"] == "Ready" and item["status"] == "True"
+        for item in state.get("conditions") or ()
+    )
+
+
+def _format(query: StatusQuery, pipelines: list[dict[str, Any]], output: OutputFormat) -> str:
+    states = [item.get("status") or {} for item in pipelines]
+    document = (
+        states[0]
+        if query.name is not None
+        else [
+            {"metadata": _identity(item), "status": state}
+            for item, state in zip(pipelines, states, strict=True)
+        ]
+    )
+    if (text := structured(document, output)) is not None:
+        return text
     page = console()
-    with page.capture() as text:
+    wide = output is OutputFormat.WIDE
+    with page.capture() as captured:
         if query.name is not None:
             print_status(pipelines[0], page)
         elif pipelines:
-            _print_list(pipelines, page, everywhere=query.namespace is None)
+            _print_list(pipelines, page, everywhere=query.namespace is None, wide=wide)
         else:
             place = f"namespace {query.namespace}" if query.namespace else "any namespace"
             page.print(f"no pipelines found in {place}")
-    return text.get()
+    return captured.get()
 
 
 def _identity(pipeline: dict[str, Any]) -> dict[str, Any]:
     return {key: pipeline["metadata"][key] for key in ("namespace", "name")}
 
 
-def _print_list(pipelines: list[dict[str, Any]], page: Console, *, everywhere: bool) -> None:
+def _print_list(
+    pipelines: list[dict[str, Any]], page: Console, *, everywhere: bool, wide: bool
+) -> None:
     rows = []
     for item in pipelines:
         state, metadata = item.get("status") or {}, item["metadata"]
@@ -140,7 +172,7 @@ def _print_list(pipelines: list[dict[str, Any]], page: Console, *, everywhere: b
                 (state.get("tokenizer") or {}).get("summary", "-"),
                 state.get("revision", "-"),
                 ready.get("reason", "-"),
-                shorten(ready.get("message", "")),
+                *((shorten(ready.get("message", "")),) if wide else ()),
             )
         )
     table(
@@ -153,7 +185,7 @@ def _print_list(pipelines: list[dict[str, Any]], page: Console, *, everywhere: b
             "tokenizers",
             "revision",
             "reason",
-            "message",
+            *(("message",) if wide else ()),
         ),
         rows,
     )
@@ -299,15 +331,3 @@ def _detail_lines(state: dict[str, Any]) -> list[str]:
         lines += [f"tuning advice: {tuning['advice']}"] if tuning.get("advice") else []
     lines += [f"warning: {item['path']}: {item['message']}" for item in state.get("warnings") or ()]
     return lines
-
-
-def table(output: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows under columns; nothing if there are no rows."""
-    if not rows:
-        return
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    output.print(table)

@@ -37,7 +37,8 @@ from .errors import EXIT_FAILED, EXIT_FINDINGS, EXIT_USAGE, CommandError
 from .local_options import Mounts
 from .local_pipeline import StoppedBySignal, raise_on_signals, serve_locally
 from .options import OperatorConfigFile, SourceMaps, SubstituteRunner, operator_options
-from .output import check_plottable, check_writable
+from .output import check_writable
+from .plot_output import check_plottable
 from .shared_options import PipelineFile
 from .tune_options import (
     check_finite,

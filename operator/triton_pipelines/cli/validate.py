@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from triton_pipelines.api.base import Finding
 from triton_pipelines.compile.graph import Options
 
-from .documents import check_resource, padding_line, read_documents
+from .documents import CheckedResource, check_resource, padding_line, read_documents, unpinned_line
 from .errors import EXIT_FINDINGS, CommandError
 from .options import OperatorConfigFile, ServerImage, operator_options
 
@@ -33,8 +34,8 @@ def validate(
 ) -> None:
     """Check resources without a cluster: report all that the API server or the operator rejects.
 
-    Each error names its field. Warnings name what works but is probably unintended. If padding is
-    Auto, a line shows the chosen mode.
+    Each error names its field. Warnings name what works but is probably unintended. Further lines
+    show the padding mode that Auto chose, and sources that are not pinned.
 
     Exit codes: 0 valid, 1 errors, 2 a file cannot be read.
     """
@@ -67,15 +68,21 @@ def _check_file(path: Path, options: Options, strict: bool) -> bool:
             typer.echo(f"{label}: error: {finding}")
         for warning in checked.warnings:
             typer.echo(f"{label}: warning: {warning}")
-        if (
-            checked.pipeline is not None
-            and checked.graph is not None
-            and (padding := padding_line(checked.pipeline, checked.graph))
-        ):
-            typer.echo(f"{label}: {padding}")
+        for note in _notes(checked):
+            typer.echo(f"{label}: {note}")
         if not findings:
             count = len(checked.warnings)
             suffix = f", {count} warning{'s' if count > 1 else ''}" if count else ""
             typer.echo(f"{label}: valid{suffix}")
         invalid |= bool(findings) or (strict and bool(checked.warnings))
     return invalid
+
+
+def _notes(checked: CheckedResource) -> Iterator[str]:
+    """Yield what a valid resource leaves open: one line each."""
+    if checked.pipeline is None or checked.graph is None:
+        return
+    if padding := padding_line(checked.pipeline, checked.graph):
+        yield padding
+    if unpinned := unpinned_line(checked.graph):
+        yield unpinned

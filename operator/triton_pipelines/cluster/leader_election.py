@@ -31,12 +31,11 @@ import structlog
 
 from triton_pipelines.cluster.client import Client, Object
 from triton_pipelines.cluster.errors import NotFound
+from triton_pipelines.cluster.lease_timing import JITTER, LeaseTiming
 from triton_pipelines.cluster.resources import LEASES
 
 # Format of a Kubernetes MicroTime.
 _MICRO_TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
-# Waits between attempts are the retry period times 1 to 1 + this factor; client-go's JitterFactor.
-_JITTER: Final = 1.2
 # Longest time (seconds) that the release at shutdown may take.
 _RELEASE_SECONDS: Final = 2.0
 # Longest lease duration (seconds) of another holder that is respected. A larger value in a Lease
@@ -48,27 +47,6 @@ _log = structlog.get_logger(__name__)
 
 class LeadershipLostError(Exception):
     """Another replica leads or may lead from now on; all work of this process must end."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTiming:
-    """Durations of the election in seconds; the defaults are client-go's."""
-
-    duration: int = 15
-    """How long a record is valid for others after they saw it change; the Lease holds it as an
-    integer."""
-    renew_deadline: float = 10.0
-    """Time after the last successful renewal at which the leader stops."""
-    retry_period: float = 2.0
-    """Time between two attempts, before jitter."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.retry_period * _JITTER < self.renew_deadline < self.duration:
-            raise ValueError(
-                f"lease duration {self.duration:g} s, renew deadline {self.renew_deadline:g} s and"
-                f" retry period {self.retry_period:g} s: the duration must be longer than the"
-                f" deadline, and the deadline longer than {_JITTER:g} retry periods"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +258,7 @@ class LeaderElector:
         return {**lease, "spec": spec}
 
     def _pause(self) -> float:
-        return self.uniform(self.timing.retry_period, self.timing.retry_period * _JITTER)
+        return self.uniform(self.timing.retry_period, self.timing.retry_period * JITTER)
 
     @property
     def _lease(self) -> str:

@@ -113,5 +113,5 @@ def test_status_of_a_resource_that_no_operator_has_seen(
         done = run("status", "sentiment", kubeconfig)
     finally:
         client.delete(f"{PIPELINES}/sentiment")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "default/sentiment" in done.stdout

@@ -20,7 +20,8 @@ import pytest
 from e2e.local.pki import Authority, Identity
 from tests.support.web import LoopbackServer
 from triton_pipelines.api.loadplan import LoadPlan, LoadReport, PlanFetch, resolution
-from triton_pipelines.loader import LoadOptions, run
+from triton_pipelines.loader.main import run
+from triton_pipelines.loader.options import LoadOptions
 from triton_pipelines.loader.retry import RetryPolicy
 from triton_pipelines.loader.uris import SourceMap
 

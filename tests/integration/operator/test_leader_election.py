@@ -32,8 +32,8 @@ from triton_pipelines.cluster.client import Client, ClientOptions, Object
 from triton_pipelines.cluster.leader_election import (
     LeaderElector,
     LeadershipLostError,
-    LeaseTiming,
 )
+from triton_pipelines.cluster.lease_timing import LeaseTiming
 from triton_pipelines.cluster.login import load_configuration
 from triton_pipelines.cluster.resources import DEPLOYMENTS, LEASES
 

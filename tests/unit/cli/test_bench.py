@@ -30,7 +30,8 @@ from triton_pipelines.cli.bench_report import (
 )
 from triton_pipelines.cli.errors import EXIT_USAGE, CommandError
 from triton_pipelines.cli.model_metadata import ModelMetadata, TensorMetadata
-from triton_pipelines.cli.output import check_plottable, print_wide
+from triton_pipelines.cli.output import print_wide
+from triton_pipelines.cli.plot_output import check_plottable
 from triton_pipelines.tools.loadgen import (
     LoadSpec,
     LoadStability,

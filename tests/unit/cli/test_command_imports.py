@@ -18,8 +18,7 @@ IMPORTED = (
 )
 
 
-@pytest.mark.parametrize("command", ["load", "render", "validate", "serve", "status"])
-def test_a_command_imports_no_other(command: str) -> None:
+def imported_for(command: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, command],
         capture_output=True,
@@ -27,7 +26,12 @@ def test_a_command_imports_no_other(command: str) -> None:
         check=True,
         timeout=60,
     )
-    imported = set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["load", "render", "validate", "serve", "status"])
+def test_a_command_imports_no_other(command: str) -> None:
+    imported = imported_for(command)
     assert f"triton_pipelines.cli.{command}" in imported
     assert (
         not {
@@ -38,6 +42,21 @@ def test_a_command_imports_no_other(command: str) -> None:
         }
         & imported
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "heavy"),
+    [
+        ("--version", {"pydantic", "yaml", "numpy", "jinja2"}),
+        ("validate", {"kubernetes", "aiohttp", "httpx", "onnx", "matplotlib", "tokenizers"}),
+        ("load", {"kubernetes", "aiohttp", "matplotlib", "tritonclient.grpc.aio"}),
+        ("status", {"onnx", "tokenizers", "matplotlib"}),
+    ],
+)
+def test_a_command_starts_without_libraries_that_it_does_not_call(
+    command: str, heavy: set[str]
+) -> None:
+    assert not heavy & imported_for(command)
 
 
 def test_an_unknown_command_is_told_beside_all_others() -> None:

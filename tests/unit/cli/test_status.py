@@ -157,7 +157,7 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
     url = server({"GET": told(document)}).partition("/v2")[0]
     file = kubeconfig(tmp_path / "config", url)
     shown = tritonpipe("status", "sentiment", "--kubeconfig", file)
-    assert shown.code == 0
+    assert shown.code == 1
     for text in (
         *(
             "nlp/sentiment",
@@ -179,7 +179,8 @@ def test_a_status_for_people(tritonpipe: Run, server: Serve, tmp_path: Path) -> 
     ):
         assert text in shown.out
     assert (
-        json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "--json").out) == state
+        json.loads(tritonpipe("status", "sentiment", "--kubeconfig", file, "-o", "json").out)
+        == state
     )
 
 
@@ -216,16 +217,16 @@ def test_without_a_name_each_pipeline_has_a_line(
         pipeline("topics", "False"), pipeline("sentiment", "True", tokenizer={"summary": "2/4"})
     )
     file = kubeconfig(tmp_path / "config", server({"GET": answer}).partition("/v2")[0])
-    lines = [
-        [cell.strip() for cell in line.split("│")[1:-1]]
-        for line in tritonpipe("status", "--kubeconfig", file).out.splitlines()
-        if "│" in line
+    rows = [
+        ["sentiment", "True", "1/2", "2/4", "-", "Succeeded"],
+        ["topics", "False", "1/2", "-", "-", "Loading"],
     ]
-    assert lines == [
-        ["sentiment", "True", "1/2", "2/4", "-", "Succeeded", "of sentiment"],
-        ["topics", "False", "1/2", "-", "-", "Loading", "of topics"],
-    ]
-    everywhere = tritonpipe("status", "-A", "--json", "--kubeconfig", file)
+    narrow = tritonpipe("status", "--kubeconfig", file).out.splitlines()
+    assert narrow[0].split() == ["NAME", "READY", "PODS", "TOKENIZERS", "REVISION", "REASON"]
+    assert [line.split() for line in narrow[1:]] == rows
+    wide = tritonpipe("status", "-o", "wide", "--kubeconfig", file).out.splitlines()
+    assert [line.split() for line in wide[1:]] == [[*row, "of", row[0]] for row in rows]
+    everywhere = tritonpipe("status", "-A", "--output=json", "--kubeconfig", file)
     assert [item["metadata"] for item in json.loads(everywhere.out)] == [
         {"namespace": "nlp", "name": name} for name in ("sentiment", "topics")
     ]
@@ -254,8 +255,60 @@ def test_a_watch_prints_what_changes_and_outlasts_an_absence(
         server({"GET": looks.pop(0)})
 
     monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
-    ended = tritonpipe("status", "--watch", "--kubeconfig", kubeconfig(tmp_path / "config", url))
+    ended = tritonpipe(
+        "status", "--watch", "-o", "wide", "--kubeconfig", kubeconfig(tmp_path / "config", url)
+    )
     assert ended.code == 0
     assert ended.out.count("of a") == 2
     assert ended.out.index("Loading") < ended.out.index("Succeeded")
     assert "retrying" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ({}, 1),
+        ({"observedGeneration": 2}, 0),
+        ({"observedGeneration": 1}, 1),
+    ],
+    ids=["no status", "ready", "ready in an earlier generation"],
+)
+def test_the_exit_code_says_whether_the_pipeline_is_ready(
+    tritonpipe: Run, server: Serve, tmp_path: Path, state: dict[str, Any], code: int
+) -> None:
+    item = pipeline("sentiment", "True", **state)
+    item["metadata"]["generation"] = 2
+    if not state:
+        del item["status"]
+    file = kubeconfig(tmp_path / "config", server({"GET": told(item)}).partition("/v2")[0])
+    for output in ("table", "json", "yaml"):
+        ended = tritonpipe("status", "sentiment", "-o", output, "--kubeconfig", file)
+        assert ended.code == code
+    assert yaml.safe_load(ended.out) == item.get("status", {})
+
+
+def test_wait_ends_when_the_pipeline_is_ready(
+    tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [told(pipeline("a", "False")), told(pipeline("a", "True"))]
+    url = server({"GET": looks.pop(0)}).partition("/v2")[0]
+
+    async def next_look(_: float) -> None:
+        server({"GET": looks.pop(0)})
+
+    monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
+    file = kubeconfig(tmp_path / "config", url)
+    ended = tritonpipe("status", "a", "--wait", "--kubeconfig", file)
+    assert ended.code == 0
+    assert "Succeeded" in ended.out
+    assert "Loading" not in ended.out
+
+
+def test_wait_takes_at_most_its_timeout(tritonpipe: Run, server: Serve, tmp_path: Path) -> None:
+    url = server({"GET": told(pipeline("a", "False"))}).partition("/v2")[0]
+    file = kubeconfig(tmp_path / "config", url)
+    ended = tritonpipe("status", "a", "--wait", "--timeout", "0", "--kubeconfig", file)
+    assert ended.code == 1
+    assert "Loading" in ended.out
+    for arguments in (("--wait",), ("a", "--wait", "--watch")):
+        assert tritonpipe("status", *arguments, "--kubeconfig", file).code == 2

@@ -17,9 +17,9 @@ from triton_pipelines.cluster.leader_election import (
     LeaderElector,
     LeaseAction,
     LeaseRecord,
-    LeaseTiming,
     next_action,
 )
+from triton_pipelines.cluster.lease_timing import LeaseTiming
 from triton_pipelines.cluster.resources import CONFIG_MAPS
 
 

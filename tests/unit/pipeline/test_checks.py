@@ -584,20 +584,6 @@ WARNED: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
         "spec.model.dynamicBatching.mode",
         FindingCode.BATCHING_DISABLED,
     ),
-    "not pinned": (
-        {**GOOD, "model": {"source": {"uri": "https://host/m.onnx?signature=abc"}}},
-        "spec.model.source",
-        FindingCode.SOURCE_NOT_PINNED,
-    ),
-    "not pinned, shared": (
-        {
-            "source": {"uri": "hf://o/n"},
-            "tokenizer": {"source": None, **QUEUE},
-            "model": {"source": None},
-        },
-        "spec.source",
-        FindingCode.SOURCE_NOT_PINNED,
-    ),
     "longest": (
         {
             "tokenizer": {**GOOD["tokenizer"], "padding": "Longest"},
@@ -624,7 +610,11 @@ WARNED: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
         "spec.server.image",
         FindingCode.PLAN_NEEDS_IMAGE,
     ),
-    "queue": (PINNED, "spec.tokenizer.dynamicBatching.queuePolicy", FindingCode.QUEUE_UNBOUNDED),
+    "queue": (
+        {**PINNED, "slo": {"p99Milliseconds": 50}},
+        "spec.tokenizer.dynamicBatching.queuePolicy",
+        FindingCode.QUEUE_UNBOUNDED,
+    ),
     "name that clients escape": (
         {**GOOD, "ensemble": {"modelName": "sst+2@v1"}},
         "spec.ensemble.modelName",

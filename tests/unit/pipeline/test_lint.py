@@ -39,11 +39,6 @@ def reading(**tensors: str) -> list[dict[str, Any]]:
 
 
 WARNED: dict[str, tuple[dict[str, Any], str, FindingCode]] = {
-    "several not pinned": (
-        {"tokenizer": QUEUE},
-        "spec.tokenizer.source",
-        FindingCode.SOURCE_NOT_PINNED,
-    ),
     "label twice": (
         {
             **GOOD,

@@ -18,7 +18,7 @@ from .lint_findings import listed, warning
 from .padding_lint import lint_padding, lint_shapes
 from .quantities import millis
 from .scheduler_lint import lint_schedulers
-from .source_checks import PLACEHOLDER, pinned
+from .source_checks import PLACEHOLDER
 from .torchscript_lint import lint_torchscript
 
 # A single instance on this many cores is probably unintended.
@@ -79,13 +79,13 @@ def _batching(pipeline: InferencePipeline, graph: Graph) -> Iterator[Finding]:
                 code=FindingCode.DELAY_EXCEEDS_BUDGET,
             )
     first = next((step for step in graph.steps if step.repeats is None), None)
-    if first is not None and first.batching is not None:
+    if slo.p99_milliseconds is not None and first is not None and first.batching is not None:
         policy = first.batching.queue_policy
         if policy is None or not policy.max_queue_size:
             yield warning(
                 f"{first.path}.dynamicBatching.queuePolicy",
-                "the queue is unbounded, so every request waits under overload; set maxQueueSize"
-                " and a timeout to shed load early",
+                "the queue is unbounded, so under overload every request waits longer than"
+                " spec.slo.p99Milliseconds; set maxQueueSize and a timeout to shed load early",
                 code=FindingCode.QUEUE_UNBOUNDED,
             )
 
@@ -111,8 +111,7 @@ def _optional_inputs(graph: Graph) -> Iterator[Finding]:
 
 
 def _sources(graph: Graph) -> Iterator[Finding]:
-    given = {item.path: item.source for item in graph.fetches}
-    for path, source in given.items():
+    for path, source in {item.path: item.source for item in graph.fetches}.items():
         if source.uri == PLACEHOLDER or source.uri.startswith(f"{PLACEHOLDER}/"):
             yield warning(
                 f"{path}.uri",
@@ -120,24 +119,6 @@ def _sources(graph: Graph) -> Iterator[Finding]:
                 " example s3://bucket/key",
                 code=FindingCode.SOURCE_PLACEHOLDER,
             )
-    loose = {path: source for path, source in given.items() if not pinned(source)}
-    if not loose:
-        return
-    first, *others = loose
-    # A query may hold a signature.
-    said = f"{loose[first].uri.partition('?')[0]} is not pinned"
-    if others:
-        said += (
-            f", nor {'are' if len(others) > 1 else 'is'} {listed(others)}, so their content may"
-            " change; add revision or sha256 to each"
-        )
-    else:
-        said += ", so its content may change; add revision or sha256"
-    yield warning(
-        first,
-        f"{said} (this pipeline revision keeps what its sources first resolved to)",
-        code=FindingCode.SOURCE_NOT_PINNED,
-    )
 
 
 def _names(graph: Graph) -> Iterator[Finding]:

@@ -43,8 +43,9 @@ from triton_pipelines.api.loadplan import (
     PlanTensor,
     PlanTokens,
 )
-from triton_pipelines.loader import LoadOptions, run
+from triton_pipelines.loader.main import run
 from triton_pipelines.loader.onnx_graph.input_limits import positions, table_size
+from triton_pipelines.loader.options import LoadOptions
 from triton_pipelines.loader.ragged.eligibility import Adaptable, check_eligibility
 
 ENCODER = Encoder(types=True, heads=(Head.LOGITS, Head.HIDDEN))

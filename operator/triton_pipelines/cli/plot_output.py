@@ -1,0 +1,28 @@
+"""The file of a plot that a command draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triton_pipelines.tools.loadgen.plots import PlotError, check_available
+
+from .errors import EXIT_USAGE, CommandError
+from .output import check_writable
+
+
+def check_plottable(file: Path | None, option: str) -> None:
+    """Refuse a plot that cannot be drawn or written, before minutes of measuring.
+
+    Args:
+        file: the file; ``None``: not given.
+        option: the option that names it.
+
+    Raises:
+        CommandError: says why it cannot be drawn or written.
+    """
+    check_writable(file, option)
+    if file is not None:
+        try:
+            check_available()
+        except PlotError as error:
+            raise CommandError(f"{option}: {error}", EXIT_USAGE) from error
