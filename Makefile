@@ -15,7 +15,7 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env demo serve test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
+.PHONY: help env demo serve models test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ demo: env ## Show the product on this machine, then on a local cluster (KEEP=1 k
 
 serve: env ## Serve manifests/samples/sentiment.yaml on this machine; Ctrl-C to stop
 	@$(BIN)/python -m e2e.models serve manifests/samples/sentiment.yaml
+
+models: env ## Build the models of the samples; print the command that lets tritonpipe find them
+	@$(BIN)/python -m e2e.models export
 
 test: env $(if $(GPU),$(GPU_STAMP)) ## Every tier that can run here: lint, unit, integration, e2e, and gpu with an NVIDIA GPU
 	@$(BIN)/python -m hack.tiers lint unit integration e2e $(if $(GPU),gpu)

@@ -1,11 +1,12 @@
 """Command line of the sample models.
 
-Run ``python -m e2e.models build | serve | train | golden | verify``.
+Run ``python -m e2e.models build | export | serve | train | golden | verify``.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,13 @@ def build(
     Prints the folder of the tree.
     """
     typer.echo(tree.build(out.resolve() if out else None))
+
+
+@app.command()
+def export() -> None:
+    """Build the models, and print the shell command that lets ``tritonpipe`` find them here."""
+    rules = ",".join(f"{prefix}={target}" for prefix, target in sources(tree.build()).items())
+    typer.echo(f"export TRITONPIPE_SOURCE_MAP={shlex.quote(rules)}")
 
 
 @app.command()
@@ -79,12 +87,14 @@ def serve(
     os.execv(command, [str(command), "serve", str(file), *source_map(tree.build()), *context.args])
 
 
+def sources(folder: Path) -> dict[str, str]:
+    """Return where a built tree has the samples' sources, by prefix."""
+    return {"hf://": f"{(folder / 'hub').as_uri()}/", "s3://": f"{(folder / 's3').as_uri()}/"}
+
+
 def source_map(folder: Path) -> list[str]:
     """Options that map the samples' sources to a built tree."""
-    return [
-        f"--source-map=hf://={(folder / 'hub').as_uri()}/",
-        f"--source-map=s3://={(folder / 's3').as_uri()}/",
-    ]
+    return [f"--source-map={prefix}={target}" for prefix, target in sources(folder).items()]
 
 
 def main() -> None:

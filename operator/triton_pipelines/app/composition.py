@@ -33,6 +33,7 @@ from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
 from triton_pipelines.controllers.pipeline.pod_probes import Prober
 from triton_pipelines.controllers.pipeline.prober import probe_pod
 from triton_pipelines.controllers.pipeline.reconciler import Reconciler
+from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
@@ -141,6 +142,7 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     services.run_in_background("latency", parts.latency_monitor.run)
     services.run_in_background("monitoring", parts.monitoring_objects.run)
     advisories = ServerAdvisoryMetrics(services.metrics.registry)
+    services.metrics.registry.register(PipelineMetrics(services.store))
 
     async def reconcile(key: Key) -> Result:
         try:

@@ -295,8 +295,9 @@ def prepare_model_repository(
     code = load(load_options)
     if code:
         raise CommandError(
-            f"{pipeline.name}: could not prepare the model repository; see the errors above"
-            " (--source-map and --mounts say where files are)",
+            f"{pipeline.name}: could not prepare the model repository; see the errors above."
+            " If files are on this machine, name their place: --source-map PREFIX=file:///FOLDER/"
+            " for sources, --mounts FOLDER for credentials and volumes",
             EXIT_FINDINGS if code == _LOADER_INVALID else EXIT_FAILED,
         )
     return load_options.models

@@ -253,3 +253,45 @@ def test_the_quickstart_corrects_its_guess_and_serves(folder: Path) -> None:
     ] == []  # inputs, outputs, padding; ports are this run's
     assert "praise" in binary.stdout
     assert done.stdout.strip() == shown("docs/user/quickstart.md", "tritonpipe infer")
+
+
+SAMPLES = {
+    tuple(fence.text.splitlines()[:2])
+    for page in ("bench", "cli", "tuning")
+    for fence in markdown.fences(markdown.ROOT / f"docs/user/{page}.md")
+    if "make --silent models" in fence.text
+}
+# What a command prints once the sample is served and under load.
+BEGUN = {"serve": " is served", "bench": "run 1 of ", "tune": "timing the steps"}
+
+
+def test_the_blocks_with_samples_are_found() -> None:
+    assert {command.split()[1] for _, command in SAMPLES} == set(BEGUN)
+
+
+@pytest.mark.parametrize(("build", "command"), sorted(SAMPLES))
+def test_a_sample_runs_with_the_models_that_make_builds(build: str, command: str) -> None:
+    """The first two lines of a block as written, until the sample is served and under load."""
+    begun = BEGUN[command.split()[1]]
+    # Ports are those of this run.
+    command = command.replace("--port 8000", " ".join(ANY_PORTS))
+    with subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", f"{build}\nexec {command}"],
+        cwd=markdown.ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        printed: list[str] = []
+        try:
+            for line in process.stdout:
+                printed.append(line)
+                if begun in line:
+                    return
+            raise AssertionError("".join(printed))
+        finally:
+            process.terminate()
+            process.stdout.read()
+            process.wait(60)

@@ -15,9 +15,15 @@ from prometheus_client import CollectorRegistry
 
 from e2e.local import packages
 from hack import monitoring
+from tests.support import builders
 from tests.support.prometheus import packages_path
+from triton_pipelines.app.operator_metrics import OperatorMetrics
+from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
+from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.render.prometheus_rules import Scope, groups
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
+from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 
 pytestmark = pytest.mark.integration
 
@@ -47,8 +53,12 @@ def own_metrics() -> set[str]:
     """Names of series of the operator, with the endings that counters and histograms get."""
     registry = CollectorRegistry()
     ScalingMetrics(registry)
+    ServerAdvisoryMetrics(registry)
+    store = Store()
+    store.put(INFERENCE_PIPELINES, builders.document())
+    registry.register(PipelineMetrics(store))
     names = set()
-    for family in registry.collect():
+    for family in (*registry.collect(), *OperatorMetrics().registry.collect()):
         names |= {
             family.name,
             f"{family.name}_total",

@@ -1,4 +1,4 @@
-"""Render the recording rules and alerts of live scaling.
+"""Render recording rules and alerts.
 
 They cover all pipelines at once, as the chart installs them, or a single one. ``python -m
 hack.monitoring`` generates ``manifests/monitoring/rules.yaml`` from them, and the operator creates
@@ -26,9 +26,9 @@ class Scope:
     """The pipeline to which expressions are limited.
 
     Triton's series get the label ``pipeline`` from the PodMonitor's relabelling; the operator's own
-    and the recorded series have it anyway. The series of cAdvisor and of GPU exporters have only
-    the pod: a pod's name is that of its pipeline plus two parts, and the pods of a pipeline whose
-    name starts with the same text have more parts.
+    and the recorded series have it anyway. The series of cAdvisor and of GPU exporters, and those
+    recorded from cAdvisor's, have only the pod: a pod's name is that of its pipeline plus two
+    parts, and the pods of a pipeline whose name starts with the same text have more parts.
     """
 
     namespace: str
@@ -46,7 +46,7 @@ class Scope:
         matchers = [f'{prefix}namespace="{self.namespace}"']
         # Names of pipelines are DNS labels, which need no escaping in regular expressions and
         # contain no quotes.
-        by_pod = metric.startswith(("container_", "DCGM_"))
+        by_pod = metric.startswith(("container_", "DCGM_", "tritonpipe:cpu"))
         matchers.append(
             f'{prefix}pod=~"{self.pipeline}-[0-9a-z]+-[0-9a-z]+"'
             if by_pod
@@ -175,10 +175,77 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
     """Return the alerts; each has a section in docs/runbooks/alerts.md.
 
     Args:
-        scope: The pipeline to which the alerts are limited; ``None`` for all pipelines.
+        scope: The pipeline to which the alerts are limited; ``None`` for all pipelines, and the
+            operator itself.
     """
+    if scope is None:
+        return [*_status_alerts(), *_scaling_alerts(), *_operator_alerts()]
+    made = [*_status_alerts(), *_scaling_alerts()]
+    return [{**rule, "expr": scope.of(rule["expr"])} for rule in made]
+
+
+_OF_PIPELINE: Final = "{{ $labels.namespace }}/{{ $labels.pipeline }}"
+
+
+def _condition(kind: str, status: str, reason: str = "") -> str:
+    """Return the pipelines with a condition of this status, by reason."""
+    more = f",{reason}" if reason else ""
+    return (
+        "max by (namespace, pipeline, reason)"
+        f' (tritonpipe_pipeline_condition{{type="{kind}",status="{status}"{more}}}) == 1'
+    )
+
+
+def _status_alerts() -> list[Rule]:
+    """Return the alerts about the conditions of pipelines, and about their servers."""
+    return [
+        _alert(
+            "TritonPipelineNotAvailable",
+            _condition("Available", "False", 'reason!="Suspended"'),
+            "5m",
+            f"{_OF_PIPELINE} serves no requests ({{{{ $labels.reason }}}})",
+            "No pod of the pipeline has been able to answer requests for five minutes.",
+            severity="critical",
+        ),
+        _alert(
+            "TritonPipelineStalled",
+            _condition("Stalled", "True"),
+            "10m",
+            f"{_OF_PIPELINE} is stalled ({{{{ $labels.reason }}}})",
+            "The operator cannot apply the spec, and retrying does not help. The version that"
+            " served before still serves, if there is one.",
+        ),
+        _alert(
+            "TritonPipelineRolloutStuck",
+            _condition("Reconciling", "True"),
+            "30m",
+            f"A change of {_OF_PIPELINE} has not been completed ({{{{ $labels.reason }}}})",
+            "The operator has been rolling out a change, or waiting for what it needs, for half an"
+            " hour.",
+        ),
+        _alert(
+            "TritonPipelineServerAdvisory",
+            "max by (namespace, pipeline)"
+            ' (tritonpipe_pipeline_server_advisories{severity="Critical"}) > 0',
+            "1h",
+            f"The Triton release of {_OF_PIPELINE} has critical security advisories",
+            "{{ $value }} known security bulletins with severity Critical affect the release.",
+        ),
+        _alert(
+            "TritonPipelineCPUThrottled",
+            "max by (namespace, pod) (tritonpipe:cpu_throttled:ratio) > 0.25",
+            "15m",
+            "The server of pod {{ $labels.namespace }}/{{ $labels.pod }} is throttled",
+            "The container was throttled in {{ $value | humanizePercentage }} of its CFS periods:"
+            " its CPU limit is too low for its tokenizers.",
+        ),
+    ]
+
+
+def _scaling_alerts() -> list[Rule]:
+    """Return the alerts about live scaling."""
     failing = 'increase(tritonpipe_scaling_errors_total{kind=~"Metrics.+|PrometheusError"}[2m]) > 0'
-    made = [
+    return [
         _alert(
             "TritonPipelineGPUStarved",
             "tritonpipe:gpu_starved:ratio > 0.2",
@@ -209,15 +276,55 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
             " times within 15 minutes; the serving instances were kept.",
         ),
     ]
-    return [{**rule, "expr": scope.of(rule["expr"])} for rule in made] if scope else made
 
 
-def _alert(name: str, expression: str, wait: str, summary: str, description: str) -> Rule:
+def _operator_alerts() -> list[Rule]:
+    """Return the alerts about the operator itself."""
+    return [
+        _alert(
+            "TritonPipelinesOperatorDown",
+            "absent(tritonpipe_leading)",
+            "5m",
+            "Prometheus has no metrics of the operator",
+            "The operator is not running, or Prometheus cannot scrape it. Pipelines keep serving;"
+            " nothing is changed, scaled or repaired.",
+            severity="critical",
+        ),
+        _alert(
+            "TritonPipelinesNoLeader",
+            "max(tritonpipe_leading) == 0",
+            "2m",
+            "No replica of the operator leads",
+            "All replicas stand by: none holds the Lease. Pipelines keep serving; nothing is"
+            " changed, scaled or repaired.",
+            severity="critical",
+        ),
+        _alert(
+            "TritonPipelinesReconcileErrors",
+            'sum(rate(tritonpipe_reconciles_total{result=~"bug|transient"}[10m]))'
+            " / sum(rate(tritonpipe_reconciles_total[10m])) > 0.1",
+            "15m",
+            "Reconciles of the operator fail",
+            "{{ $value | humanizePercentage }} of the reconciles ended with an error.",
+        ),
+        _alert(
+            "TritonPipelinesReconcileHangs",
+            "max(tritonpipe_queue_longest_work_seconds) > 300",
+            "5m",
+            "A reconcile of the operator does not end",
+            "The longest running reconcile began {{ $value | humanizeDuration }} ago.",
+        ),
+    ]
+
+
+def _alert(
+    name: str, expression: str, wait: str, summary: str, description: str, severity: str = "warning"
+) -> Rule:
     return {
         "alert": name,
         "expr": expression,
         "for": wait,
-        "labels": {"severity": "warning"},
+        "labels": {"severity": severity},
         "annotations": {
             "summary": summary,
             "description": description,
