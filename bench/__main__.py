@@ -8,6 +8,7 @@ from bench import (
     bad_metrics,
     collection,
     control_laws,
+    direct_collection,
     equality,
     first_answer,
     in_place,
@@ -24,7 +25,7 @@ from bench import (
 )
 
 BENCHMARKS = {
-    **dict.fromkeys(("O1", "O3", "O6"), scale.run),
+    **dict.fromkeys(("O1", "O2", "O3", "O4", "O6"), scale.run),
     "O5": first_answer.run,
     **dict.fromkeys(
         ("S1", "S1-packed", "S1-cpu", "S2-fixed", "S2-longest", "S2-bucketed"), padding.run
@@ -44,6 +45,7 @@ BENCHMARKS = {
     "C5-real": real_laws.run,
     "C6": bad_metrics.run,
     "C7": collection.run,
+    "C7-direct": direct_collection.run,
     "C8": control_laws.run,
     "U1": tuner.predictions,
     "U2": tuner.choice,

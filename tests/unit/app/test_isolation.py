@@ -246,35 +246,36 @@ async def run(operator: OperatorParts, rounds: int) -> None:
 async def test_nothing_of_a_deleted_pipeline_is_kept() -> None:
     store, metrics = Store(), OperatorMetrics()
     operator = parts_of(store, metrics)
-    document = builders.document(
-        name=DOOMED[1],
-        slo={"p99Milliseconds": 100},
-        observability={"podMonitor": "Enabled"},
-        **SCALED,
-    )
-    document["metadata"] |= {"generation": 1, "resourceVersion": "1", "uid": "doomed-uid"}
-    store.put(INFERENCE_PIPELINES, document)
-    await run(operator, 1)
-    deployment = store.get(DEPLOYMENTS, *DOOMED)
-    assert deployment is not None
-    pod = ready_pod(deployment)
-    pod["status"]["podIP"] = "127.0.0.1"  # where neither Triton nor its metrics are
-    pod["metadata"] |= {"name": "doomed-pod", "uid": "doomed-pod", "namespace": DOOMED[0]}
-    store.put(PODS, pod)
-    await run(operator, 2)
-    operator.reconciler._tuning_rejection[DOOMED] = "a rejection that no iteration has seen yet"
-    operator.reconciler._pods.mark_deleted(DOOMED, "doomed-pod")
-    for part in (operator.latency_monitor, operator.monitoring_objects):
-        await part.failures.report(DOOMED, "Kind", ValueError("an error"))
-    known = holders(operator, "doomed")
-    assert len({path.partition("]")[0] for path in known}) > 8, known
-    for resource in (INFERENCE_PIPELINES, DEPLOYMENTS, PODS, CONFIG_MAPS):
-        for item in store.all(resource):
-            store.remove(resource, DOOMED[0], item["metadata"]["name"])
-    await run(operator, 2)
-    assert holders(operator, "doomed") == []
-    text = generate_latest(metrics.registry).decode()
-    assert [line for line in text.splitlines() if "doomed" in line] == []
+    async with operator.direct_reader, operator.latency_monitor.reader:
+        document = builders.document(
+            name=DOOMED[1],
+            slo={"p99Milliseconds": 100},
+            observability={"podMonitor": "Enabled"},
+            **SCALED,
+        )
+        document["metadata"] |= {"generation": 1, "resourceVersion": "1", "uid": "doomed-uid"}
+        store.put(INFERENCE_PIPELINES, document)
+        await run(operator, 1)
+        deployment = store.get(DEPLOYMENTS, *DOOMED)
+        assert deployment is not None
+        pod = ready_pod(deployment)
+        pod["status"]["podIP"] = "127.0.0.1"  # where neither Triton nor its metrics are
+        pod["metadata"] |= {"name": "doomed-pod", "uid": "doomed-pod", "namespace": DOOMED[0]}
+        store.put(PODS, pod)
+        await run(operator, 2)
+        operator.reconciler._tuning_rejection[DOOMED] = "a rejection that no iteration has seen yet"
+        operator.reconciler._pods.mark_deleted(DOOMED, "doomed-pod")
+        for part in (operator.latency_monitor, operator.monitoring_objects):
+            await part.failures.report(DOOMED, "Kind", ValueError("an error"))
+        known = holders(operator, "doomed")
+        assert len({path.partition("]")[0] for path in known}) > 8, known
+        for resource in (INFERENCE_PIPELINES, DEPLOYMENTS, PODS, CONFIG_MAPS):
+            for item in store.all(resource):
+                store.remove(resource, DOOMED[0], item["metadata"]["name"])
+        await run(operator, 2)
+        assert holders(operator, "doomed") == []
+        text = generate_latest(metrics.registry).decode()
+        assert [line for line in text.splitlines() if "doomed" in line] == []
 
 
 def holders(operator: OperatorParts, word: str) -> Collection[str]:

@@ -2,7 +2,11 @@
 
 import pytest
 
-from triton_pipelines.autoscaling.metrics.metrics_page import MetricsPageError, parse_metrics_page
+from triton_pipelines.autoscaling.metrics.metrics_page import (
+    MetricsPageError,
+    metric_families,
+    parse_metrics_page,
+)
 
 # A shortened page of Triton 2.51.0; a model on a GPU has some series with gpu_uuid, some without.
 PAGE = """\
@@ -63,3 +67,39 @@ def test_no_gpu_figure_is_not_a_figure_of_nought() -> None:
 def test_what_cannot_be_is_an_error_and_never_a_nought(text: str, words: str) -> None:
     with pytest.raises(MetricsPageError, match=words):
         parse_metrics_page(text, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('nv_inference_exec_count{model="a",version="1"} 7', {"a": 7.0}),
+        ('nv_inference_exec_count { version = "1" , model = "a" , } 7', {"a": 7.0}),
+        ('nv_inference_exec_count_total{model="a"} 7 1700000000000', {"a": 7.0}),
+        ('nv_inference_exec_count{model="a\\"b\\\\c\\nd"} 7', {'a"b\\c\nd': 7.0}),
+        ('nv_inference_exec_count{other=",model=",model="a"} 1.5e2', {"a": 150.0}),
+        ('nv_inference_exec_count{other="} 9",model="a"} 7', {"a": 7.0}),
+        ('nv_inference_exec_count_sum{model="b"} 9', {}),
+        ("nv_inference_exec_count 9", {}),
+    ],
+)
+def test_lines_are_read_as_the_reference_parser_reads_them(
+    line: str, expected: dict[str, float]
+) -> None:
+    text = PAGE.partition("# TYPE nv_inference_exec")[0] + line + "\n"
+    scrape, _ = parse_metrics_page(text, 1.0)
+    found = {model: counters.execs for model, counters in scrape.models.items() if counters.execs}
+    assert found == expected
+    reference = {
+        sample.labels["model"]: sample.value
+        for family in metric_families(text)
+        for sample in family.samples
+        if sample.name.removesuffix("_total") == "nv_inference_exec_count"
+        and "model" in sample.labels
+    }
+    assert found == reference
+
+
+def test_a_broken_line_of_a_metric_that_counts_is_an_error() -> None:
+    for line in ("nv_inference_exec_count{model=a} 1", 'nv_gpu_utilization{gpu="1"} 1_0'):
+        with pytest.raises(MetricsPageError, match="text format"):
+            parse_metrics_page(PAGE + line + "\n", 1.0)

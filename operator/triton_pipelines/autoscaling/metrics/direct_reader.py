@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-import httpx
+import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
 from .metrics_page import MetricsPageError, parse_metrics_page
@@ -112,7 +112,7 @@ class DirectReader:
             scrape, gpu = parse_metrics_page(text, at, one.models)
         except TimeoutError:
             return "no whole answer in time"
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         except MetricsPageError as error:
             return str(error)

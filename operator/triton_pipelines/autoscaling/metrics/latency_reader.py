@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-import httpx
+import aiohttp
 
 from .metrics_client import TIMEOUT_SECONDS, MetricsClient
 from .metrics_page import MetricsPageError, metric_families
@@ -88,7 +88,7 @@ class LatencyReader:
         """
         try:
             found = latency_of(await self._client.page(address), model)
-        except (TimeoutError, httpx.HTTPError):
+        except (TimeoutError, aiohttp.ClientError):
             return (
                 "the metrics pages of the pods cannot be read; check that the operator may reach"
                 " port 8002 (NetworkPolicy, --allow-metrics)"

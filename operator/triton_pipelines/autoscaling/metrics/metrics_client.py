@@ -8,10 +8,11 @@ pages of ordinary size never wait for large ones.
 from __future__ import annotations
 
 import asyncio
+import http
 from contextlib import AsyncExitStack
 from typing import Final
 
-import httpx
+import aiohttp
 
 from .metrics_page import MetricsPageError
 
@@ -23,8 +24,12 @@ LARGE_BYTES: Final = 256 * 1024
 """A page that is longer waits for one of a few places."""
 AT_ONCE: Final = 64
 """Pages that are read at the same time."""
+KEPT_SECONDS: Final = 6.0
+"""How long an idle connection stays open: pages are read every 2 s."""
 LARGE_AT_ONCE: Final = 4
 """How many of them may be longer than :data:`LARGE_BYTES`."""
+# A connection is read ahead by twice as much.
+_BUFFER_BYTES: Final = 16 * 1024
 # A compressed page of 2 KB can unpack to 2 GB.
 _HEADERS: Final = {"Accept-Encoding": "identity"}
 
@@ -33,12 +38,8 @@ class MetricsClient:
     """Reads metrics pages. Does not retry: the next tick reads again."""
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
-        self._client = httpx.AsyncClient(
-            headers=_HEADERS,
-            timeout=timeout,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=AT_ONCE),
-        )
+        self._timeout = aiohttp.ClientTimeout(sock_connect=timeout, sock_read=timeout)
+        self._session: aiohttp.ClientSession | None = None
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._page_seconds = 2 * timeout
@@ -48,8 +49,8 @@ class MetricsClient:
 
         Raises:
             TimeoutError: the page is not complete in time.
-            httpx.HTTPError: it cannot be read.
-            MetricsPageError: it is too large or compressed.
+            aiohttp.ClientError: it cannot be read.
+            MetricsPageError: it is too large, compressed or elsewhere.
         """
         async with self._slots, asyncio.timeout(self._page_seconds):
             data = await self._read(f"http://{address}/metrics")
@@ -58,12 +59,15 @@ class MetricsClient:
     async def _read(self, url: str) -> bytes:
         data = bytearray()
         async with AsyncExitStack() as places:
-            response = await places.enter_async_context(self._client.stream("GET", url))
+            request = self._opened().get(url, allow_redirects=False)
+            response = await places.enter_async_context(request)
             response.raise_for_status()
+            if response.status != http.HTTPStatus.OK:
+                raise MetricsPageError(f"is answered with HTTP status {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
                 raise MetricsPageError("is compressed, which the operator does not accept")
             is_large = False
-            async for chunk in response.aiter_raw():
+            async for chunk in response.content.iter_any():
                 data += chunk
                 if len(data) > PAGE_BYTES_MAX:
                     raise MetricsPageError(f"is longer than {PAGE_BYTES_MAX} bytes")
@@ -72,6 +76,22 @@ class MetricsClient:
                     await places.enter_async_context(self._large)
         return bytes(data)
 
+    def _opened(self) -> aiohttp.ClientSession:
+        """Return the session, which needs a running event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=_HEADERS,
+                timeout=self._timeout,
+                auto_decompress=False,
+                read_bufsize=_BUFFER_BYTES,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # The connection to each pod is kept for its next pages: opening another one costs
+                # as much CPU as the rest of the request.
+                connector=aiohttp.TCPConnector(limit=AT_ONCE, keepalive_timeout=KEPT_SECONDS),
+            )
+        return self._session
+
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()

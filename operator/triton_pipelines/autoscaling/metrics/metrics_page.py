@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from typing import Final
 
 from prometheus_client import Metric
@@ -30,6 +32,20 @@ LINES_MAX: Final = 20_000
 LINE_CHARACTERS_MAX: Final = 2048
 """Length of the longest line. The time to parse its labels grows with the square of it."""
 
+_NOT_THE_FORMAT: Final = "is not Prometheus' text format"
+_NAMES: Final = {
+    written: name
+    for name in (*FIELDS, GPU_UTILIZATION)
+    for written in (name, f"{name} ", f"{name}_total")
+}
+# Labels in braces, a value, and possibly a time.
+_SAMPLE: Final = re.compile(
+    r"\w+\s*(?:\{(?P<labels>.*)\})?\s*(?P<value>[^\s_{}\"]+)(?:\s+-?\d+)?\s*"
+)
+_LABEL: Final = re.compile(r'\s*(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,\s*|$)')
+# The labels of a series are the same on each page. At most 2 KiB each.
+_CACHED_LABELS: Final = 4096
+
 
 class MetricsPageError(ValueError):
     """A page is not Triton's metrics.
@@ -49,20 +65,19 @@ def metric_families(text: str) -> Iterator[Metric]:
     Raises:
         MetricsPageError: The page is not in the text format, or has too many or too long lines.
     """
-    if text.count("\n") > LINES_MAX:
-        raise MetricsPageError(f"has more than {LINES_MAX} lines")
-    if any(len(line) > LINE_CHARACTERS_MAX for line in text.split("\n")):
-        raise MetricsPageError(f"has a line of more than {LINE_CHARACTERS_MAX} characters")
+    _lines(text)
     try:
         yield from text_string_to_metric_families(text)
     except (ValueError, KeyError, IndexError, AttributeError) as error:
-        raise MetricsPageError("is not Prometheus' text format", str(error)[:200]) from error
+        raise MetricsPageError(_NOT_THE_FORMAT, str(error)[:200]) from error
 
 
 def parse_metrics_page(
     text: str, at: float, models: Collection[str] | None = None
 ) -> tuple[Scrape, float | None]:
     """Return the counters of the models and the GPU utilization on a pod's metrics page.
+
+    Only the lines of these metrics are parsed: a page has many others.
 
     Counters of a model are summed over label sets (a GPU model has one with and one without
     ``gpu_uuid``) and over versions.
@@ -81,15 +96,21 @@ def parse_metrics_page(
     sums: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     gpus: list[float] = []
     is_tritons = False
-    for family in metric_families(text):
-        for sample in family.samples:
-            name, model = sample.name.removesuffix("_total"), sample.labels.get("model")
-            if name == GPU_UTILIZATION:
-                gpus.append(_sane(name, sample.value))
-            elif name in FIELDS and model:
-                is_tritons = True
-                if models is None or model in models:
-                    sums[model][FIELDS[name]] += _sane(name, sample.value)
+    for line in _lines(text):
+        head, brace, _ = line.partition("{")
+        name = _NAMES.get(head if brace else head.partition(" ")[0])
+        if name is None:
+            continue
+        labels, value = _sample(line, name)
+        if name == GPU_UTILIZATION:
+            gpus.append(_sane(name, value))
+        elif (model := _model(labels)) is not None:
+            is_tritons = True
+            if models is None or model in models:
+                sums[model][FIELDS[name]] += _sane(name, value)
+    if not is_tritons:
+        for _ in metric_families(text):
+            pass  # says what is wrong with the format
     if not is_tritons:
         raise MetricsPageError(
             "has no nv_inference_* series; the server must run with --allow-metrics=true and "
@@ -98,6 +119,45 @@ def parse_metrics_page(
     return Scrape(at, {model: ModelCounters(**fields) for model, fields in sums.items()}), max(
         gpus, default=None
     )
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a page; raise :class:`MetricsPageError` if they are too many or long."""
+    if text.count("\n") > LINES_MAX:
+        raise MetricsPageError(f"has more than {LINES_MAX} lines")
+    lines = text.split("\n")
+    if max(map(len, lines)) > LINE_CHARACTERS_MAX:
+        raise MetricsPageError(f"has a line of more than {LINE_CHARACTERS_MAX} characters")
+    return lines
+
+
+def _sample(line: str, name: str) -> tuple[str, float]:
+    """Return the text of the labels and the value on the line of a metric."""
+    found = _SAMPLE.fullmatch(line)
+    try:
+        if found is not None:
+            return found["labels"] or "", float(found["value"])
+    except ValueError:
+        pass
+    raise MetricsPageError(_NOT_THE_FORMAT, f"a line of {name}")
+
+
+@lru_cache(maxsize=_CACHED_LABELS)
+def _model(labels: str) -> str | None:
+    """Return the value of the label ``model``; ``None`` without one, or if it is empty."""
+    position, model = 0, None
+    while position < len(labels):
+        found = _LABEL.match(labels, position)
+        if found is None:
+            raise MetricsPageError(_NOT_THE_FORMAT, f"the labels {labels[:200]!r}")
+        if found[1] == "model":
+            model = re.sub(r"\\(.)", _unescaped, found[2])
+        position = found.end()
+    return model or None
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return "\n" if found[1] == "n" else found[1]
 
 
 def _sane(name: str, value: float) -> float:

@@ -9,7 +9,8 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import jinja2
 from google.protobuf import text_format
@@ -29,6 +30,10 @@ from .findings import as_finding
 
 # Triton's word for the latest version that is ready.
 LATEST_VERSION = -1
+# Parsing text takes a third of the time of a compilation, and pipelines of one kind have equal
+# texts. At most 8 MiB are cached, with longer texts left out.
+_CACHED_CONFIGS: Final = 1024
+_CACHED_CHARACTERS_MAX: Final = 4096
 
 
 def _pb_string(value: str) -> str:
@@ -57,6 +62,18 @@ def parse(text: str) -> Any:
 
     Unknown fields and wrong types raise :class:`RenderError`.
     """
+    if len(text) > _CACHED_CHARACTERS_MAX:
+        return _parse(text)
+    return model_config_pb2.ModelConfig.FromString(_encoded(text))
+
+
+@lru_cache(maxsize=_CACHED_CONFIGS)
+def _encoded(text: str) -> bytes:
+    encoded: bytes = _parse(text).SerializeToString()
+    return encoded
+
+
+def _parse(text: str) -> Any:
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
