@@ -142,7 +142,8 @@ def owned(key: str, item: Any) -> Any:
 
 def served() -> Object:
     """A pipeline that is served, as an API server holds it: with who owns what."""
-    document = World().settle().document
+    # A short SLO gives the status warnings.
+    document = World().change(slo={"p99Milliseconds": 5}).settle().document
     managed = {
         "manager": names.MANAGER_STATUS,
         "operation": "Apply",
