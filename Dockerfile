@@ -2,6 +2,9 @@
 #
 #   docker build --tag triton-pipelines/operator:dev .
 #
+# `make native` first builds the native tokenizer into the package. Without it only pipelines with
+# `tokenizer.implementation: Native` do not load.
+#
 # Behind a package mirror or a private CA, hand both in as secrets; nothing of them ends up in the image:
 #   --secret id=pip-config,src=pip.conf --secret id=ca-bundle,src=ca.crt
 ARG BASE_IMAGE=python:3.12-slim-bookworm

@@ -15,7 +15,7 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env demo serve models test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
+.PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ $(GPU_STAMP): requirements/gpu.txt | $(STAMP)
 	@echo "installing PyTorch for the GPU tier into $(VENV) (about 7 GB, some minutes)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/gpu.txt
 	@rm -f $(VENV)/.with-gpu-* && touch $@
+
+native: env ## Test and build the native tokenizer (Rust), and put it into the package
+	@$(BIN)/python -m e2e.local.native
 
 demo: env ## Show the product on this machine, then on a local cluster (KEEP=1 keeps the cluster)
 	@KEEP=$(KEEP) $(BIN)/python -m e2e.demo

@@ -126,6 +126,7 @@ TIERS = {
     "integration": Tier(
         (
             _python("-m", "e2e.local.binaries", *BUILT),
+            _python("-m", "e2e.local.native"),
             _pytest(
                 "tests/integration",
                 "-q",

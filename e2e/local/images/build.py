@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from e2e.local import binaries, cache, packages
+from e2e.local import binaries, cache, native, packages
 from e2e.local.images import OPERATOR_IMAGE, PAUSE_IMAGE, SAMPLES_IMAGE, TRITON_IMAGE
 from e2e.local.progress import step
 
@@ -112,9 +112,21 @@ def _pause() -> Path:
 
 
 def _operator() -> Path:
+    _native_tokenizer()
     base = _base()
     key = cache.digest([base, cache.digest_tree(ROOT, operator_inputs())])
     return _archive("operator", OPERATOR_IMAGE, key, lambda tag: _build(ROOT, tag, base))
+
+
+def _native_tokenizer() -> None:
+    """Put the native tokenizer into the package that the image installs, if Rust is there.
+
+    Without it only pipelines that ask for the native tokenizer do not load.
+    """
+    try:
+        native.install()
+    except native.NativeBuildError as error:
+        print(f"the operator image gets no native tokenizer: {error}", file=sys.stderr)
 
 
 def _triton() -> Path:

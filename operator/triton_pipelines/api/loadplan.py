@@ -55,6 +55,7 @@ __all__ = [
     "PlanCount",
     "PlanFetch",
     "PlanFile",
+    "PlanLibrary",
     "PlanPlace",
     "PlanRaggedInput",
     "PlanTensor",
@@ -109,6 +110,16 @@ class PlanCount(LoadModel):
         return max(self.min, min(self.max, self.initial if wanted is None else wanted))
 
 
+class PlanLibrary(LoadModel):
+    """A backend library of the operator, which the loader has for its own machine."""
+
+    step: Name
+    path: RelativePath
+    """Its place, relative to the repository."""
+    field: str
+    """The field of the resource that asks for it."""
+
+
 class LoadPlan(LoadModel):
     """Everything the loader does for one pod of one revision, in the order of the fields."""
 
@@ -123,6 +134,7 @@ class LoadPlan(LoadModel):
     checks: Annotated[tuple[PlanCheck, ...], Field(strict=False)] = ()
     adapt: Annotated[tuple[PlanAdapt, ...], Field(strict=False)] = ()
     site: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    libraries: Annotated[tuple[PlanLibrary, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> LoadPlan:
@@ -131,7 +143,8 @@ class LoadPlan(LoadModel):
         files = [
             item.target for item in self.fetch if item.kind in (FetchKind.FILE, FetchKind.TOKENIZER)
         ]
-        targets = [item.path for item in self.files] + files
+        own = [item.path for item in self.files] + [item.path for item in self.libraries]
+        targets = own + files
         twice = sorted({path for path in targets if targets.count(path) > 1})
         if twice:
             raise ValueError(f"written twice: {', '.join(twice)}")
@@ -155,8 +168,9 @@ class LoadPlan(LoadModel):
         pipeline's revision.
         """
         plan: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
-        if not self.adapt:
-            del plan["adapt"]
+        for part in ("adapt", "libraries"):
+            if not plan[part]:
+                del plan[part]
         for part, later in _LATER.items():
             for item in plan.get(part, ()):
                 for name in later:

@@ -44,6 +44,11 @@ MANAGER_CHILDREN: Final = "triton-pipelines"
 MANAGER_STATUS: Final = "triton-pipelines-status"
 MANAGER_LOOK: Final = "triton-pipelines-look"
 
+# --- the tokenizer as a backend of Triton ---
+NATIVE_TOKENIZER_BACKEND: Final = "tritonpipe_tokenizer"
+# Triton looks for a library of this name, first in a model's version folder.
+NATIVE_TOKENIZER_LIBRARY: Final = f"libtriton_{NATIVE_TOKENIZER_BACKEND}.so"
+
 # --- ports of a Triton pod ---
 PORT_HTTP: Final = 8000
 PORT_GRPC: Final = 8001

@@ -34,6 +34,13 @@ class TokenizerType(StrEnum):
     PYTHON = "Python"
 
 
+class TokenizerImplementation(StrEnum):
+    """What runs the tokenizer's file in the server."""
+
+    PYTHON = "Python"
+    NATIVE = "Native"
+
+
 class Padding(StrEnum):
     """The shape in which the tokenizer returns tokens; all modes give the same results."""
 
@@ -152,6 +159,16 @@ class Tokenizer(ApiModel):
             )
         ),
     ] = None
+    implementation: Annotated[
+        TokenizerImplementation | None,
+        Field(
+            description=(
+                "What runs tokenizer.json, with the same results. Python (the default): a process"
+                " per instance. Native: a library inside the server, whose instances need no"
+                " process. Not for type Python."
+            )
+        ),
+    ] = None
     source: Annotated[
         SourceSpec | None,
         Field(
@@ -226,7 +243,7 @@ class Tokenizer(ApiModel):
         DynamicBatching | None, Field(description="Batching of this step. Default: on.")
     ] = None
     instances: Annotated[
-        StepCopies, Field(description="How many tokenizer processes a pod runs.")
+        StepCopies, Field(description="How many tokenizer instances a pod runs.")
     ] = StepCopies()
     resources_per_instance: Annotated[
         InstanceResources,
@@ -285,6 +302,14 @@ class Tokenizer(ApiModel):
             message="python is required for type Python and not allowed otherwise",
             holds=lambda t: (t.type is TokenizerType.PYTHON) == (t.python is not None),
             field="python",
+        ),
+        FieldRule(
+            cel="!has(self.implementation) || !has(self.python)",
+            message=(
+                "implementation is allowed only with type HuggingFace; type Python runs custom code"
+            ),
+            holds=lambda t: t.implementation is None or t.python is None,
+            field="implementation",
         ),
         FieldRule(
             cel="!has(self.python) || has(self.outputs) && size(self.outputs) > 0",

@@ -20,6 +20,7 @@ class Layout:
 
     def __init__(self, plan: LoadPlan) -> None:
         self._plan = {item.path for item in plan.files}
+        self._plan |= {item.path for item in plan.libraries}
         self._models = {item.target for item in plan.fetch if item.kind is FetchKind.MODEL}
         self._versions: dict[str, tuple[int, ...]] = {}
         self._written: dict[str, str] = {}

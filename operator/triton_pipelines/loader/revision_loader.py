@@ -21,9 +21,10 @@ from triton_pipelines.loader.fetching import FetchedSource, Fetcher
 from triton_pipelines.loader.inputs import read_counts, read_resolved
 from triton_pipelines.loader.layout import Layout
 from triton_pipelines.loader.model_checks import ModelInspection
+from triton_pipelines.loader.native_library import copy_library
 from triton_pipelines.loader.options import LoadOptions
 from triton_pipelines.loader.python_packages import copy_package
-from triton_pipelines.loader.repository import prepare, write_files
+from triton_pipelines.loader.repository import below, prepare, write_files
 from triton_pipelines.loader.retry import Retrier
 from triton_pipelines.loader.sources import Folders
 from triton_pipelines.redaction import Redactor, redact_url
@@ -57,6 +58,11 @@ class RevisionLoader:
         fetched = self._fetch_all(resolved, layout)
         for change in write_files(plan, options.revision, options.models, counts, layout.of_plan()):
             self._log.info("count set: %s", change)
+        for library in plan.libraries:
+            try:
+                copy_library(below(options.models, library.path), library)
+            except LoaderError as error:
+                self.errors.append(error)
         for package in plan.site:
             options.site.mkdir(parents=True, exist_ok=True)
             copy_package(package, options.site)

@@ -39,8 +39,8 @@ class Sizes:
     """Size of /dev/shm."""
 
 
-def _processes(step: Step, gpus: int) -> tuple[int, int]:
-    """Return the initial and the highest number of python processes of a step.
+def _instances(step: Step, gpus: int) -> tuple[int, int]:
+    """Return the initial and the highest number of instances of a step.
 
     Triton counts instances per served version.
     """
@@ -59,10 +59,11 @@ def sizes(pipeline: InferencePipeline, graph: Graph) -> Sizes:
     A computed request never exceeds a limit that the user wrote: the API server refuses such a pod.
     """
     server = pipeline.spec.server
-    python = [step for step in graph.models if step.python]
-    low = [(step, _processes(step, server.gpu.count)[0]) for step in python]
-    high = [(step, _processes(step, server.gpu.count)[1]) for step in python]
-    shared = SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * sum(count for _, count in high)
+    computing = [step for step in graph.models if step.computes_on_cpu]
+    low = [(step, _instances(step, server.gpu.count)[0]) for step in computing]
+    high = [(step, _instances(step, server.gpu.count)[1]) for step in computing]
+    processes = sum(count for step, count in high if step.python)
+    shared = SHARED_MEMORY_BASE + SHARED_MEMORY_PER_INSTANCE * processes
     if server.shared_memory:
         shared = bytes_of(server.shared_memory)
     given = cache_argument(pipeline)
@@ -104,9 +105,9 @@ def cpu_range(pipeline: InferencePipeline, graph: Graph) -> tuple[int, int] | No
         return None
     start = millis(sizes(pipeline, graph).cpu_limit)
     high = [
-        (step, _processes(step, pipeline.spec.server.gpu.count)[1])
+        (step, _instances(step, pipeline.spec.server.gpu.count)[1])
         for step in graph.models
-        if step.python
+        if step.computes_on_cpu
     ]
     most = BASE_CPU_MILLIS + _cpu(high)
     return (start, most) if most > start else None

@@ -41,6 +41,7 @@ class Implementation(StrEnum):
     """The code that runs a step."""
 
     TOKENIZER = "tokenizer"  # runtime/tokenizer/model.py
+    NATIVE_TOKENIZER = "native_tokenizer"  # the library of native/
     POSTPROCESS = "postprocess"  # runtime/postprocess/model.py
     ONNX_RUNNER = "onnx_runner"  # runtime/onnx_runner/model.py
     CODE = "code"  # the user's model.py
@@ -226,6 +227,16 @@ class Step:
         Each of its instances is then a process with its own shared-memory region.
         """
         return self.backend == "python"
+
+    @property
+    def native(self) -> bool:
+        """Return whether the step runs in the operator's own backend library."""
+        return self.implementation is Implementation.NATIVE_TOKENIZER
+
+    @property
+    def computes_on_cpu(self) -> bool:
+        """Return whether the pod is sized for each instance of the step."""
+        return self.python or self.native
 
     def output(self, name: str) -> Tensor | None:
         """Return the output of that name; ``None`` if there is none."""

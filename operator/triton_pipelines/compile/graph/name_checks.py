@@ -65,7 +65,7 @@ def _declared(step: Step) -> Iterator[tuple[str, Tensor]]:
         for entry in step.inputs
         if entry.path.startswith(f"{step.path}.inputs[")
     )
-    if step.implementation not in (Implementation.TOKENIZER, Implementation.POSTPROCESS):
+    if step.tokenizer is None and step.implementation is not Implementation.POSTPROCESS:
         yield from (
             (f"{step.path}.outputs[{index}]", tensor) for index, tensor in enumerate(step.outputs)
         )

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from triton_pipelines.api import names
 from triton_pipelines.api.base import Switch
 from triton_pipelines.api.batching import DynamicBatching
 from triton_pipelines.api.instances import InstanceKind
 from triton_pipelines.api.tensors import DataType, InputTensor, TokenTensor
-from triton_pipelines.api.tokenizer import Padding, Tokenizer, TokenizerOutput
+from triton_pipelines.api.tokenizer import (
+    Padding,
+    Tokenizer,
+    TokenizerImplementation,
+    TokenizerOutput,
+)
 from triton_pipelines.api.v1alpha1 import PipelineSpec
 
 from .defaults import (
@@ -143,13 +149,15 @@ def tokenizer_step(
     length = row_length(tokenizer) if padding.chosen is Padding.FIXED else -1
     settings = _settings(tokenizer, padding, tokens) if tokenizer.python is None else None
     kind = tokenizer.instances.kind or InstanceKind.CPU
+    implementation = _implementation(tokenizer)
+    native = implementation is Implementation.NATIVE_TOKENIZER
     return Step(
         name=TOKENIZER,
         role=Role.TOKENIZER,
         model_name=tokenizer.model_name,
-        implementation=Implementation.TOKENIZER if settings else Implementation.CODE,
+        implementation=implementation,
         platform="",
-        backend="python",
+        backend=names.NATIVE_TOKENIZER_BACKEND if native else "python",
         max_batch_size=max_batch_size,
         inputs=_text_inputs(tokenizer, text_dims),
         outputs=token_tensors(tokens, length, batched),
@@ -173,6 +181,15 @@ def tokenizer_step(
         config_patch=tokenizer.config_patch,
         tokenizer=settings,
     )
+
+
+def _implementation(tokenizer: Tokenizer) -> Implementation:
+    """Return the code that runs the tokenizer."""
+    if tokenizer.python is not None:
+        return Implementation.CODE
+    if tokenizer.implementation is TokenizerImplementation.NATIVE:
+        return Implementation.NATIVE_TOKENIZER
+    return Implementation.TOKENIZER
 
 
 def row_length(tokenizer: Tokenizer | None) -> int:

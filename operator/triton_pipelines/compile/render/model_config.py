@@ -17,6 +17,7 @@ from google.protobuf import text_format
 from google.protobuf.text_encoding import CEscape
 from tritonclient.grpc import model_config_pb2
 
+from triton_pipelines.api import names
 from triton_pipelines.api.base import Finding
 from triton_pipelines.api.loadfetch import FetchKind
 from triton_pipelines.compile.graph.defaults import VERSION_FOLDER
@@ -123,6 +124,11 @@ def _known_files(graph: Graph) -> dict[str, dict[str, int]]:
                 for item in step.fetches
             },
             **{f"{VERSION_FOLDER}/{name}": len(text.encode()) for name, text in step.files.items()},
+            **(
+                {f"{VERSION_FOLDER}/{names.NATIVE_TOKENIZER_LIBRARY}": sys.maxsize}
+                if step.native
+                else {}
+            ),
         }
     return result
 

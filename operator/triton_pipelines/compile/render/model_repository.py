@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from triton_pipelines import runtime
+from triton_pipelines.api import names
 from triton_pipelines.api.loadplan import (
     FetchKind,
     LoadPlan,
@@ -14,6 +15,7 @@ from triton_pipelines.api.loadplan import (
     PlanCount,
     PlanFetch,
     PlanFile,
+    PlanLibrary,
     PlanRaggedInput,
     PlanTensor,
     PlanTokens,
@@ -31,6 +33,9 @@ from .model_config import configs
 # Python packages that the loader copies for the stock Triton image, which contains only numpy.
 SITE_PACKAGES = ("tokenizers",)
 ONNX_ENDING = ".onnx"
+_WITHOUT_RUNTIME_FILE = frozenset(
+    {Implementation.BACKEND, Implementation.CODE, Implementation.NATIVE_TOKENIZER}
+)
 
 
 def runtime_file(implementation: Implementation) -> str:
@@ -48,7 +53,7 @@ def repository(graph: Graph, facts: ServerFacts | None = None) -> dict[str, str]
         folder = f"{step.model_name}/{VERSION_FOLDER}"
         if step.code is not None:
             files[f"{folder}/model.py"] = step.code
-        elif step.implementation not in (Implementation.BACKEND, Implementation.CODE):
+        elif step.implementation not in _WITHOUT_RUNTIME_FILE:
             files[f"{folder}/model.py"] = runtime_file(step.implementation)
         files |= {f"{folder}/{name}": text for name, text in step.files.items()}
     return dict(sorted(files.items()))
@@ -99,6 +104,15 @@ def load_plan(graph: Graph, files: Mapping[str, str], namespace: str, revision: 
         checks=tuple(check for step in graph.models if (check := _check(step, graph)) is not None),
         adapt=tuple(_adapt(step, max_length) for step in graph.models if step.flat),
         site=SITE_PACKAGES,
+        libraries=tuple(
+            PlanLibrary(
+                step=step.name,
+                path=f"{step.model_name}/{VERSION_FOLDER}/{names.NATIVE_TOKENIZER_LIBRARY}",
+                field=f"{step.path}.implementation",
+            )
+            for step in graph.models
+            if step.native
+        ),
     )
 
 
@@ -211,7 +225,8 @@ def _check(step: Step, graph: Graph) -> PlanCheck | None:
     if (
         main is None
         or not (step.file_name or "").endswith(ONNX_ENDING)
-        or step.implementation in (Implementation.CODE, Implementation.TOKENIZER)
+        or step.implementation is Implementation.CODE
+        or step.tokenizer is not None
     ):
         return None
 

@@ -16,7 +16,9 @@ from triton_pipelines.compile.graph.options import Options
 
 # Triton's backends and the operator's files write very little there.
 TMP_LIMIT = "4Gi"
-KNOWN_BACKENDS = frozenset({"onnxruntime", "tensorrt", "pytorch", "python"})
+KNOWN_BACKENDS = frozenset(
+    {"onnxruntime", "tensorrt", "pytorch", "python", names.NATIVE_TOKENIZER_BACKEND}
+)
 
 
 def volume_name(kind: str, item: Fetch) -> str:

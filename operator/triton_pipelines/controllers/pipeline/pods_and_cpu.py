@@ -34,11 +34,11 @@ def bounds_of(pipeline: InferencePipeline, graph: Graph) -> PodAndCpuBounds:
 
 
 def _most_cpu(graph: Graph) -> int:
-    """Return the CPU of the most instances of all scaled steps that run as Python processes."""
+    """Return the CPU of the most instances of all scaled steps that are sized by instance."""
     return sum(
         millis(step.resources.cpu) * step.instances.counts.max
         for step in scaled_steps(graph)
-        if step.python
+        if step.computes_on_cpu
     )
 
 

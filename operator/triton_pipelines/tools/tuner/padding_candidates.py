@@ -11,7 +11,7 @@ from typing import Final
 from triton_pipelines.api.base import Severity
 from triton_pipelines.api.tokenizer import Padding
 from triton_pipelines.api.v1alpha1 import InferencePipeline
-from triton_pipelines.compile.graph.graph import Graph, Implementation
+from triton_pipelines.compile.graph.graph import Graph
 from triton_pipelines.compile.graph.resource_patch import (
     PaddingSetting,
     padding_fields,
@@ -60,7 +60,7 @@ def current_padding(graph: Graph) -> PaddingSetting | None:
         choice is None
         or choice.chosen is Padding.AUTO
         or tokenizer is None
-        or tokenizer.implementation is not Implementation.TOKENIZER
+        or tokenizer.tokenizer is None
     ):
         return None
     return PaddingSetting(choice.chosen.value, choice.buckets)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from triton_pipelines.compile.graph.defaults import TOKENIZER
-from triton_pipelines.compile.graph.graph import Graph, Implementation, Step
+from triton_pipelines.compile.graph.graph import Graph, Step
 from triton_pipelines.compile.graph.resource_patch import PaddingSetting
 
 from .calibration import StepExecutions, estimate_spread, padded_lengths
@@ -52,7 +52,7 @@ def pipeline_model(
 
 def _stage(step: Step, cost: StepCost, tokenizer: Step | None) -> StepModel:
     delay = (step.batching.max_queue_delay_microseconds if step.batching is not None else None) or 0
-    own = step is tokenizer and step.implementation is Implementation.TOKENIZER
+    own = step is tokenizer and step.tokenizer is not None
     return StepModel(
         name=step.name,
         # The built-in tokenizer computes each row at its own length.

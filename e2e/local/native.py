@@ -1,0 +1,166 @@
+"""The native tokenizer of `native/`, built from the crate registry once and kept in the cache.
+
+The library is the same for every checkout with the same sources, so a build is repeated only when
+these change. `install` puts it into the package, where the loader and a wheel find it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from e2e.local import cache
+from e2e.local.progress import step
+from triton_pipelines.api.names import NATIVE_TOKENIZER_LIBRARY
+from triton_pipelines.loader import native_library
+
+ROOT = Path(__file__).resolve().parents[2]
+CRATE = ROOT / "native"
+MINIMUM_RUST = (1, 85)
+"""`rust-version` of the crate."""
+INPUTS = ("Cargo.toml", "Cargo.lock", "build.rs", "src")
+KEPT_SETTINGS = ("CC", "CXX", "PATH", "HOME", "LANG", "TMPDIR")
+KEPT_PREFIXES = ("CARGO_", "RUSTUP_", "SSL_", "HTTP", "http", "NO_PROXY", "no_proxy")
+TAIL_LINES = 25
+
+
+class NativeBuildError(RuntimeError):
+    """The library could not be built; the message says what is needed."""
+
+
+def key(crate: Path = CRATE) -> str:
+    """Return the hash of everything that decides the library."""
+    files = [
+        path
+        for name in INPUTS
+        for path in ([crate / name] if (crate / name).is_file() else (crate / name).rglob("*"))
+        if path.is_file()
+    ]
+    return cache.digest([cache.digest_tree(crate, files), native_library.machine()])
+
+
+def library() -> Path:
+    """Return the library, built if its sources have changed.
+
+    Raises:
+        NativeBuildError: no Rust toolchain, or a failed build (with its last lines).
+    """
+    target = cache.cache_root() / f"native-{key()}" / NATIVE_TOKENIZER_LIBRARY
+    if target.exists():
+        return target
+    with cache.locked(target.parent):
+        if not target.exists():
+            with step("building the native tokenizer"):
+                _cargo("build", "--lib")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+                made = Path(scratch) / NATIVE_TOKENIZER_LIBRARY
+                shutil.copy(_target_folder() / "release" / NATIVE_TOKENIZER_LIBRARY, made)
+                made.replace(target)
+    return target
+
+
+def install() -> Path:
+    """Put the library into the package and return its place there.
+
+    Raises:
+        NativeBuildError: as :func:`library`.
+    """
+    built, place = library(), native_library.path()
+    if not place.exists() or place.read_bytes() != built.read_bytes():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+            made = Path(scratch) / NATIVE_TOKENIZER_LIBRARY
+            shutil.copy(built, made)
+            made.replace(place)
+    return place
+
+
+def test() -> None:
+    """Run the crate's own tests, unless they passed before with the same sources.
+
+    Raises:
+        NativeBuildError: no Rust toolchain, or a test that fails (with the last lines).
+    """
+    passed = cache.cache_root() / f"native-{key()}" / "tests-passed"
+    with cache.locked(passed.parent):
+        if not passed.exists():
+            with step("testing the native tokenizer"):
+                _cargo("test")
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.touch()
+
+
+def find_cargo() -> str:
+    """Return the path of Cargo, if its Rust is new enough.
+
+    Raises:
+        NativeBuildError: there is none; says what is needed instead.
+    """
+    wanted = ".".join(map(str, MINIMUM_RUST))
+    advice = f"install Rust >= {wanted} (rustup, or the packages cargo and rustc) and a C compiler"
+    cargo = shutil.which("cargo") or shutil.which("cargo", path=Path.home() / ".cargo/bin")
+    if cargo is None:
+        raise NativeBuildError(f"no Rust toolchain found: {advice}")
+    done = subprocess.run([cargo, "--version"], capture_output=True, text=True, check=False)
+    match = re.match(r"cargo (\d+)\.(\d+)", done.stdout)
+    if match is None or (int(match[1]), int(match[2])) < MINIMUM_RUST:
+        raise NativeBuildError(f"{cargo} is {done.stdout.strip() or 'not usable'}: {advice}")
+    return cargo
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that a build sees, so that equal sources build alike."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in KEPT_SETTINGS or name.startswith(KEPT_PREFIXES)
+    }
+    # Paths of this machine are not part of the library.
+    remapped = [f"--remap-path-prefix={CRATE}=native"]
+    home = Path(environment.get("CARGO_HOME") or Path.home() / ".cargo")
+    remapped.append(f"--remap-path-prefix={home}=cargo")
+    return {**kept, "RUSTFLAGS": " ".join(remapped), "CARGO_TARGET_DIR": str(_target_folder())}
+
+
+def _target_folder() -> Path:
+    """Return the folder of compiled dependencies, shared by all versions of our own sources."""
+    lock = (CRATE / "Cargo.lock").read_bytes()
+    return cache.cache_root() / f"native-target-{cache.digest([lock])}"
+
+
+def _cargo(command: str, *arguments: str) -> None:
+    # One job: a build in the background leaves the other cores to what the user does.
+    call = [find_cargo(), command, "--release", "--locked", "--jobs=1", *arguments]
+    with cache.locked(_target_folder()):
+        done = subprocess.run(
+            ["nice", *call],
+            cwd=CRATE,
+            env=settings(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.splitlines()[-TAIL_LINES:])
+        raise NativeBuildError(f"`cargo {command}` in {CRATE} failed:\n{tail}")
+
+
+def main() -> int:
+    """Command line: test and build the library, put it into the package, print its place."""
+    try:
+        test()
+        print(install())
+    except NativeBuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

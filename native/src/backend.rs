@@ -1,0 +1,309 @@
+//! The functions that Triton calls: load, unload and execute.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::ptr::{null, null_mut};
+use std::slice;
+use std::sync::Arc;
+
+use crate::batch::{Answer, Batch, Refusal};
+use crate::encoder::{Encoder, panic_message};
+use crate::ffi::*;
+use crate::layout::Span;
+use crate::request::{Response, c_string, checked, error, input_of, requested};
+use crate::settings::Settings;
+use crate::texts::Input;
+
+/// Version 1.19 is that of the oldest servers that the operator supports.
+const API: (u32, u32) = (1, 19);
+
+/// A loaded model; its instances share it.
+struct Model {
+    settings: Settings,
+    names: Vec<CString>,
+    encoder: Encoder,
+}
+
+/// An instance, used by one thread at a time.
+struct Instance {
+    model: Arc<Model>,
+    batch: Batch,
+}
+
+/// Runs a function that Triton called; a failure or panic becomes an error for Triton.
+fn guarded(work: impl FnOnce() -> Result<(), String>) -> Error {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => null_mut(),
+        Ok(Err(message)) => error(ERROR_INVALID_ARG, &message),
+        Err(panic) => error(ERROR_INTERNAL, &panic_message(panic.as_ref())),
+    }
+}
+
+fn log(level: i32, text: &str) {
+    let text = c_string(text);
+    // SAFETY: Triton copies the texts.
+    let _ =
+        unsafe { checked(TRITONSERVER_LogMessage(level, c"tokenizer".as_ptr(), 0, text.as_ptr())) };
+}
+
+/// Checks the server's API; called once when the library is loaded.
+#[unsafe(no_mangle)]
+pub extern "C" fn TRITONBACKEND_Initialize(_backend: *mut Handle) -> Error {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the pointers are valid for the call.
+    let asked = guarded(|| unsafe { checked(TRITONBACKEND_ApiVersion(&mut major, &mut minor)) });
+    if !asked.is_null() {
+        return asked;
+    }
+    if major != API.0 || minor < API.1 {
+        let message = format!(
+            "the native tokenizer needs backend API {}.{} or a later {}.x, this server has \
+             {major}.{minor}: use another server image, or set spec.tokenizer.implementation to Python",
+            API.0, API.1, API.0
+        );
+        return error(ERROR_UNSUPPORTED, &message);
+    }
+    // The text of a panic goes to the client of the request; clients must not fill the log.
+    std::panic::set_hook(Box::new(|_| {}));
+    // Threads of a pool would outlive the model.
+    tokenizers::utils::parallelism::set_parallelism(false);
+    null_mut()
+}
+
+/// Loads a model.
+///
+/// # Safety
+/// `model` is a model of Triton.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut Handle) -> Error {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (config, folder) = unsafe { (config_of(model)?, folder_of(model)?) };
+        let settings = Settings::parse(&config)?;
+        let encoder = Encoder::load(&folder, &settings)?;
+        let cache = if encoder.memory().is_some() { "enabled" } else { "not possible" };
+        log(LOG_INFO, &format!("native tokenizer {}: word cache {cache}", folder.display()));
+        let names = settings.names.iter().map(|name| c_string(name)).collect();
+        let loaded = Box::new(Arc::new(Model { settings, names, encoder }));
+        // SAFETY: Triton keeps the state until TRITONBACKEND_ModelFinalize.
+        unsafe { checked(TRITONBACKEND_ModelSetState(model, Box::into_raw(loaded).cast())) }
+    })
+}
+
+/// Unloads a model, after its instances.
+///
+/// # Safety
+/// `model` is a model of Triton that nothing uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut Handle) -> Error {
+    guarded(|| {
+        let mut state = null_mut();
+        // SAFETY: the state is null, or was set by TRITONBACKEND_ModelInitialize.
+        unsafe {
+            checked(TRITONBACKEND_ModelState(model, &mut state))?;
+            free::<Arc<Model>>(state);
+        }
+        Ok(())
+    })
+}
+
+/// Creates an instance.
+///
+/// # Safety
+/// `instance` is an instance of Triton whose model is loaded.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(instance: *mut Handle) -> Error {
+    guarded(|| {
+        let (mut model, mut state) = (null_mut(), null_mut());
+        // SAFETY: the model's state was set by TRITONBACKEND_ModelInitialize.
+        let model = unsafe {
+            checked(TRITONBACKEND_ModelInstanceModel(instance, &mut model))?;
+            checked(TRITONBACKEND_ModelState(model, &mut state))?;
+            state.cast::<Arc<Model>>().as_ref()
+        };
+        let model = Arc::clone(model.ok_or("the model is not loaded")?);
+        let batch = Batch::new(&model.encoder);
+        let created = Box::into_raw(Box::new(Instance { model, batch }));
+        // SAFETY: Triton keeps the state until TRITONBACKEND_ModelInstanceFinalize.
+        unsafe { checked(TRITONBACKEND_ModelInstanceSetState(instance, created.cast())) }
+    })
+}
+
+/// Removes an instance.
+///
+/// # Safety
+/// `instance` is an instance of Triton that executes nothing any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(instance: *mut Handle) -> Error {
+    guarded(|| {
+        let mut state = null_mut();
+        // SAFETY: the state is null, or was set by TRITONBACKEND_ModelInstanceInitialize.
+        unsafe {
+            checked(TRITONBACKEND_ModelInstanceState(instance, &mut state))?;
+            free::<Instance>(state);
+        }
+        Ok(())
+    })
+}
+
+/// Answers a batch of requests; the requests belong to the backend then.
+///
+/// # Safety
+/// `instance` is an instance that executes nothing else, `requests` are `count` requests.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
+    instance: *mut Handle,
+    requests: *mut *mut Handle,
+    count: u32,
+) -> Error {
+    let mut state: *mut c_void = null_mut();
+    // SAFETY: the caller's promise; the state was set by TRITONBACKEND_ModelInstanceInitialize.
+    let (state, requests) = unsafe {
+        if let Err(message) = checked(TRITONBACKEND_ModelInstanceState(instance, &mut state)) {
+            return error(ERROR_INTERNAL, &message);
+        }
+        (state.cast::<Instance>().as_mut(), slice::from_raw_parts(requests, count as usize))
+    };
+    let Some(state) = state else {
+        return error(ERROR_INTERNAL, "the instance is not initialized");
+    };
+    // From here on every request is answered and released, so this call succeeds.
+    execute(instance, state, requests);
+    null_mut()
+}
+
+fn execute(handle: *mut Handle, instance: &mut Instance, requests: &[*mut Handle]) {
+    let start = now();
+    let model = Arc::clone(&instance.model);
+    instance.batch.clear();
+    let spans = requests.iter().map(|request| tokenize(&model, &mut instance.batch, *request));
+    let spans: Vec<Result<Span, Refusal>> = spans.collect();
+    let rows: usize = spans.iter().map(|span| span.as_ref().map_or(1, |span| span.rows)).sum();
+    let answers = instance.batch.widths(&model.settings, spans);
+    let computed = now();
+    let answered: Vec<bool> = requests
+        .iter()
+        .zip(answers)
+        .map(|(request, answer)| respond(&model, &instance.batch, *request, answer))
+        .collect();
+    let end = now();
+    for (request, success) in requests.iter().zip(answered) {
+        // SAFETY: the request was answered and is not released yet; nothing uses it afterwards.
+        let released = unsafe {
+            let _ = checked(TRITONBACKEND_ModelInstanceReportStatistics(
+                handle, *request, success, start, start, computed, end,
+            ));
+            checked(TRITONBACKEND_RequestRelease(*request, RELEASE_ALL))
+        };
+        if let Err(message) = released {
+            log(LOG_ERROR, &format!("native tokenizer: a request was not released: {message}"));
+        }
+    }
+    let batch = if model.settings.batched { rows } else { requests.len() };
+    // SAFETY: the instance is the one that executes.
+    let _ = unsafe {
+        checked(TRITONBACKEND_ModelInstanceReportBatchStatistics(
+            handle,
+            batch as u64,
+            start,
+            start,
+            computed,
+            end,
+        ))
+    };
+}
+
+/// Tokenizes the texts of one request.
+fn tokenize(model: &Model, batch: &mut Batch, request: *mut Handle) -> Result<Span, Refusal> {
+    let attempt = catch_unwind(AssertUnwindSafe(|| {
+        let mut contents = Vec::with_capacity(2);
+        for name in &model.names {
+            // SAFETY: the request is released after its batch.
+            contents.push(unsafe { input_of(request, name) }?);
+        }
+        let inputs: Vec<Input<'_>> = model
+            .settings
+            .names
+            .iter()
+            .zip(&contents)
+            .map(|(name, content)| Input { name, shape: content.shape, bytes: &content.bytes })
+            .collect();
+        batch.add(&model.settings, &model.encoder, &inputs)
+    }));
+    attempt.unwrap_or_else(|panic| {
+        let message = panic_message(panic.as_ref());
+        Err(Refusal::tokenizer(format!("the tokenizer failed on this request: {message}")))
+    })
+}
+
+/// Sends the answer to one request; returns whether it is one.
+fn respond(model: &Model, batch: &Batch, request: *mut Handle, answer: Answer) -> bool {
+    let attempt = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the request is released after its batch.
+        let mut response = unsafe { Response::new(request) }?;
+        let written = answer.and_then(|rows| {
+            // SAFETY: as above.
+            unsafe { requested(request, &model.settings) }
+                .and_then(|wanted| {
+                    let pads = model.encoder.pads;
+                    response.add(&model.settings, &wanted, &batch.columns, rows, pads)
+                })
+                .map_err(Refusal::tokenizer)
+        });
+        response.send(written.as_ref().err());
+        Ok::<bool, String>(written.is_ok())
+    }));
+    match attempt {
+        Ok(Ok(success)) => success,
+        Ok(Err(message)) => {
+            log(LOG_ERROR, &format!("native tokenizer: a request got no response: {message}"));
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Returns the clock of Triton's statistics in nanoseconds.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid for the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// # Safety
+/// `state` is null, or came from `Box::<T>::into_raw` and is used no more.
+unsafe fn free<T>(state: *mut c_void) {
+    if !state.is_null() {
+        // SAFETY: the caller's promise.
+        drop(unsafe { Box::from_raw(state.cast::<T>()) });
+    }
+}
+
+/// # Safety
+/// `model` is a model of Triton.
+unsafe fn config_of(model: *mut Handle) -> Result<String, String> {
+    let (mut message, mut base, mut size) = (null_mut(), null(), 0);
+    // SAFETY: the pointers are valid for the calls; the text is copied before its message goes.
+    unsafe {
+        checked(TRITONBACKEND_ModelConfig(model, 1, &mut message))?;
+        let read = checked(TRITONSERVER_MessageSerializeToJson(message, &mut base, &mut size));
+        let text = read.map(|()| slice::from_raw_parts(base.cast::<u8>(), size).to_vec());
+        checked(TRITONSERVER_MessageDelete(message))?;
+        String::from_utf8(text?).map_err(|error| error.to_string())
+    }
+}
+
+/// # Safety
+/// `model` is a model of Triton.
+unsafe fn folder_of(model: *mut Handle) -> Result<PathBuf, String> {
+    let (mut artifact, mut location, mut version): (i32, *const c_char, u64) = (0, null(), 0);
+    // SAFETY: the pointers are valid for the calls; the path lives as long as the model.
+    unsafe {
+        checked(TRITONBACKEND_ModelRepository(model, &mut artifact, &mut location))?;
+        checked(TRITONBACKEND_ModelVersion(model, &mut version))?;
+        let path = CStr::from_ptr(location).to_string_lossy();
+        Ok(PathBuf::from(path.as_ref()).join(version.to_string()))
+    }
+}

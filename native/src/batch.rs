@@ -1,0 +1,280 @@
+//! One batch of requests: texts to spans of rows and their widths, with an error per bad request.
+
+use crate::encoder::{Columns, Encoder, Row, RowError};
+use crate::layout::{MOST_BYTES, Span, size};
+use crate::settings::{Padding, Settings, Truncation};
+use crate::texts::Input;
+use crate::words::WordMemory;
+
+/// Tokens for which columns keep their memory between batches.
+const KEPT_TOKENS: usize = 1 << 16;
+
+/// Who is to blame for a failed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// The client: an invalid argument.
+    Client,
+    /// The tokenizer: an internal error.
+    Tokenizer,
+}
+
+/// Why a request gets an error.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The text for the client.
+    pub message: String,
+    /// Its kind.
+    pub blame: Blame,
+}
+
+impl Refusal {
+    /// Returns an error of the client.
+    pub fn client(message: String) -> Self {
+        Self { message, blame: Blame::Client }
+    }
+
+    /// Returns an error of the tokenizer.
+    pub fn tokenizer(message: String) -> Self {
+        Self { message, blame: Blame::Tokenizer }
+    }
+}
+
+/// The rows of one request with their width; or its error.
+pub type Answer = Result<(Span, usize), Refusal>;
+
+/// What an instance works with, kept between batches.
+pub struct Batch {
+    /// Tokens of all rows of the batch.
+    pub columns: Columns,
+    memory: Option<WordMemory>,
+}
+
+impl Batch {
+    /// Returns the working memory of a new instance.
+    pub fn new(encoder: &Encoder) -> Self {
+        Self { columns: Columns::default(), memory: encoder.memory() }
+    }
+
+    /// Forgets the tokens of the last batch.
+    pub fn clear(&mut self) {
+        if self.columns.ids.capacity() > KEPT_TOKENS {
+            self.columns = Columns::default();
+        }
+        self.columns.truncate(0, 0);
+    }
+
+    /// Tokenizes the inputs of one request, one per name of the settings.
+    ///
+    /// # Errors
+    /// Why the request has no tokens; its rows are then removed again.
+    pub fn add(
+        &mut self,
+        settings: &Settings,
+        encoder: &Encoder,
+        inputs: &[Input<'_>],
+    ) -> Result<Span, Refusal> {
+        let (row, token) = (self.columns.lengths.len(), self.columns.tokens);
+        let added = self.encode(settings, encoder, inputs);
+        match added {
+            Ok(rows) => Ok(Span { row, rows, token }),
+            Err(refusal) => {
+                self.columns.truncate(row, token);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn encode(
+        &mut self,
+        settings: &Settings,
+        encoder: &Encoder,
+        inputs: &[Input<'_>],
+    ) -> Result<usize, Refusal> {
+        let rows = read_rows(settings, inputs).map_err(Refusal::client)?;
+        let (first_row, mut token) = (self.columns.lengths.len(), self.columns.tokens);
+        for (number, row) in rows.iter().enumerate() {
+            encoder
+                .encode(*row, self.memory.as_mut(), &mut self.columns)
+                .map_err(|error| row_refusal(settings, encoder, number, &error))?;
+        }
+        let lengths = &self.columns.lengths[first_row..];
+        if settings.truncation == Truncation::Refuse {
+            refuse_long(settings, lengths).map_err(Refusal::client)?;
+        }
+        for (number, length) in lengths.iter().enumerate() {
+            let ids = self.columns.ids.get(token..token + length).unwrap_or(&[]);
+            if let Some(unknown) = encoder.unknown(ids) {
+                return Err(Refusal::client(format!(
+                    "row {number} of {} spells out the token {unknown}, which the model does not \
+                     know: leave it out of the text",
+                    settings.names.join(" and ")
+                )));
+            }
+            token += length;
+        }
+        Ok(rows.len())
+    }
+
+    /// Gives each span the width of its rows, and refuses what would fill the memory.
+    pub fn widths(&self, settings: &Settings, spans: Vec<Result<Span, Refusal>>) -> Vec<Answer> {
+        let longest = |span: &Span| {
+            self.columns.lengths[span.row..span.row + span.rows].iter().copied().max().unwrap_or(1)
+        };
+        let together = settings.padding == Padding::Longest;
+        let of_all = spans.iter().flatten().map(longest).max().unwrap_or(1);
+        let answer = |span: Span| {
+            let width = settings.width(if together { of_all } else { longest(&span) });
+            let sizes = settings.outputs.iter().map(|output| size(output, span.rows, width));
+            let bytes = sizes.fold(Some(0usize), |sum, size| sum?.checked_add(size?));
+            if bytes.is_none_or(|bytes| bytes > MOST_BYTES) {
+                return Err(Refusal::client(format!(
+                    "{} rows of {width} tokens need more than the {} MiB that the answer may have: \
+                     send fewer rows in a request",
+                    span.rows,
+                    MOST_BYTES >> 20
+                )));
+            }
+            Ok((span, width))
+        };
+        spans.into_iter().map(|span| span.and_then(answer)).collect()
+    }
+}
+
+fn read_rows<'a>(settings: &Settings, inputs: &[Input<'a>]) -> Result<Vec<Row<'a>>, String> {
+    let mut texts = Vec::with_capacity(2);
+    for input in inputs {
+        texts.push(input.rows(settings.batched)?);
+    }
+    let mut columns = texts.into_iter();
+    let first = columns.next().unwrap_or_default();
+    let Some(second) = columns.next() else {
+        return Ok(first.into_iter().map(|text| (text, None)).collect());
+    };
+    if first.len() != second.len() {
+        let names = &settings.names;
+        return Err(format!(
+            "{} has {} rows, but {} has {}: send as many rows of both, they are paired in order",
+            names[0],
+            first.len(),
+            names[1],
+            second.len()
+        ));
+    }
+    Ok(first.into_iter().zip(second).map(|(text, pair)| (text, Some(pair))).collect())
+}
+
+fn refuse_long(settings: &Settings, lengths: &[usize]) -> Result<(), String> {
+    let most = settings.max_length.unwrap_or(usize::MAX);
+    let Some(row) = lengths.iter().position(|length| *length > most) else {
+        return Ok(());
+    };
+    Err(format!(
+        "row {row} of {} has {} tokens, more than the {most} allowed: shorten the text",
+        settings.names.join(" and "),
+        lengths[row]
+    ))
+}
+
+fn row_refusal(settings: &Settings, encoder: &Encoder, row: usize, error: &RowError) -> Refusal {
+    match error {
+        RowError::Library(message) => {
+            Refusal::tokenizer(format!("the tokenizer failed on this request: {message}"))
+        }
+        RowError::NoRoom(kept) => {
+            let (mut cut, mut uncut) =
+                (&settings.names[0], &settings.names[settings.names.len() - 1]);
+            if settings.truncation != Truncation::OnlyFirst {
+                std::mem::swap(&mut cut, &mut uncut);
+            }
+            Refusal::client(format!(
+                "row {row}: {uncut} has {kept} tokens, which beside {} special tokens leaves no room \
+                 for {cut} within the {} allowed, and truncation {} cuts {cut} alone: shorten {uncut}",
+                encoder.special,
+                settings.max_length.unwrap_or(usize::MAX),
+                settings.truncation.name()
+            ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Integer, Kind, Output};
+    use crate::words::tests::bert;
+
+    fn settings(padding: Padding, truncation: Truncation) -> Settings {
+        Settings {
+            batched: true,
+            names: vec!["TEXT".into()],
+            padding,
+            truncation,
+            special_tokens: true,
+            max_length: Some(8),
+            buckets: vec![4, 8],
+            outputs: vec![Output {
+                name: "ids".into(),
+                kind: Kind::InputIds,
+                integer: Integer::Int64,
+            }],
+            file: String::new(),
+        }
+    }
+
+    fn encoded(rows: &[&str]) -> Vec<u8> {
+        let elements = rows.iter().map(|row| ((row.len() as u32).to_le_bytes(), row.as_bytes()));
+        elements.flat_map(|(length, text)| [&length[..], text].concat()).collect()
+    }
+
+    fn answers(settings: &Settings, requests: &[&[&str]]) -> Vec<Answer> {
+        let encoder = Encoder::new(bert(99), settings).unwrap();
+        let mut batch = Batch::new(&encoder);
+        let spans = requests
+            .iter()
+            .map(|rows| {
+                let bytes = encoded(rows);
+                let shape = [rows.len() as i64, 1];
+                let input = Input { name: "TEXT", shape: &shape, bytes: &bytes };
+                batch.add(settings, &encoder, &[input])
+            })
+            .collect();
+        batch.widths(settings, spans)
+    }
+
+    fn widths(settings: &Settings) -> Vec<usize> {
+        let requests: [&[&str]; 2] = [&["fox", ""], &["the fox the fox the fox the fox"]];
+        answers(settings, &requests).into_iter().map(|answer| answer.unwrap().1).collect()
+    }
+
+    #[test]
+    fn each_padding_has_its_widths() {
+        use Truncation::LongestFirst;
+        assert_eq!(widths(&settings(Padding::Ragged, LongestFirst)), [3, 8]);
+        assert_eq!(widths(&settings(Padding::Bucketed, LongestFirst)), [4, 8]);
+        assert_eq!(widths(&settings(Padding::Fixed, LongestFirst)), [8, 8]);
+        assert_eq!(widths(&settings(Padding::Longest, LongestFirst)), [8, 8]);
+    }
+
+    #[test]
+    fn a_bad_request_leaves_no_rows() {
+        let settings = settings(Padding::Longest, Truncation::Refuse);
+        let requests: [&[&str]; 3] =
+            [&["fox"], &["fox", "the fox the fox the fox the"], &["", "fox"]];
+        let [good, bad, last] = answers(&settings, &requests).try_into().unwrap();
+        assert_eq!(good.unwrap(), (Span { row: 0, rows: 1, token: 0 }, 3));
+        assert_eq!(
+            bad.unwrap_err().message,
+            "row 1 of TEXT has 9 tokens, more than the 8 allowed: shorten the text"
+        );
+        assert_eq!(last.unwrap(), (Span { row: 1, rows: 2, token: 3 }, 3));
+    }
+
+    #[test]
+    fn answers_have_a_limit() {
+        let mut settings = settings(Padding::Fixed, Truncation::LongestFirst);
+        settings.max_length = Some(MOST_BYTES / 8);
+        assert!(answers(&settings, &[&["fox"]])[0].is_ok());
+        let refused = answers(&settings, &[&["fox", ""]]);
+        assert!(refused[0].as_ref().unwrap_err().message.contains("than the 256 MiB"));
+    }
+}
