@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .errors import EXIT_USAGE, CommandError
-from .shared_options import OutputFormat
 
 # Tables only take the width that they need; a pipe has no edge at which to fold them.
 PIPE_COLUMNS = 400
@@ -48,38 +42,6 @@ def print_wide(part: Table | Text) -> None:
             highlight=False,
         )
     page.print(part)
-
-
-def table(output: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows under columns without borders, as kubectl does; nothing if there are no rows."""
-    if not rows:
-        return
-    grid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in columns:
-        grid.add_column(column.upper(), overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
-    output.print(grid)
-
-
-def structured(document: Any, output: OutputFormat) -> str | None:
-    """Return a document as text in a format for programs; ``None`` for a table.
-
-    JSON takes one line, so that a watch prints a line for each change.
-    """
-    if output is OutputFormat.JSON:
-        return json.dumps(document, ensure_ascii=False) + "\n"
-    if output is OutputFormat.YAML:
-        return str(yaml.safe_dump(document, allow_unicode=True, sort_keys=False))
-    return None
-
-
-def print_change(text: str, shown: str, output: OutputFormat) -> str:
-    """Print a text of a watch if it differs from the last one (``""``: none); return it."""
-    if text != shown:
-        separator = {OutputFormat.JSON: "", OutputFormat.YAML: "---\n"}.get(output, "\n")
-        typer.echo((separator if shown else "") + text, nl=False)
-    return text
 
 
 def tolerate_encoding() -> None:

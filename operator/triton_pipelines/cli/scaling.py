@@ -21,8 +21,9 @@ from rich.text import Text
 from triton_pipelines.autoscaling.types import Verdict
 from triton_pipelines.autoscaling.verdict_advice import ADVICE, VerdictAdvice
 
-from .output import console, print_change, structured, table
-from .shared_options import Context, Kubeconfig, Namespace, Output, OutputFormat
+from .cluster_output import Output, OutputFormat, print_change, structured, table
+from .output import console
+from .shared_options import Context, Kubeconfig, Namespace
 from .status import StatusQuery, context_namespace, poll_pipelines
 
 CONDITIONS: Final = ("MetricsAvailable", "ScalingActive", "ScalingLimited")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,21 +21,6 @@ ResourceOutput = Annotated[
         metavar="FILE",
         help="Write to this file, which must not exist. Default: standard output.",
     ),
-]
-
-
-class OutputFormat(StrEnum):
-    """How a command prints what it read from a cluster, as kubectl's ``--output``."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-
-
-Output = Annotated[
-    OutputFormat,
-    typer.Option("--output", "-o", help="Format; wide adds columns to the table."),
 ]
 Namespace = Annotated[
     str | None,

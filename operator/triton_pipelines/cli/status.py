@@ -23,9 +23,10 @@ from triton_pipelines.cluster.errors import ClusterError, NotFound
 from triton_pipelines.cluster.login import LoginError, load_configuration
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES
 
+from .cluster_output import Output, OutputFormat, print_change, structured, table
 from .errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_USAGE, CommandError
-from .output import console, print_change, shorten, structured, table
-from .shared_options import Context, Kubeconfig, Namespace, Output, OutputFormat
+from .output import console, shorten
+from .shared_options import Context, Kubeconfig, Namespace
 
 DEFAULT_NAMESPACE = "default"
 WATCH_SECONDS = 2.0

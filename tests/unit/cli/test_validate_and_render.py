@@ -77,8 +77,17 @@ def test_padding_is_not_told_where_nothing_was_chosen(
 
 
 def test_warnings_count_when_strict(tritonpipe: Run) -> None:
-    assert ": warning: spec.tokenizer.source: " in tritonpipe("validate", str(SENTIMENT)).out
-    assert tritonpipe("validate", "--strict", str(SENTIMENT)).code == 1
+    text = yaml.safe_dump(builders.document(slo={"p99Milliseconds": 5})).encode()
+    ended = tritonpipe("validate", "-", text=text)
+    assert ": warning: spec.slo.networkAndQueueBudgetMilliseconds: " in ended.out
+    assert ended.code == 0
+    assert tritonpipe("validate", "--strict", "-", text=text).code == 1
+
+
+def test_sources_that_are_not_pinned_are_named_without_a_warning(tritonpipe: Run) -> None:
+    ended = tritonpipe("validate", "--strict", str(SENTIMENT))
+    assert "not pinned: spec.tokenizer.source and spec.model.source (each" in ended.out
+    assert ended.code == 0
 
 
 @pytest.mark.parametrize("bare", ["Y", "n"])
