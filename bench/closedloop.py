@@ -59,6 +59,7 @@ from triton_pipelines.cluster.resources import (
 )
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Graph, Options
+from triton_pipelines.compile.graph.advisories import server_image
 from triton_pipelines.compile.graph.example_request import ExampleRequest, example_of
 from triton_pipelines.compile.render import render
 from triton_pipelines.controllers.autoscaler.actuator import PodTarget, change_count
@@ -273,8 +274,9 @@ async def place(
                 workload, triton, graph, pod, config, example_of(pipeline, graph), _client=client
             )
             if source is not None:
+                image = server_image(pipeline, graph, options)
                 made.scaler = await _scaler(
-                    stack, store, EffectiveSpec(UID, pipeline, graph), triton, source
+                    stack, store, EffectiveSpec(UID, pipeline, graph, image), triton, source
                 )
                 running = asyncio.create_task(made.scaler.run() if rival is None else rival(made))
                 stack.push_async_callback(_ended, running)
@@ -352,7 +354,7 @@ def _config_map(name: str, pipeline: str, data: Mapping[str, str]) -> dict[str, 
 
 
 def _caches(
-    document: Mapping[str, Any], revision: str, data: dict[str, str], address: str
+    document: dict[str, Any], revision: str, data: dict[str, str], address: str
 ) -> tuple[Store, dict[str, Any]]:
     """What the watches would have told, the pipeline, its ConfigMaps and its pod; and the pod."""
     name = document["metadata"]["name"]
