@@ -71,7 +71,10 @@ class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return answer
 
         async def stream(requests: Any, context: Any) -> AsyncIterator[bytes]:
-            yield answer
+            # As Triton: a stream that ends before the request has been written is an error of the
+            # transport.
+            async for _ in requests:
+                yield answer
 
         if details.method.endswith("StreamInfer"):
             return grpc.stream_stream_rpc_method_handler(stream)
