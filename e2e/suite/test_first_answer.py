@@ -131,12 +131,11 @@ def test_events_tell_the_story(serving: dict[str, tuple[Pipeline, Endpoint]]) ->
     assert told["RolloutStarted"]["note"] == f"rolling out revision {revision}"
     assert told["Succeeded"]["type"] == "Normal"
     assert revision in told["Succeeded"]["note"]
-    # The samples follow a branch and a bucket's newest object. That is short to write, and the
-    # operator warns about it.
+    # The server of the local cluster is an old release, and the operator warns about it.
     assert {reason for reason, event in told.items() if event["type"] != "Normal"} == {
         "SpecWarning"
     }
-    assert "is not pinned" in told["SpecWarning"]["note"]
+    assert "security bulletins" in told["SpecWarning"]["note"]
 
 
 def test_kubectl_shows_columns_for_people(

@@ -23,7 +23,7 @@ from triton_pipelines.app import composition
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.client import Client
 from triton_pipelines.cluster.resources import INFERENCE_PIPELINES, PODS
-from triton_pipelines.controllers.pipeline.policies import rollout
+from triton_pipelines.controllers.pipeline.policies import slo_guard
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
 
 pytestmark = [
@@ -117,7 +117,7 @@ async def test_a_slow_revision_is_taken_back_by_the_next_operator(
     monkeypatch.setattr(
         composition, "SloLatencyMonitor", partial(SloLatencyMonitor, tick_seconds=0.075)
     )
-    monkeypatch.setattr(rollout, "RECHECK_SECONDS", 1.0)
+    monkeypatch.setattr(slo_guard, "RECHECK_SECONDS", 1.0)
     cluster = partial(serve_pods, admin, namespace)
     async with (
         operator(proxy, tmp_path, namespace, operator_namespace=namespace) as first,
