@@ -157,15 +157,25 @@ def _server(
 
 
 @contextlib.contextmanager
-def raise_on_signals() -> Iterator[None]:
-    """Raise :class:`StoppedBySignal` on SIGINT and SIGTERM, so that contexts clean up."""
+def raise_on_signals() -> Iterator[Callable[[], None]]:
+    """Raise :class:`StoppedBySignal` on SIGINT and SIGTERM, so that contexts clean up.
+
+    Python drops an exception that is raised while a finalizer runs. So whoever waits calls the
+    yielded function from time to time: it raises the exception again.
+    """
+    received: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
         raise StoppedBySignal(number)
+
+    def check() -> None:
+        if received:
+            raise StoppedBySignal(received[0])
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from collections.abc import Callable
 from typing import Annotated
 
 import httpx
@@ -56,7 +57,7 @@ def serve(
     serving = False
     try:
         with (
-            raise_on_signals(),
+            raise_on_signals() as check_stopped,
             serve_locally(
                 file,
                 source_map or [],
@@ -71,7 +72,7 @@ def serve(
             _warn_of_advisories(running)
             _print_addresses(running)
             _warn_of_failed_inference(running)
-            _wait_until_exit(running.server)
+            _wait_until_exit(running.server, check_stopped)
     except StoppedBySignal as stopped:
         typer.echo("stopped", err=True)
         # Stopping a running server is success; an interrupted start is not.
@@ -111,7 +112,7 @@ def _warn_of_failed_inference(running: LocalPipeline) -> None:
         )
 
 
-def _wait_until_exit(server: LocalTriton) -> None:
+def _wait_until_exit(server: LocalTriton, check_stopped: Callable[[], None]) -> None:
     """Wait until Triton exits.
 
     Raises:
@@ -120,6 +121,7 @@ def _wait_until_exit(server: LocalTriton) -> None:
     """
     pause = threading.Event()
     while server.running():
+        check_stopped()
         pause.wait(1.0)
     tail = "\n".join(f"  {line}" for line in server.log().splitlines()[-LOG_LINES:])
     raise CommandError(f"Triton exited unexpectedly; the last lines of its log:\n{tail}")
