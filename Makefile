@@ -15,7 +15,8 @@ KEEP ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 
-.PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify bench cluster cluster-down fuzz soak golden clean
+.PHONY: help env native demo serve models test unit coverage integration e2e gpu lint verify \
+  bench cluster cluster-down fuzz soak golden clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -90,7 +91,8 @@ fuzz: env ## Compare the validation with a real Triton: LOADS=5000 SECONDS=900 S
 	@$(BIN)/python -m tests.support.differential $(if $(LOADS),--loads $(LOADS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
 soak: env ## Random faults against the operator, invariants checked after each: MINUTES=10 SEED=...
-	@$(BIN)/python -m tests.support.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(FAULT),--only "$(FAULT)")
+	@$(BIN)/python -m tests.support.soak $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(FAULT),--only "$(FAULT)")
 
 clean: ## Remove the environment and caches of the checkout (other downloads and builds stay)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache out

@@ -416,7 +416,8 @@ mod tests {
             (
                 &["TEXT"],
                 &[pair],
-                "the tokenizer needs exactly two inputs, TEXT and OTHER of TYPE_STRING, but the model has {'TEXT': 'TYPE_STRING'}",
+                "the tokenizer needs exactly two inputs, TEXT and OTHER of TYPE_STRING, but the \
+                 model has {'TEXT': 'TYPE_STRING'}",
             ),
             (
                 &["TEXT"],
@@ -431,7 +432,8 @@ mod tests {
             (
                 &["TEXT"],
                 &[("outputs", "{\"ids\": \"Ids\"}")],
-                "tritonpipe.outputs: ids is 'Ids', none of InputIds, AttentionMask, TokenTypeIds, SpecialTokensMask, Offsets, Lengths",
+                "tritonpipe.outputs: ids is 'Ids', none of InputIds, AttentionMask, TokenTypeIds, \
+                 SpecialTokensMask, Offsets, Lengths",
             ),
         ] {
             assert_eq!(Settings::parse(&config(inputs, parameters)).unwrap_err(), expected);

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from tests.support.faultproxy import Fault
 from tests.support.operatorprocess import LEASE
 from tests.support.operators import eventually, patch
 from tests.support.soak.pods import Health
-from tests.support.soak.world import NAMESPACE, Replica, World
+from tests.support.soak.world import CONVERGED_SECONDS, NAMESPACE, Replica, World
 from triton_pipelines.api import names
 from triton_pipelines.cluster.errors import NotFound
 from triton_pipelines.cluster.resources import (
@@ -29,10 +30,12 @@ from triton_pipelines.cluster.resources import (
     LEASES,
     SERVICES,
 )
+from triton_pipelines.controllers.pipeline.policies.pod_repair import REPAIR_INTERVAL
 
 Injection = Callable[[World, Random], Awaitable[None]]
 WRITES = "POST|PUT|PATCH|DELETE"
 _SIGNAL_SECONDS = 15.0
+_REPAIR_SECONDS = REPAIR_INTERVAL.total_seconds()
 
 
 @dataclass(frozen=True)
@@ -389,21 +392,25 @@ async def _process_died(world: World, random: Random) -> None:
         world.faulty.add(victim)
         endpoint = world.endpoints[victim]
         endpoint.pod.health = Health.DEAD_PROCESS
+        pipeline = next(one for one in world.samples[-1].pods if one.name == victim).pipeline
         # The operator deletes such a pod, but not more often than every ten minutes.
-        end = time.monotonic() + 40.0
-        while victim in world.endpoints and time.monotonic() < end:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+        if time.monotonic() - world.repaired.get(pipeline, -math.inf) > _REPAIR_SECONDS:
+            await eventually(
+                "the pod is replaced", lambda: victim not in world.endpoints, CONVERGED_SECONDS
+            )
+            world.repaired[pipeline] = time.monotonic()
         endpoint.pod.health = Health.GOOD
         await _answers_again(world, victim)
 
 
 async def _answers_again(world: World, pod: str) -> None:
-    """Wait until a healed pod is ready or gone; requests that it still owes are excused."""
+    """Wait until a healed pod is ready or gone; requests that it has begun are excused."""
 
     def healed() -> bool:
         known = [state for state in world.samples[-1].pods if state.name == pod]
         return not known or known[0].ready
 
     await eventually("the pod is ready or gone", healed)
-    await asyncio.sleep(3.5)
+    begun = {request for request in world.outstanding if request[0] == pod}
+    await eventually("its requests have ended", lambda: not begun & world.outstanding)
     world.faulty.discard(pod)

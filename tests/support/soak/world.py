@@ -130,6 +130,10 @@ class World:
     """Endpoints by pod."""
     samples: list[PodSample] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    outstanding: set[tuple[str, float]] = field(default_factory=set)
+    """Requests that have not ended: the pod and when they were sent (monotonic seconds)."""
+    repaired: dict[str, float] = field(default_factory=dict)
+    """When the operator last replaced a pod of a pipeline (monotonic seconds)."""
     _ended: list[tuple[str, FaultProxy]] = field(default_factory=list)
     _old_ports: list[int] = field(default_factory=list)
     _first_namespaces: dict[str, str] = field(default_factory=dict)
@@ -343,10 +347,13 @@ class World:
                 return
             error = "no pod is ready"
         else:
+            self.outstanding.add((pod, begin))
             try:
                 await endpoint.client.infer(MODEL, {"TEXT": _TEXT}, deadline_s=_ANSWER_SECONDS)
             except TritonError as failed:
                 error = str(failed)
+            finally:
+                self.outstanding.discard((pod, begin))
         excused |= pod in self.faulty
         if pipeline in self.serving:
             self.requests.append(Request(begin, pipeline, pod, error, excused))
