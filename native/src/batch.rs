@@ -9,7 +9,7 @@ use crate::words::WordMemory;
 /// Tokens for which columns keep their memory between batches.
 const KEPT_TOKENS: usize = 1 << 16;
 
-/// Who is to blame for a failed request.
+/// Cause of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
     /// The client: an invalid argument.

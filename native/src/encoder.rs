@@ -1,4 +1,4 @@
-//! Texts and pairs of texts to token columns: the library, or the memory of words where that does.
+//! Encodes texts and pairs of texts as token columns, with the word cache or with the library.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use crate::settings::{Kind, Settings, Truncation};
 use crate::words::{WordMemory, WordRules};
 
 const PAD_TOKENS: [&str; 5] = ["[PAD]", "<pad>", "<|pad|>", "<PAD>", "pad"];
-/// Beside the tokenizer where some of its tokens are none of the model's: `{"ids": n}`.
+/// File next to a tokenizer that has tokens unknown to the model: `{"ids": n}`.
 const KNOWN_IDS: &str = "known_ids.json";
 
 /// A text, or a pair of texts.

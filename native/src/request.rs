@@ -17,7 +17,7 @@ pub fn checked(error: Error) -> Result<(), String> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: Triton gave the error, whose text lives as long as the error.
+    // SAFETY: Triton returned the error, which owns its text.
     unsafe {
         let text = CStr::from_ptr(TRITONSERVER_ErrorMessage(error)).to_string_lossy().into_owned();
         TRITONSERVER_ErrorDelete(error);

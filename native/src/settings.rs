@@ -30,7 +30,7 @@ const KINDS: [(&str, Kind); 6] = [
     ("Lengths", Kind::Lengths),
 ];
 
-/// How rows are brought to one length.
+/// How rows are padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
     /// Each request to its own longest row.

@@ -1,8 +1,8 @@
-//! A bounded memory of words: token IDs of texts whose words were seen before.
+//! A bounded word cache: it returns the token IDs of texts whose words have been seen before.
 //!
-//! A tokenizer such as BERT's looks at a word and at nothing beside it, so the IDs of a text are
-//! those of its words in order. Whether a tokenizer is of this kind follows from its parts and is
-//! checked on texts of all sorts when the model loads. The rules are those of the Python step.
+//! A tokenizer such as BERT's encodes each word independently, so the IDs of a text are those of
+//! its words in order. The components of a tokenizer show whether it works in this way, and sample
+//! texts verify it when the model loads. The rules are those of the Python step.
 
 use std::collections::HashMap;
 
@@ -166,10 +166,10 @@ pub struct WordMemory {
     generation_words: usize,
 }
 
-/// What looking up the words of a text came to.
+/// Result of looking up the words of a text.
 enum Lookup {
     Complete,
-    /// So many of so many words are new.
+    /// Number of new words, and number of all words.
     Missing(usize, usize),
 }
 

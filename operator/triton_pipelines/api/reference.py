@@ -119,8 +119,9 @@ REASON_MEANING: Mapping[Reason, str] = {
         " exists and that secretRef may read it."
     ),
     Reason.INVALID_CERTIFICATE: (
-        "The Secret of `spec.server.tls` cannot be used: it is missing, may not be read, or its"
-        " certificate has expired or does not fit its key. The pods keep what they serve."
+        "The Secret of `spec.server.tls` cannot be used: it is missing, the operator may not read"
+        " it, or its certificate has expired or does not match its key. Running pods continue to"
+        " serve."
     ),
     Reason.IMAGE_UNAVAILABLE: (
         "The Triton image cannot be pulled; check `spec.server.image` and"

@@ -24,8 +24,9 @@ class Tls(ApiModel):
         ObjectName,
         Field(
             description=(
-                "A Secret in the namespace with tls.crt, tls.key and, for mode Mutual, ca.crt, as"
-                " cert-manager writes it. Changed content is rolled out."
+                "Name of a Secret in the pipeline's namespace with the keys tls.crt, tls.key and,"
+                " for mode Mutual, ca.crt, as written by cert-manager. When the certificates"
+                " change, the pods are replaced."
             )
         ),
     ]

@@ -163,9 +163,9 @@ class Tokenizer(ApiModel):
         TokenizerImplementation | None,
         Field(
             description=(
-                "What runs tokenizer.json, with the same results. Python (the default): a process"
-                " per instance. Native: a library inside the server, whose instances need no"
-                " process. Not for type Python."
+                "Implementation that runs tokenizer.json. Both return the same results. Python (the"
+                " default): one process per instance. Native: a library inside the server, without"
+                " processes. Not allowed with type Python."
             )
         ),
     ] = None

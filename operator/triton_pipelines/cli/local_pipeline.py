@@ -306,8 +306,8 @@ def prepare_model_repository(
     if code:
         raise CommandError(
             f"{pipeline.name}: could not prepare the model repository; see the errors above."
-            " If files are on this machine, name their place: --source-map PREFIX=file:///FOLDER/"
-            " for sources, --mounts FOLDER for credentials and volumes",
+            " If the files are on this machine, specify their location: --source-map"
+            " PREFIX=file:///FOLDER/ for sources, --mounts FOLDER for credentials and volumes",
             EXIT_FINDINGS if code == _LOADER_INVALID else EXIT_FAILED,
         )
     return load_options.models

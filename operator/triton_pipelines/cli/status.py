@@ -49,7 +49,7 @@ def status(
     kubeconfig: Kubeconfig = None,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="Wait until the pipeline is ready in its present generation."),
+        typer.Option("--wait", help="Wait until the current generation of the pipeline is ready."),
     ] = False,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Longest time that --wait takes.")
@@ -117,7 +117,7 @@ async def _watch(query: StatusQuery, output: OutputFormat) -> None:
 
 
 def is_ready(pipeline: dict[str, Any]) -> bool:
-    """Return whether a pipeline is ready, by a status of its present generation."""
+    """Return whether a pipeline is ready, by a status of its current generation."""
     state = pipeline.get("status") or {}
     generation = pipeline["metadata"].get("generation")
     return state.get("observedGeneration", generation) == generation and any(

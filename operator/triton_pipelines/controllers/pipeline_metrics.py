@@ -35,7 +35,7 @@ class PipelineMetrics(Collector):
         """Return the families; they are empty until the cache is filled."""
         conditions = GaugeMetricFamily(
             "tritonpipe_pipeline_condition",
-            "1 for the present status and reason of each condition.",
+            "1 for the current status and reason of each condition.",
             labels=(*_PIPELINE, "type", "status", "reason"),
         )
         pods = GaugeMetricFamily(

@@ -134,7 +134,7 @@ def test_a_late_renewal_is_in_the_status() -> None:
     world.certificate = replace(world.certificate, not_after=START + dt.timedelta(hours=1))
     world.step()
     found = {item["path"]: item["message"] for item in world.status["warnings"]}
-    assert "was not renewed yet" in found["spec.server.tls.secretName"]
+    assert "has not been renewed yet" in found["spec.server.tls.secretName"]
 
 
 def test_a_client_certificate_outlives_an_unreadable_secret_in_memory() -> None:

@@ -77,7 +77,7 @@ def network_policy(pipeline: InferencePipeline, options: Options) -> dict[str, A
         spec={
             "podSelector": {"matchLabels": names.selector(pipeline.name)},
             "policyTypes": ["Ingress", "Egress"] if egress else ["Ingress"],
-            # With TLS, HTTP is left to the kubelet, which network policies do not concern.
+            # With TLS, only the kubelet uses HTTP, and network policies do not apply to it.
             "ingress": [
                 rule(inference, *(("http", "grpc") if server.tls is None else ("grpc",))),
                 rule(metrics, "metrics"),

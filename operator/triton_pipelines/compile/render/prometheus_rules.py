@@ -220,8 +220,8 @@ def _status_alerts() -> list[Rule]:
             _condition("Reconciling", "True"),
             "30m",
             f"A change of {_OF_PIPELINE} has not been completed ({{{{ $labels.reason }}}})",
-            "The operator has been rolling out a change, or waiting for what it needs, for half an"
-            " hour.",
+            "The operator has been rolling out a change, or waiting for resources that the change"
+            " needs, for 30 minutes.",
         ),
         _alert(
             "TritonPipelineServerAdvisory",
@@ -294,9 +294,9 @@ def _operator_alerts() -> list[Rule]:
             "TritonPipelinesNoLeader",
             "max(tritonpipe_leading) == 0",
             "2m",
-            "No replica of the operator leads",
-            "All replicas stand by: none holds the Lease. Pipelines keep serving; nothing is"
-            " changed, scaled or repaired.",
+            "The operator has no leader",
+            "All replicas of the operator are on standby: none of them holds the Lease. Pipelines"
+            " keep serving, but nothing is changed, scaled or repaired.",
             severity="critical",
         ),
         _alert(
@@ -311,8 +311,8 @@ def _operator_alerts() -> list[Rule]:
             "TritonPipelinesReconcileHangs",
             "max(tritonpipe_queue_longest_work_seconds) > 300",
             "5m",
-            "A reconcile of the operator does not end",
-            "The longest running reconcile began {{ $value | humanizeDuration }} ago.",
+            "A reconcile of the operator hangs",
+            "The longest-running reconcile started {{ $value | humanizeDuration }} ago.",
         ),
     ]
 

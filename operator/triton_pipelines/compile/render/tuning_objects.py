@@ -82,7 +82,7 @@ def canary(
     for container in copy["spec"]["containers"]:
         container.pop("lifecycle", None)
         if tls is not None and container["name"] == names.CONTAINER_SERVER:
-            # Only the Job may reach it, which sends made-up requests over HTTP.
+            # Only the Job and the operator may reach it; the Job sends sample requests over HTTP.
             container["args"] = without_tls(container["args"], tls.mode)
     spec = {
         "replicas": 1,

@@ -112,7 +112,7 @@ class PodProbes:
             The seconds until the next pod is due; ``None`` if the end of a probe comes first.
 
         Raises:
-            ProbesPending: A pod that no plan may be made without has not been probed yet.
+            ProbesPending: A pod whose probe result the plan requires has not been probed yet.
         """
         now, pipeline = self.clock(), compiled.pipeline
         pods, running = self._select(key, compiled, snapshot)
@@ -173,7 +173,7 @@ class PodProbes:
             return {}
         await asyncio.wait({task}, timeout=patience)
         if not task.done():
-            # Several iterations may end so; a pipeline that is enqueued several times runs once.
+            # Several iterations may end here; a pipeline that is enqueued several times runs once.
             task.add_done_callback(lambda _: self._end(key, task))
             return None
         del self._running[key]

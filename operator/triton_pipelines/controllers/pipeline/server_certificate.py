@@ -74,8 +74,8 @@ class ServerCertificate:
         if left >= _RENEWAL_OVERDUE:
             return ()
         text = (
-            f"tls.crt of Secret {self.secret} expires at {rfc3339(self.not_after)} and was not"
-            " renewed yet; check what renews it"
+            f"tls.crt of Secret {self.secret} expires at {rfc3339(self.not_after)} and has not been"
+            " renewed yet; check the controller that renews it"
         )
         return (Finding(PATH, text, Severity.WARNING),)
 

@@ -1,4 +1,4 @@
-"""Read the TLS Secrets that pipelines name, if the operator was granted to read them."""
+"""Read the TLS Secrets that pipelines name, if the operator has permission to read them."""
 
 from __future__ import annotations
 

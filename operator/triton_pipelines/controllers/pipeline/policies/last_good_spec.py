@@ -1,7 +1,7 @@
 """Reconcile the last good spec while the current one cannot be acted on. Pure.
 
-An invalid spec, or one whose source or TLS Secret cannot be used, changes nothing of what runs.
-Objects that are deleted or edited meanwhile are restored all the same.
+A spec that is invalid, or whose source or TLS Secret cannot be used, does not change running pods.
+Objects that are deleted or edited in the meantime are still restored.
 """
 
 from __future__ import annotations
