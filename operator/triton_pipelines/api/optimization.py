@@ -31,7 +31,7 @@ class VersionPolicy(ApiModel):
 
     latest: Annotated[
         int | None,
-        Field(ge=1, le=64, description="How many of the highest version numbers to serve."),
+        Field(ge=1, le=64, description="Number of newest versions to serve."),
     ] = None
     all: Annotated[AllVersions | None, Field(description="Every version: write {}.")] = None
     specific: Annotated[
@@ -123,8 +123,8 @@ class TensorRT(ApiModel):
         Switch | None,
         Field(
             description=(
-                "Enabled: built engines are kept outside the model's folder, on server.modelCache"
-                " if that is set. Default: Disabled."
+                "Enabled: built engines are cached outside the model's folder, on "
+                "server.modelCache if that is set. Default: Disabled."
             )
         ),
     ] = None
@@ -139,7 +139,7 @@ class TensorRT(ApiModel):
     ] = None
     workspace_mebibytes: Annotated[
         int | None,
-        Field(ge=1, le=1_048_576, description="Scratch memory that an engine may use, in MiB."),
+        Field(ge=1, le=1_048_576, description="Maximum scratch memory of an engine, in MiB."),
     ] = None
 
     rules = (
@@ -240,8 +240,8 @@ class Vllm(ApiModel):
         Passthrough,
         Field(
             description=(
-                "Arguments of vLLM's AsyncEngineArgs, written to model.json as they are. model may"
-                " be omitted if source contains the weights."
+                "Arguments of vLLM's AsyncEngineArgs, written to model.json unchanged. "
+                "Omit model if source contains the weights."
             ),
             json_schema_extra={FORM: OpenForm.ENGINE_ARGS},
         ),

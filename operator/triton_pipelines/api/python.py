@@ -42,13 +42,13 @@ class Code(ApiModel):
     ] = None
     config_map_key_ref: Annotated[
         ConfigMapKey | None,
-        Field(description="A ConfigMap that contains it. Changing it creates a new revision."),
+        Field(description="A ConfigMap with the code. Changing it creates a new revision."),
     ] = None
     source: Annotated[
         ModelSource | None,
         Field(
             description=(
-                "A file that contains it, or a folder with model.py and the modules it imports."
+                "A file with the code, or a folder with model.py and the modules it imports."
             )
         ),
     ] = None
@@ -113,8 +113,8 @@ class CodeParts(ApiModel):
         Environment | None,
         Field(
             description=(
-                "A packed Python environment. Default: the image's custom Python; nothing is"
-                " installed at pod start."
+                "A packed Python environment. Default: the Python of the image; nothing is "
+                "installed when a pod starts."
             )
         ),
     ] = None

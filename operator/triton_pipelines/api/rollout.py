@@ -26,9 +26,9 @@ class RolloutSpec(ApiModel):
         RolloutStrategy,
         Field(
             description=(
-                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate removes"
-                " all; Auto tries Surge and falls back to NoSurge if no node has room for another"
-                " pod."
+                "Surge starts a new pod first; NoSurge removes one old pod first; Recreate "
+                "removes all; Auto tries Surge and falls back to NoSurge if no node has "
+                "capacity for another pod."
             )
         ),
     ] = RolloutStrategy.AUTO
@@ -44,8 +44,8 @@ class RolloutSpec(ApiModel):
             ge=0,
             le=3600,
             description=(
-                "Seconds that a terminating pod waits before Triton stops; Triton's exit timeout is"
-                " equally long."
+                "Seconds that a terminating pod waits before Triton stops; also Triton's "
+                "exit timeout."
             ),
         ),
     ] = 30

@@ -90,8 +90,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=PATH_PATTERN,
             description=(
-                "File inside the folder or repository that the URI names. Left out: the file's"
-                " usual name."
+                "File inside the folder or repository that the URI names. Default: the "
+                "standard file name."
             ),
         ),
     ] = None
@@ -109,8 +109,8 @@ class SourceSpec(ApiModel):
             max_length=512,
             pattern=ENDPOINT_PATTERN,
             description=(
-                "Address of an S3, GCS or Azure compatible store, of a model hub mirror, or of a"
-                " registry (in place of the one in the uri)."
+                "Address of an S3, GCS or Azure compatible store, a model hub mirror, or a "
+                "registry (instead of the one in the URI)."
             ),
         ),
     ] = None
@@ -146,8 +146,8 @@ class SourceSpec(ApiModel):
                 " has(self.revision) || has(self.caRef))"
             ),
             message=(
-                "a mounted source (configmap://, pvc://) has no secretRef, caRef or revision;"
-                " remove them"
+                "secretRef, caRef and revision are not allowed for a mounted source "
+                "(configmap://, pvc://); remove them"
             ),
             holds=lambda s: (
                 _scheme(s) not in ("configmap", "pvc")

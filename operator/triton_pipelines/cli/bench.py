@@ -68,7 +68,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="N|A:B:STEP",
-            help="Open loop: requests/s, sent on schedule, however late the answers are.",
+            help="Open loop: requests/s, sent on schedule, regardless of when responses arrive.",
         ),
     ] = None,
     arrivals: Annotated[
@@ -96,7 +96,7 @@ def bench(
         typer.Option(
             "--input",
             metavar="NAME=VALUE",
-            help="Another input, the same in every request; as for `tritonpipe infer`.",
+            help="Another input, the same in every request; as in `tritonpipe infer`.",
         ),
     ] = None,
     file: Annotated[
@@ -104,7 +104,7 @@ def bench(
         typer.Option(
             "--input-file",
             metavar="NAME=PATH",
-            help="Another input from a file; as for `tritonpipe infer`.",
+            help="Another input from a file; as in `tritonpipe infer`.",
         ),
     ] = None,
     duration: Annotated[
@@ -113,7 +113,7 @@ def bench(
             min=0.3,
             max=3600,
             metavar="SECONDS",
-            help="Measured time of a run, in three windows that must agree.",
+            help="Measured time of a run, in three windows whose results must agree.",
         ),
     ] = 6.0,
     warmup: Annotated[
@@ -127,8 +127,8 @@ def bench(
         bool,
         typer.Option(
             "--baseline/--no-baseline",
-            help="Also measure one client that waits for each answer:"
-            " all rows in a request, and one by one.",
+            help="Also measure one client that waits for each response: all rows in a request, "
+            "and one by one.",
         ),
     ] = True,
     protocol: Annotated[

@@ -74,7 +74,7 @@ def check_answered(measured: list[SweepResult]) -> None:
         if not any(run.requests for run in item.runs):
             reason = next(
                 iter(item.errors),
-                "no answer arrived in the measured time; a longer --duration may help",
+                "no response arrived in the measured time; a longer --duration might help",
             )
             raise CommandError(f"{item.spec.name}: no request succeeded: {reason}", EXIT_FAILED)
 

@@ -42,7 +42,7 @@ def infer(
         list[str] | None,
         typer.Argument(
             metavar="[TEXT]...",
-            help="Texts, each a row of the batch; write -- before a text that starts with -.",
+            help="Texts, one row of the batch each; write -- before a text that starts with -.",
         ),
     ] = None,
     pair: Annotated[
@@ -76,12 +76,12 @@ def infer(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print the answer as JSON; for a stream, one line per response."
+            "--json", help="Print the response as JSON; for a stream, one line per response."
         ),
     ] = False,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the answer."),
+        typer.Option(metavar="SECONDS", min=0.1, help="How long to wait for the response."),
     ] = 60.0,
 ) -> None:
     """Send one request to a pipeline and print the answer: texts as one batch, or tensors by name.
@@ -94,7 +94,7 @@ def infer(
     """
     if not (text or value or file):
         raise CommandError(
-            "there is nothing to send; give texts, or tensors with --input and --input-file",
+            "there is nothing to send; specify texts, or tensors with --input and --input-file",
             EXIT_USAGE,
         )
     for item in (*(text or []), *(pair or []), *(value or [])):

@@ -30,14 +30,16 @@ _REQUEST_SECONDS = 5.0
 def serve(
     file: PipelineFile,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="HTTP port; 0 selects a free port."),
     ] = PORT_HTTP,
     grpc_port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, metavar="PORT", help="gRPC port; 0 selects a free port."),
     ] = PORT_GRPC,
     metrics_port: Annotated[
         int,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Metrics port; 0 takes a free one."),
+        typer.Option(min=0, max=65535, metavar="PORT", help="Metrics port; 0 selects a free port."),
     ] = PORT_METRICS,
     source_map: SourceMapRules = None,
     mounts: Mounts = None,

@@ -52,7 +52,7 @@ def status(
         typer.Option("--wait", help="Wait until the current generation of the pipeline is ready."),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Longest time that --wait takes.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Maximum time for --wait.")
     ] = 300.0,
     output: Output = OutputFormat.TABLE,
 ) -> None:

@@ -288,7 +288,7 @@ def _output_faults(
         if array is not None:
             yield from _array_faults(config, output, array, rows, request)
         elif not request.stream:
-            yield OutputFault(f"output {output.name} is missing from the answer")
+            yield OutputFault(f"output {output.name} is missing from the response")
 
 
 def _array_faults(
@@ -317,7 +317,7 @@ def _array_faults(
         )
     content = _fault_of_numbers(array, finite=output.name in request.finite)
     if content:
-        yield OutputFault(f"output {output.name} holds {content}")
+        yield OutputFault(f"output {output.name} contains {content}")
 
 
 def _row_severity(request: ProbeRequest, *, is_fixed: bool) -> FaultSeverity:

@@ -51,8 +51,7 @@ class Problem:
 
 # Measured with 24.10, over HTTP and gRPC; fixed in 25.07 (release notes).
 _CLASSIFICATION: Final = (
-    "before release 25.07, a client that requests the classification of a text output"
-    " crashes the server"
+    "in releases before 25.07, a request for the classification of a text output crashes the server"
 )
 
 
@@ -281,7 +280,7 @@ def _starting(pod: Pod) -> Problem:
         )
         return Problem(
             Reason.PROGRESSING,
-            f"pod {pod.name}: {waiting.get('message', 'waits for its configuration')}",
+            f"pod {pod.name}: {waiting.get('message', 'is waiting for its configuration')}",
             pod.name,
         )
     if "running" in (pod.container(names.CONTAINER_LOADER).get("state") or {}):

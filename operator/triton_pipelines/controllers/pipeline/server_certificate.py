@@ -58,8 +58,8 @@ class ServerCertificate:
         place = f"{PATH}: Secret {self.secret}: tls.crt"
         if now >= self.not_after:
             return (
-                f"{place} expired at {rfc3339(self.not_after)}, so clients refuse the pods;"
-                " renew the certificate"
+                f"{place} expired at {rfc3339(self.not_after)}, so clients reject the pods; "
+                "renew the certificate"
             )
         if now < self.not_before:
             return (
@@ -101,11 +101,12 @@ def read_certificate(data: Mapping[str, bytes], secret: str, mode: TlsMode) -> S
     )
     _check_usage(leaf, ExtendedKeyUsageOID.SERVER_AUTH, "server auth", "clients refuse it")
     if mutual:
-        why = "the operator uses it as its client certificate, too"
+        why = "the operator also uses it as its client certificate"
         _check_usage(leaf, ExtendedKeyUsageOID.CLIENT_AUTH, "client auth", why)
         if not any(_issued(one, leaf) for one in (*chain[1:], *authorities)):
             raise CertificateError(
-                f"tls.crt is not issued by ca.crt, and {why}; use a certificate of that authority"
+                f"tls.crt is not issued by ca.crt, and {why}; use a certificate issued by "
+                "that authority"
             )
     files = [data[names.KEY_CERTIFICATE], *(one.public_bytes(Encoding.PEM) for one in authorities)]
     return ServerCertificate(
@@ -138,7 +139,7 @@ def _certificates(data: Mapping[str, bytes], key: str) -> list[x509.Certificate]
         return x509.load_pem_x509_certificates(_file(data, key))
     except ValueError:
         raise CertificateError(
-            f"{key} has no readable certificates; use X.509 certificates in PEM"
+            f"{key} contains no readable certificates; use X.509 certificates in PEM"
         ) from None
 
 
@@ -149,13 +150,13 @@ def _checked_key(data: Mapping[str, bytes], leaf: x509.Certificate) -> bytes:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The library's own text could quote what it read.
         raise CertificateError(
-            "tls.key has no readable private key; use a key in PEM without a password"
+            "tls.key contains no readable private key; use a key in PEM without a password"
         ) from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateError(
-            "tls.key does not fit the first certificate of tls.crt; use the key that this"
-            " certificate was requested with"
+            "tls.key does not fit the first certificate of tls.crt; use the key with which "
+            "this certificate was requested"
         )
     return content
 
@@ -167,8 +168,8 @@ def _check_usage(leaf: x509.Certificate, usage: x509.ObjectIdentifier, name: str
         return  # for any use
     if usage not in allowed and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in allowed:
         raise CertificateError(
-            f"tls.crt does not have the usage '{name}', and {why}; request it (usages of a"
-            " cert-manager Certificate)"
+            f"tls.crt does not have the usage '{name}', and {why}; request it (in usages of "
+            "a cert-manager Certificate)"
         )
 
 

@@ -120,10 +120,13 @@ def _suspended(snapshot: Snapshot, serving: Sequence[Pod]) -> list[Condition]:
     remaining = sum(not pod.deleting for pod in snapshot.pods)
     if remaining:
         return _draining(
-            f"being suspended: {remaining} pods are still to be deleted",
+            f"suspending: {remaining} pods have not been deleted yet",
             available(serving, snapshot),
         )
-    text = "suspended: no pods run, everything else is kept; set suspend to Disabled to serve"
+    text = (
+        "suspended: no pods run, and all other objects are kept; set suspend to Disabled to "
+        "serve requests"
+    )
     return [
         Condition(ConditionType.READY, True, Reason.SUSPENDED, text),
         Condition(ConditionType.AVAILABLE, False, Reason.SUSPENDED, text),
@@ -164,7 +167,7 @@ def _pods_failed(case: _Case) -> list[Condition] | None:
 
 def _scaled_to_zero(case: _Case) -> list[Condition] | None:
     if case.replicas == 0 and all(pod.deleting for pod in case.snapshot.pods):
-        return case.ready("replicas is 0: no pods are desired")
+        return case.ready("replicas is 0, so no pods are desired")
     return None
 
 
@@ -208,11 +211,13 @@ def _waiting_for(case: _Case) -> tuple[Reason, str]:
             f"{f': {error}' if error else ''}"
         )
     if leading is None and case.surplus > 0 and not case.other_pods:
-        return Reason.DRAINING, f"{progress}; {case.surplus} surplus pods are still to be deleted"
+        return Reason.DRAINING, (
+            f"{progress}; {case.surplus} surplus pods have not been deleted yet"
+        )
     if leading is None and case.other_pods and complete:
         return (
             Reason.DRAINING,
-            f"{progress}; {len(case.other_pods)} pods of older revisions still run",
+            f"{progress}; {len(case.other_pods)} pods of older revisions are still running",
         )
     rejected = case.snapshot.pods_rejected
     if (

@@ -87,8 +87,9 @@ class TlsSecrets:
             return _Reading(now, tls, "", None, problem)
         except Forbidden:
             problem = (
-                f"{place} may not be read by the operator in namespace {namespace}; add it to"
-                " rbac.tlsSecrets of the chart, or allow get for this Secret with a Role"
+                f"{place} may not be read by the operator in namespace {namespace}; add it "
+                "to rbac.tlsSecrets in the chart, or create a Role that allows get for "
+                "this Secret"
             )
             return _Reading(now, tls, "", None, problem)
         version = str(secret["metadata"].get("resourceVersion") or "")

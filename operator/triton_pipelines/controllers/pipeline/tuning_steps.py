@@ -107,7 +107,7 @@ def pending(stage: Stage, run: Run, name: str, now: dt.datetime) -> TuningDecisi
                 f"the pod to measure was not ready within {PENDING_SECONDS} s: {reason}", now
             )
         )
-    message = "waits for a pod without client traffic"
+    message = "is waiting for a pod without client traffic"
     if problem is not None:
         message = f"{problem.reason.value}: {reason}"
     elif rejection:
@@ -211,7 +211,7 @@ def _canary_end(stage: Stage, name: str) -> str:
                 text for key in ("reason", "message") if (text := str(status.get(key) or ""))
             )
             detail = f" ({message[:300]})" if message else ""
-            return f"pod {pod.name}, which was measured, has ended{detail}"
+            return f"pod {pod.name}, which was being measured, has terminated{detail}"
     problem = _problem(stage, pods)
     return (
         "the measured pod no longer exists, or its server was restarted"
@@ -265,8 +265,8 @@ def _result_of_job(
     if result is None:
         return TuningDecision(
             run.failed(
-                "the report of the Job cannot be read;"
-                " is its image that of this operator's release (loader.image)?",
+                "the report of the Job cannot be read; does its image match this "
+                "operator's release (loader.image)?",
                 now,
             )
         )

@@ -160,7 +160,9 @@ class HubSource:
     def _check_request(self, request: httpx.Request) -> None:
         """Refuse a redirect from https to http; other origins get no token (httpx sees to that)."""
         if self._endpoint.startswith("https://") and request.url.scheme != "https":
-            raise SourceError(f"the hub redirects from https to {request.url.scheme}://: refused")
+            raise SourceError(
+                f"the hub redirects from https to {request.url.scheme}://, which is not allowed"
+            )
 
     def _hub_error(self, error: HfHubHTTPError | HFValidationError) -> SourceError:
         """Translate what the hub answered."""
@@ -171,14 +173,14 @@ class HubSource:
                 )
             case GatedRepoError():
                 return SourceError(
-                    f"{self._repo} is gated; accept its terms, and name a token with access in"
-                    " source.secretRef"
+                    f"{self._repo} is gated; accept its terms, and provide a token with "
+                    "access in source.secretRef"
                 )
             case RevisionNotFoundError():
                 return SourceError(f"{self._repo} has no revision {self._revision}", missing=True)
             case RepositoryNotFoundError():
                 advice = (
-                    "check the name and the access of the token"
+                    "check the name and the permissions of the token"
                     if self._token
                     else "check the name, or set source.secretRef if it is private"
                 )
@@ -186,7 +188,7 @@ class HubSource:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
             return SourceError(
-                f"the hub rejected the token ({status}); check the secret of source.secretRef"
+                f"the hub rejected the token ({status}); check the Secret in source.secretRef"
             )
         return SourceError(
             f"the hub returned {status}",

@@ -54,7 +54,7 @@ def read_repository(
     """
     if not folder.is_dir():
         raise ModelRepositoryError(
-            "is not a folder; give a Triton model repository, which has one folder per model"
+            "is not a folder; specify a Triton model repository, which has one folder per model"
         )
     models: dict[str, RepositoryModel] = {}
     broken: dict[str, BrokenModel] = {}

@@ -80,7 +80,7 @@ class LoadTarget:
         if self.protocol is InferenceProtocol.HTTP and (
             urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname
         ):
-            raise LoadGeneratorError(f"{self.url}: is not a server address; write http://HOST:PORT")
+            raise LoadGeneratorError(f"{self.url}: is not a server address; use http://HOST:PORT")
 
     def rows_of(self, number: int) -> int:
         """Return the number of rows of one of the requests."""
@@ -147,7 +147,8 @@ class LoadSpec:
             or self.rate < 0
         ):
             raise LoadGeneratorError(
-                "exactly one of concurrency, rate and schedule must be given, and greater than 0"
+                "exactly one of concurrency, rate and schedule must be set, and it must be "
+                "greater than 0"
             )
         for name, least in (
             ("duration_s", 0.0),

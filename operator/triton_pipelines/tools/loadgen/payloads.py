@@ -112,5 +112,7 @@ def _grpc(target: LoadTarget, inputs: Mapping[str, Array]) -> bytes:
 def _data_type(name: str, array: Array) -> str:
     data_type: str | None = np_to_triton_dtype(array.dtype)
     if data_type is None:
-        raise LoadGeneratorError(f"input {name} has type {array.dtype}, which Triton does not know")
+        raise LoadGeneratorError(
+            f"input {name} has type {array.dtype}, which Triton does not support"
+        )
     return data_type

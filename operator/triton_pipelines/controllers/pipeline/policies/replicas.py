@@ -367,14 +367,15 @@ def _alternation_message(
     if not alternating.alternating:
         return ""
     follows = (
-        "so the number of pods changes with each of them"
+        "so the number of pods changes with every write"
         if bounds is None
         else f"but spec.scaling.pods owns the number, and {_pods_stay(number)}"
     )
     return (
-        f"{alternating.alternating} alternate in writing spec.replicas of this pipeline,"
-        f" {follows}; keep one of them. To keep an autoscaler, remove replicas from what is applied"
-        " (Git, a chart, kubectl apply); otherwise remove the autoscaler"
+        f"{alternating.alternating} alternately write spec.replicas of this pipeline, "
+        f"{follows}; keep one of them. To keep an autoscaler, remove replicas from the "
+        "manifest that is applied (Git, a chart, kubectl apply); otherwise, remove the "
+        "autoscaler"
     )
 
 

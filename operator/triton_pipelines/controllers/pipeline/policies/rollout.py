@@ -95,8 +95,8 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if blocks_scaling and failure is None:
         failure = _Failure(
             Reason.ROLLOUT_FAILED,
-            "not all of its pods became ready, and live scaling requires the Deployment for the"
-            " serving pods",
+            "not all of its pods became ready, and live scaling needs the Deployment for "
+            "the serving pods",
         )
     rollout = Rollout(
         begun_target.revision,
