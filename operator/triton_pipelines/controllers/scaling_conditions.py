@@ -24,7 +24,7 @@ HISTORY_MAX: Final = 5
 FIGURE_CHANGE: Final = 0.10
 # A number, or an address, whose digits are not figures.
 _NUMBER: Final = re.compile(r"(?P<address>https?://[^\s)]+)|\d[\d.]*(e[+-]\d+)?")
-_READ: Final = "metrics of every ready pod are available"
+_READ: Final = "metrics of every ready pod are read"
 _FROM: Final = " from "
 _REASONS: Final = frozenset(reason.value for reason in Reason)
 

@@ -353,7 +353,7 @@ def test_remarks_say_what_makes_figures_doubtful() -> None:
                     lag_p99_s=0.004,
                     stable=False,
                     failed=7,
-                    errors={"no answer within 30 s": 7},
+                    errors={"no response within 30 s": 7},
                 ),
             ),
         ),

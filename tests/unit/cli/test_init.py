@@ -274,7 +274,7 @@ def test_the_length_is_the_one_that_counts(
 
 def test_a_length_that_nothing_says_is_a_comment(model: Model) -> None:
     assert (
-        "# LOOK: no file says how many tokens the model takes; the default is 512."
+        "# LOOK: no file states how many tokens the model accepts; the default is 512."
         in model.write(LOGITS).init().out
     )
 

@@ -244,7 +244,7 @@ def test_lists_as_kubectl_prints_them(tritonpipe: Run, tmp_path: Path) -> None:
     assert ended.out.count(": valid") == len(SAMPLES)
     ended = tritonpipe("render", file)
     assert ended.code == 2
-    assert f"contains {len(SAMPLES)} pipelines; this command takes one" in ended.err
+    assert f"contains {len(SAMPLES)} pipelines, but this command accepts only one" in ended.err
 
 
 def rendered(tritonpipe: Run, *arguments: str) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ def test_one_url_is_the_connection_default() -> None:
         ("connections: [{url: 'https://a', matchers: {a-b: x}}]", "'a-b' is no label name"),
         (
             "connections: [{url: 'https://a', matchers: {pod: x}}]",
-            "pod is a label that the operator matches itself",
+            "pod the operator sets this label itself; remove it from matchers",
         ),
         (
             "connections: [{url: 'https://a', labels: {pod: __name__}}]",

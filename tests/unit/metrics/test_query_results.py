@@ -167,7 +167,7 @@ def test_a_target_that_has_gone_does_not_count() -> None:
 
 
 def test_the_same_series_twice_is_a_problem() -> None:
-    assert read([*whole(), whole()[0]]).problem == "the same series appears twice"
+    assert read([*whole(), whole()[0]]).problem == "the same series occurs twice"
 
 
 @given(st.lists(JSON, max_size=4), st.sampled_from(["matrix", "vector", "scalar", "string", ""]))

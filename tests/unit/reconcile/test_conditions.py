@@ -379,13 +379,13 @@ def test_being_suspended_is_not_yet_suspended() -> None:
         "Available": "True Serving",
         "Reconciling": "True Draining",
     }
-    assert "1 pods are still to be deleted" in scene.message()
+    assert "1 pods have not been deleted yet" in scene.message()
 
 
 def test_more_pods_than_wanted_is_not_ready_yet() -> None:
     scene = Scene(replicas=1).pod(ready=True).pod(ready=True)
     assert scene.told()["Ready"] == "False Draining"
-    assert "1 surplus pods are still to be deleted" in scene.message()
+    assert "1 surplus pods have not been deleted yet" in scene.message()
 
 
 def test_no_replicas_wanted() -> None:

@@ -90,7 +90,7 @@ def test_other_knobs_of_the_patch_are_the_users_and_padding_waits_for_them() -> 
     run(world, BOTH).settle()
     tuning = world.status["tuning"]
     assert yaml.safe_load(tuning["patch"]) == {"spec": {"model": {"maxBatchSize": 16}}}
-    assert tuning["message"].endswith("once that patch is in the spec.")
+    assert tuning["message"].endswith("once the spec contains that patch.")
     assert world.deployed == first
     assert padding(world)[1].endswith(
         "; tuning run 'monday' measured Bucketed 32, 128 to be better together with the patch "

@@ -181,7 +181,7 @@ def test_service_accounts_are_on_a_list() -> None:
 
 SECRETS = [
     ("sh.helm.release.v1.app.v1", "is a Helm release"),
-    ("deployer-token-x7k2p", "is the token of a service account"),
+    ("deployer-token-x7k2p", "contains the token of a service account"),
     ("other-0123456789", "has the name of a pipeline's control key"),
 ]
 

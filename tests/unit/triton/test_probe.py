@@ -44,7 +44,7 @@ def ones(*shape: int) -> Array:
     [
         ({"SCORE": ones(2, 1), "LABEL": LABELS}, None),
         ({"SCORE": ones(2, 1), "LABEL": LABELS, "MORE": np.array([np.nan])}, None),
-        ({"SCORE": ones(2, 1)}, "output LABEL is missing from the answer"),
+        ({"SCORE": ones(2, 1)}, "output LABEL is missing from the response"),
         (
             {"SCORE": np.array([[1], [np.nan]], np.float32), "LABEL": LABELS},
             "output SCORE holds NaN",

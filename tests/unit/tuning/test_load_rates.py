@@ -267,13 +267,13 @@ def overload(
     ("failure", "late"),
     [
         (timed_out("given up 4 s after the end of the load"), True),
-        (timed_out("no answer within 30 s"), True),
+        (timed_out("no response within 30 s"), True),
         (timed_out("no free connection within 30 s"), True),
-        (rejected("not sent: 20000 requests were waiting or under way"), True),
+        (rejected("not sent: 20000 requests were waiting or in progress"), True),
         (error_response("DEADLINE_EXCEEDED: Deadline Exceeded", is_timeout=True), True),
         (error_response("503 Unavailable: [request id: x] Exceeds maximum queue size"), True),
         (error_response("UNAVAILABLE: Request timeout expired"), True),
-        (RequestFailure("the connection broke: Connection reset by peer"), False),
+        (RequestFailure("the connection was lost: Connection reset by peer"), False),
         (error_response("500 Internal Server Error: Stub process is not healthy"), False),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_request_that_is_lost_where_there_is_no_overload_is_a_fault_whatever_i
                 fine,
                 end=end,
                 error=np.where(lost, 0, -1),
-                errors=(timed_out("no answer within 30 s"),),
+                errors=(timed_out("no response within 30 s"),),
             )
         )
         assert (found.failed, found.late, found.faults) == (1, 0, 1)

@@ -262,7 +262,7 @@ def test_on_a_gpu_it_stays_padded(tmp_path: Path) -> None:
     structure = Structure()
     done = adapted_file(make(structure), structure.plan(), tmp_path, on_cpu=False)
     assert isinstance(done.form, Padded)
-    assert "on a GPU, batches of usual size are faster with padding" in str(done)
+    assert "on a GPU, batches of typical size are faster with padding" in str(done)
 
 
 @pytest.mark.parametrize("oddity", [oddgraphs.loop, oddgraphs.scan, oddgraphs.sequences])
@@ -409,7 +409,7 @@ def test_a_graph_that_the_rewrite_does_not_understand_is_padded(
     structure = Structure()
     done = adapted_file(make(structure), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
-    assert "the graph is not understood (KeyError: 'some tensor')" in str(done)
+    assert "the structure of the graph is not supported (KeyError: 'some tensor')" in str(done)
 
 
 CPU = "instance_group [{ kind: KIND_CPU }]"
