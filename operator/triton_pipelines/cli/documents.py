@@ -67,7 +67,7 @@ class _KubectlLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(
                 None,
                 None,
-                f"nested deeper than {MAX_DOCUMENT_DEPTH} levels",
+                f"nested more than {MAX_DOCUMENT_DEPTH} levels deep",
                 self.peek_event().start_mark,  # type: ignore[no-untyped-call]
             )
         node: yaml.Node | None = super().compose_node(parent, index)

@@ -35,8 +35,8 @@ def check_server_options(
     """Refuse options that contradict each other."""
     if texts is not None and lengths is not None:
         raise CommandError(
-            "--lengths: sets the lengths of generated texts, but --texts provides real ones; omit"
-            " one of them",
+            "--lengths: sets the lengths of generated texts, but --texts provides real "
+            "texts; omit one of them",
             EXIT_USAGE,
         )
     if server is not None and mounts:

@@ -276,7 +276,9 @@ async def test_without_the_chart_setting_the_operator_may_not_impersonate(
         impersonated_service_accounts=(ACCOUNT,),
     ):
         await apply_any(admin, INFERENCE_PIPELINES, document(namespace, ACCOUNT))
-        missing = f"the operator is not allowed to impersonate the service account {namespace}/{ACCOUNT}"
+        missing = (
+            f"the operator is not allowed to impersonate the service account {namespace}/{ACCOUNT}"
+        )
         await refused_for(admin, namespace, "PermissionDenied", missing)
         assert not await exists(admin, namespace)
 

@@ -163,7 +163,7 @@ async def test_errors_in_our_words(server: LocalTriton, repository: Path) -> Non
             await client.infer(pipelines.ENSEMBLE, {"OTHER": texts("x")})
         with pytest.raises(RejectedError, match="complex64"):
             await client.infer(pipelines.ENSEMBLE, {"TEXT": np.zeros((1, 1), np.complex64)})
-        with pytest.raises(RejectedError, match="the reason is in the pod's log"):
+        with pytest.raises(RejectedError, match="for the reason, see the pod's log"):
             await client.load_model(
                 pipelines.TOKENIZER, full_config(repository, pipelines.TOKENIZER, max_batch_size=-1)
             )

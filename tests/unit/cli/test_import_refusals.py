@@ -65,7 +65,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path, tritonpipe: Run) -> No
 def test_a_model_that_a_step_calls_cannot_be_left_out(import_of: Import) -> None:
     ended = import_of({}, "--without=tok")
     assert ended.code == 2
-    assert "--without: tok is called by a step of sentiment and cannot be left out" in ended.err
+    assert "--without: tok is called by a step of sentiment and cannot be excluded" in ended.err
 
 
 OTHER = {"other/config.pbtxt": ENSEMBLE.replace('"tok"', '"nosuch"'), "other/1/": ""}

@@ -174,7 +174,7 @@ def test_texts_from_an_array(tmp_path: Path) -> None:
         ([IDS], {"values": ["IDS=1", "IDS=2"]}, "given 2 times"),
         ([IMAGE], {"values": ["IMAGE=1,2"]}, "2 elements do not fit IMAGE"),
         ([IMAGE], {"files": ["IMAGE=no-such.npy"]}, "cannot read no-such.npy"),
-        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "give one file saved by numpy.save"),
+        ([IMAGE], {"files": [f"IMAGE={__file__}"]}, "specify one file saved by numpy.save"),
         ([TEXT], {"values": ["TEXT=a"], "files": ["TEXT=b"]}, "choose one"),
     ],
 )

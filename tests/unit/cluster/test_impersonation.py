@@ -89,7 +89,8 @@ async def test_an_account_that_cannot_be_impersonated_is_named(
 ) -> None:
     script.answers += [REFUSED, REFUSED]
     with pytest.raises(
-        PermissionDenied, match="the operator is not allowed to impersonate the service account n/writer; ask"
+        PermissionDenied,
+        match="the operator is not allowed to impersonate the service account n/writer; ask",
     ):
         await write(client)
 

@@ -342,10 +342,10 @@ async def test_warnings_are_passed_on(stand: Stand, url: str) -> None:
             "HTTP 503: timeout: query timed out",
         ),
         (Response(401, {}, b"no"), "HTTP 401: the credentials are missing or not accepted"),
-        (Response(404, {}, b""), "is the path prefix right"),
+        (Response(404, {}, b""), "is the path prefix correct"),
         (
             Response(302, {"Location": "https://login/"}, b""),
-            "redirects to https://login/, which is not followed",
+            "redirects to https://login/, and redirects are not followed",
         ),
         (
             Response(200, {}, b'{"status":"error","errorType":"bad_data","error":"no"}'),
@@ -396,9 +396,10 @@ async def test_an_answer_without_end_is_given_up_and_nothing_else_is_asked_meanw
     connection = Connection.model_validate({"url": url, "timeoutSeconds": 0.5})
     async with PrometheusCollector(connection) as made:
         assert (
-            "no complete response within 0.5 s" in failure((await made.collect(expected()))[KEY]).message
+            "no complete response within 0.5 s"
+            in failure((await made.collect(expected()))[KEY]).message
         )
-        assert "has not come back yet" in failure((await made.collect(expected()))[KEY]).message
+        assert "has not finished yet" in failure((await made.collect(expected()))[KEY]).message
         assert len(stand.queries) == 1
         released.set()
         stand.before = lambda request, query: None

@@ -84,7 +84,7 @@ def test_an_absurd_value_is_a_problem_of_that_pod(value: str) -> None:
     except QueryResultError:
         assert value in ("", "x")
         return
-    assert "which no counter can be" in seen.problem
+    assert "which is not a valid counter value" in seen.problem
     assert seen.scrapes == ()
 
 

@@ -40,7 +40,7 @@ HINDRANCES: dict[str, tuple[dict[str, Any], str]] = {
         "several versions",
     ),
     "patched": ({"configPatch": {"batchInput": []}}, "configPatch sets batchInput"),
-    "no mask": ({"inputs": [IDS]}, "it reads no attention mask"),
+    "no mask": ({"inputs": [IDS]}, "it does not read an attention mask"),
     "own words": (
         {"inputs": [IDS, {**MASK, "ragged": "Disabled"}]},
         "its input attention_mask sets ragged or optional",

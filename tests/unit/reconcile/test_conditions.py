@@ -544,7 +544,7 @@ def test_the_longest_spec_never_breaks_the_schema() -> None:
     ("code", "words"),
     [
         (1, "exit code 1)"),
-        (136, "exit code 136 (SIGFPE): before release 25.07, a client that requests"),
+        (136, "exit code 136 (SIGFPE): in releases before 25.07, a request"),
         (137, "exit code 137 (SIGKILL))"),
         (255, "exit code 255)"),
     ],

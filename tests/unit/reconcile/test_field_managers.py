@@ -306,9 +306,9 @@ def test_who_take_turns_at_the_pipelines_number_are_named_and_followed(
         f"{who} alternately write spec.replicas of this pipeline, "
     )
     assert (
-        "2 pods are kept" if spec else "the number of pods changes with each of them"
+        "2 pods are kept" if spec else "the number of pods changes with every write"
     ) in limited(made)["message"]
-    assert "remove replicas from what is applied" in limited(made)["message"]
+    assert "remove replicas from the manifest that is applied" in limited(made)["message"]
     # An autoscaler of a pipeline whose pods are scaling's is told from its first write.
     assert len(conflicts(done)) <= 2
     assert made.condition("Ready")["status"] == "True"

@@ -63,7 +63,7 @@ BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
     "key that is text": (
         lambda c: c | {"tls.key": b"-----BEGIN secret"},
         TlsMode.SIMPLE,
-        "tls.key has no readable private key",
+        "tls.key contains no readable private key",
     ),
     "another key": (
         lambda c: c | {"tls.key": pem(new_key())},
@@ -79,7 +79,7 @@ BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
     "not for clients": (
         lambda _: AUTHORITY.secret(usages=[SERVER]),
         TlsMode.MUTUAL,
-        "does not have the usage 'client auth', and the operator uses it",
+        "does not have the usage 'client auth', and the operator also uses it",
     ),
     "of another authority": (
         lambda c: c | {"ca.crt": OTHER.certificate},

@@ -55,8 +55,8 @@ def test_padding_alone_is_rolled_out_for_the_spec_that_was_measured_and_the_patc
     assert "patch" not in tuning
     assert tuning["gainPercent"] == 31
     assert tuning["message"] == (
-        "it is better Auto uses padding Bucketed 32, 128, with which it was measured, from "
-        "now on for this spec."
+        "it is better Auto uses padding Bucketed 32, 128, with which it was measured, for this "
+        "spec from now on."
     )
     world.settle()
     assert world.deployed != first

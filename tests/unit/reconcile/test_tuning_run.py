@@ -242,7 +242,7 @@ def test_a_watch_that_can_judge_is_waited_for_and_its_end_is_told() -> None:
     assert since is not None
     until = since + WATCH_PERIOD
     assert world.run["message"] == (
-        f"waits until {rfc3339(until)}, because a measurement could disturb the latency of "
+        f"waits until {rfc3339(until)}, because a measurement could affect the latency of "
         f"revision {world.deployed}, which is watched until then"
     )
     assert world.left == []

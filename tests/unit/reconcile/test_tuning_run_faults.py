@@ -395,7 +395,7 @@ def test_a_canary_that_goes_ends_the_run(fate: Callable[[Tuning, Object], None])
     world.step()
     failed(
         world,
-        "which was measured, has ended (Evicted: The node was low"
+        "which was being measured, has terminated (Evicted: The node was low"
         if fate is evicted
         else "the measured pod no longer exists, or its server",
     )

@@ -166,7 +166,7 @@ def test_labels_and_annotations_are_on_a_list(part: str) -> None:
 def test_service_accounts_are_on_a_list() -> None:
     changes: dict[str, Any] = {"server": {"serviceAccountName": "deployer"}}
     assert of_spec(**changes) == [
-        "spec.server.serviceAccountName: deployer is not a service account that pipelines may use"
+        "spec.server.serviceAccountName: deployer is not a service account that pipelines can use"
         " (default); use one of these, or ask the operator's administrator to add it to"
         " --service-accounts"
     ]

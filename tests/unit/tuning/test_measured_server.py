@@ -277,9 +277,9 @@ async def test_no_setting_is_measured_out_of_the_response_cache(client: StandIn)
     target = TuningTarget("127.0.0.1:1", lambda changed: build(changed, built.options))
     async with MeasuredServer(target, built.pipeline, built.graph) as one:
         (text,) = [note for note in one.notes if "cache" in note]
-        assert text.startswith(f"model, {PUBLIC}: the response cache is off") or text.startswith(
-            f"{PUBLIC}, model: the response cache is off"
-        )
+        assert text.startswith(
+            f"model, {PUBLIC}: the response cache is disabled"
+        ) or text.startswith(f"{PUBLIC}, model: the response cache is disabled")
         for setting in (one.current, OTHER):
             await one.apply(setting)
             assert not any(config.response_cache.enable for config in client.running.values())

@@ -191,8 +191,8 @@ def _not_a_model(path: Path) -> ImportNote:
     if inner := model_folders(path):
         return ImportNote(
             path.name,
-            f"is itself a model repository ({', '.join(inner[:_SHOWN])}), which Triton does not"
-            " read from here, and was skipped; import that folder by itself",
+            f"is itself a model repository ({', '.join(inner[:_SHOWN])}), which Triton does "
+            "not read from here, and was skipped; import that folder separately",
             NoteSeverity.INFO,
         )
     return ImportNote(

@@ -308,7 +308,7 @@ def test_a_graph_inside_a_branch_stays_padded(tmp_path: Path) -> None:
     structure = Structure(pooling=Pooling.FIRST)
     done = adapted_file(in_a_branch(make(structure)), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
-    assert "no matrix products with weights that treat each token by itself" in str(done)
+    assert "no matrix products with weights that process each token independently" in str(done)
 
 
 def test_a_graph_with_rows_behind_places_stays_padded(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_wrong_rewrite_is_found_and_the_file_padded(
     fault(monkeypatch)
     done = adapted_file(make(structure), structure.plan(), tmp_path)
     assert isinstance(done.form, Padded)
-    assert "without padding its outputs differ" in str(done)
+    assert "without padding, its outputs differ" in str(done)
     assert done.verification.difference < 1
 
 
