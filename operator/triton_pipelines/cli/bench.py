@@ -52,8 +52,8 @@ def bench(
         str,
         typer.Argument(
             metavar="FILE|URL",
-            help="A pipeline's file, served here during the run;"
-            " or http(s)://HOST:PORT/v2/models/MODEL.",
+            help="A pipeline's file, served on this machine during the run; or "
+            "http(s)://HOST:PORT/v2/models/MODEL.",
         ),
     ],
     concurrency: Annotated[

@@ -133,8 +133,8 @@ def import_repository(
             " or set --source-uri.",
         )
         hints.append(
-            f"to try it here: tritonpipe serve FILE"
-            f" --source-map {PLACEHOLDER}/={folder.resolve().as_uri()}/"
+            "to try it on this machine: tritonpipe serve FILE --source-map "
+            f"{PLACEHOLDER}/={folder.resolve().as_uri()}/"
         )
     for note in report.sorted():
         typer.echo(str(note), err=True)

@@ -107,9 +107,10 @@ def _warn_of_failed_inference(running: LocalPipeline) -> None:
     fault = trial_inference_error(running.pipeline, running.graph, running.server.grpc_address)
     if fault:
         typer.echo(
-            f"{running.pipeline.name}: warning: the test inference failed: {fault.strip()}\n"
-            "In a cluster the pipeline would not become Ready (reason InferenceFailed)."
-            " If the generated request does not suit the pipeline, set one in spec.health",
+            f"{running.pipeline.name}: warning: the test inference failed: "
+            f"{fault.strip()}\nIn a cluster, the pipeline would not become Ready (reason "
+            "InferenceFailed). If the generated request is not suitable for the pipeline, "
+            "set a request in spec.health",
             err=True,
         )
 

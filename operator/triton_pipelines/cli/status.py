@@ -243,8 +243,8 @@ async def poll_pipelines(query: StatusQuery, *, watch: bool) -> AsyncIterator[li
                 EXIT_USAGE,
             ) from error
         raise CommandError(
-            f"the cluster has no resource {names.KIND}; install the operator,"
-            " or only its definition with `tritonpipe crd`"
+            f"the cluster has no resource {names.KIND}; install the operator, or install "
+            "only the CRD with `tritonpipe crd`"
         ) from error
     except LoginError as error:
         raise CommandError(

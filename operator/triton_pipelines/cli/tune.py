@@ -78,7 +78,7 @@ def tune(
         typer.Option(
             metavar="HOST:PORT",
             help="gRPC address of a Triton server that serves this pipeline without other "
-            "traffic. Default: serve it here.",
+            "traffic. Default: serve it on this machine.",
         ),
     ] = None,
     control_key_file: Annotated[
@@ -166,7 +166,8 @@ def tune(
         return
     if namespace is not None:
         raise CommandError(
-            "--namespace: only valid with --in-cluster; a pipeline served here has none",
+            "--namespace: only valid with --in-cluster; a pipeline that is served on this "
+            "machine has no namespace",
             EXIT_USAGE,
         )
     check_finite({"--slo": slo, "--rate": rate, "--seconds": seconds, "--cores": cores})

@@ -161,7 +161,8 @@ def test_what_no_resource_can_express_is_refused(import_of: Import, tmp_path: Pa
         ),
         (
             {"bert/config.pbtext": MODEL, "bert/1/model.py": CODE},
-            "bert/config.pbtext: is not a file name that Triton reads; rename it to bert/config.pbtxt",
+            "bert/config.pbtext: is not a file name that Triton reads; rename it to "
+            "bert/config.pbtxt",
         ),
         (
             {f"{team}/{name}": text for team in ("blue", "red") for name, text in FILES.items()},

@@ -105,7 +105,8 @@ def test_on_cpu_each_request_keeps_its_length_and_the_file_is_left_alone() -> No
     )
     assert told(fixed) == (
         "Fixed",
-        "Auto: spec.model: its inputs are declared with a fixed length, so every row has 512 tokens",
+        "Auto: spec.model: its inputs are declared with a fixed length, so every row has "
+        "512 tokens",
     )
 
 

@@ -155,8 +155,8 @@ def lost(rate: float) -> SettingMeasurement:
 def test_a_machine_on_which_less_load_takes_longer_is_said_to_be_busy() -> None:
     assert any(
         (
-            "met the latency budget at 400 requests/s and exceeded it at 200, because the machine is busy "
-            "with other work"
+            "met the latency budget at 400 requests/s and exceeded it at 200, because the "
+            "machine is busy with other work"
         )
         in note
         for note in report_of(None, unsteady=True).notes

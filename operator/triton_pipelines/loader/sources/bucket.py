@@ -162,8 +162,8 @@ class BucketSource:
             )
         if store.certificate_problem is not None:
             return SourceError(
-                f"the server's certificate is not trusted ({store.certificate_problem}); name its"
-                " CA in source.caRef"
+                f"the server's certificate is not trusted ({store.certificate_problem}); "
+                "set its CA in source.caRef"
             )
         if store.is_proxy_refusal:
             return SourceError(PROXY_REFUSED)

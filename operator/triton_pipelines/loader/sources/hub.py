@@ -201,7 +201,7 @@ def _connection_error(error: Exception) -> SourceError:
     if is_proxy_auth_error(error):
         return SourceError(PROXY_REFUSED)
     if certificate_error(error) is not None:
-        return SourceError("the hub's certificate is not trusted; name its CA in source.caRef")
+        return SourceError("the hub's certificate is not trusted; set its CA in source.caRef")
     return SourceError(
         f"the hub cannot be reached ({type(error).__name__}: {error})", retryable=True
     )

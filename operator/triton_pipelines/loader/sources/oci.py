@@ -303,7 +303,7 @@ class OciSource:
         is_downgrade = urlsplit(self._base).scheme == "https" and urlsplit(realm).scheme != "https"
         if is_downgrade or (basic and cleartext_host(realm) is not None):
             raise SourceError(
-                "the registry requires a token server without TLS "
+                "the registry uses a token server without TLS "
                 f"({urlsplit(realm).hostname}), to which no credentials are sent; configure "
                 "the registry with an https:// address"
             )

@@ -124,8 +124,8 @@ def _source_error(error: httpx.TransportError) -> SourceError:
     certificate = certificate_error(error)
     if certificate is not None:
         return SourceError(
-            f"the server's certificate is not trusted ({certificate.verify_message}); name its CA"
-            " in source.caRef"
+            f"the server's certificate is not trusted ({certificate.verify_message}); set "
+            "its CA in source.caRef"
         )
     return SourceError(
         f"{type(error).__name__}: {error}",
