@@ -22,7 +22,7 @@ class TimeoutAction(StrEnum):
 
 
 class QueuePolicy(ApiModel):
-    """Bounds of a step's queue. Without them Triton's queue is unbounded."""
+    """Limits of a step's queue. Without them, Triton's queue is unbounded."""
 
     max_queue_size: Annotated[
         int | None,
@@ -65,9 +65,9 @@ class QueuePolicy(ApiModel):
 
 
 class PriorityQueuePolicy(QueuePolicy):
-    """Bounds of the queue of one priority level.
+    """Queue limits of one priority level.
 
-    An omitted bound means no limit, regardless of queuePolicy.
+    If a limit is omitted, the queue has no such limit, regardless of queuePolicy.
     """
 
     priority: Annotated[
@@ -82,7 +82,7 @@ _DELAYS = (
 
 
 class DynamicBatching(ApiModel):
-    """Triton's dynamic batcher of one step.
+    """Triton's dynamic batcher for one step.
 
     If omitted, it is on with Triton's defaults (unless sequenceBatching is set).
     """

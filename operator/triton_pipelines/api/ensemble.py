@@ -13,7 +13,7 @@ from .tensors import BY_NAME, MAX_TENSORS, PublicInput, PublicOutput
 
 
 class Ensemble(ApiModel):
-    """The public face of the pipeline."""
+    """The pipeline's name, inputs and outputs, as seen by clients."""
 
     model_name: Annotated[
         TritonName | None, Field(description="Name that clients call. Default: metadata.name.")

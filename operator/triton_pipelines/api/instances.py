@@ -85,7 +85,7 @@ HostPolicy = Annotated[
 class StepCopies(ApiModel):
     """Instances of a step in one pod.
 
-    Either a fixed count, or bounds within which a CPU step may be scaled.
+    Either a fixed count, or bounds for scaling a CPU step.
     """
 
     count: Annotated[
@@ -250,7 +250,7 @@ class ModelInstanceGroup(InstanceGroup):
 
 
 class PlacedStepCopies(StepCopies):
-    """Copies of a step that may run on GPUs."""
+    """Copies of a step that can run on GPUs."""
 
     gpus: GpuIndices = ()
     groups: Annotated[

@@ -64,9 +64,9 @@ class VersionPolicy(ApiModel):
 
 
 class Warmup(ApiModel):
-    """Inferences that a new instance runs before it serves.
+    """Inferences that a new instance runs before it serves requests.
 
-    With them, no client waits for lazy initialization.
+    As a result, no client waits for lazy initialization.
     """
 
     mode: Annotated[
@@ -153,7 +153,7 @@ class TensorRT(ApiModel):
 
 
 class Optimization(ApiModel):
-    """How the backend optimizes the file; further settings go through configPatch."""
+    """How the backend optimizes the file. For other settings, use configPatch."""
 
     tensorrt: Annotated[TensorRT | None, Field(description="Run the ONNX file with TensorRT.")] = (
         None
@@ -161,7 +161,7 @@ class Optimization(ApiModel):
 
 
 class LengthProfile(ApiModel):
-    """One optimization profile of a TensorRT plan: the rows and tokens that a batch may have."""
+    """One optimization profile of a TensorRT plan: the rows and tokens that a batch can have."""
 
     min: Annotated[
         int | None, Field(ge=1, le=MAX_TOKENS, description="Fewest tokens in a row. Default 1.")

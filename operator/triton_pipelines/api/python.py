@@ -25,14 +25,14 @@ class Runner(StrEnum):
 
 
 class ConfigMapKey(ApiModel):
-    """A key of a ConfigMap of the pipeline's namespace."""
+    """A key of a ConfigMap in the pipeline's namespace."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap.")]
     key: Annotated[DataKey, Field(description="Key whose text is used.")] = "model.py"
 
 
 class Code(ApiModel):
-    """Custom code of a python step: a complete Triton model.py.
+    """Custom code of a Python step: a complete Triton model.py.
 
     It runs with the permissions of the pod; the operator can forbid it.
     """
@@ -127,7 +127,7 @@ class CustomCode(CodeParts):
 
 
 class Python(CodeParts):
-    """How a python step runs: custom code, or a runner of the operator."""
+    """How a Python step runs: custom code, or one of the operator's runners."""
 
     runner: Annotated[
         Runner | None,

@@ -11,7 +11,7 @@ from .base import ApiModel
 
 
 class RolloutStrategy(StrEnum):
-    """How a new revision takes over."""
+    """How a new revision replaces the old one."""
 
     AUTO = "Auto"
     SURGE = "Surge"
@@ -20,7 +20,7 @@ class RolloutStrategy(StrEnum):
 
 
 class RolloutSpec(ApiModel):
-    """How a new revision takes over, and how long pods may take to terminate."""
+    """How a new revision replaces the old one, and how long pods can take to terminate."""
 
     strategy: Annotated[
         RolloutStrategy,

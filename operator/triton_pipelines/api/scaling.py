@@ -68,7 +68,7 @@ class Windows(ApiModel):
 
 
 class ScaleUp(ApiModel):
-    """Growth of counts."""
+    """How counts increase."""
 
     cooldown_seconds: Annotated[
         int | None,
@@ -84,7 +84,7 @@ class ScaleUp(ApiModel):
 
 
 class ScaleDown(ApiModel):
-    """Shrinking of counts."""
+    """How counts decrease."""
 
     stabilization_seconds: Annotated[
         int,
@@ -164,8 +164,8 @@ class Scaling(ApiModel):
         ),
     ] = None
     windows: Annotated[Windows, Field(description="Time windows of the signals.")] = Windows()
-    scale_up: Annotated[ScaleUp, Field(description="Growth of counts.")] = ScaleUp()
-    scale_down: Annotated[ScaleDown, Field(description="Shrinking of counts.")] = ScaleDown()
+    scale_up: Annotated[ScaleUp, Field(description="How counts increase.")] = ScaleUp()
+    scale_down: Annotated[ScaleDown, Field(description="How counts decrease.")] = ScaleDown()
     backlog_drain_seconds: Annotated[
         int, Field(ge=1, le=3600, description="Seconds within which a backlog should be processed.")
     ] = 10

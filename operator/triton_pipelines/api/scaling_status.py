@@ -30,7 +30,7 @@ class ScaleEvent(ApiModel):
 class ScalingFigures(ApiModel):
     """Figures of a scaled step over all pods.
 
-    They change only by more than a tenth; live numbers are in the metrics.
+    They are updated only if they change by more than a tenth; for current values, see the metrics.
     """
 
     step: Annotated[Short, Field(description="Name of the scaled step.")]

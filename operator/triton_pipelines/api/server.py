@@ -28,7 +28,7 @@ class ImagePullPolicy(StrEnum):
 
 
 class LocalReference(ApiModel):
-    """An object of the pipeline's namespace, by name."""
+    """An object in the pipeline's namespace, by name."""
 
     name: Annotated[ObjectName, Field(description="An object in the pipeline's namespace.")]
 
@@ -164,7 +164,7 @@ class Service(ApiModel):
 
 
 class NetworkPolicy(ApiModel):
-    """Who may reach the ports. The control key restricts what they may do there."""
+    """Peers that can reach the ports. The control key restricts what they can do."""
 
     mode: Annotated[Switch, Field(description="Disabled: no NetworkPolicy is created.")] = (
         Switch.ENABLED

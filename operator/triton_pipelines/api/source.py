@@ -29,7 +29,7 @@ URI_PATTERN = rf"^({'|'.join(SCHEMES)})://[^\s\x00-\x1f\x7f]+$"
 
 
 class SecretReference(ApiModel):
-    """A Secret of the pipeline's namespace.
+    """A Secret in the pipeline's namespace.
 
     It is mounted only into the init container, never into Triton.
     """
@@ -48,7 +48,7 @@ class SecretReference(ApiModel):
 
 
 class CertificateReference(ApiModel):
-    """A ConfigMap of the pipeline's namespace with a CA bundle."""
+    """A ConfigMap in the pipeline's namespace with a CA bundle."""
 
     name: Annotated[ObjectName, Field(description="Name of the ConfigMap with the CA bundle.")]
     key: Annotated[DataKey, Field(description="Key of the PEM bundle in the ConfigMap.")] = "ca.crt"
@@ -188,7 +188,7 @@ class SourceSpec(ApiModel):
 
 
 class ModelSource(SourceSpec):
-    """A source with a main file that may have any name: a model, or code with its modules."""
+    """A source whose main file can have any name: a model, or code with its modules."""
 
     file_name: Annotated[
         str | None,

@@ -44,7 +44,7 @@ class ConditionStatus(ApiModel):
 
 
 class Endpoints(ApiModel):
-    """Where clients find the pipeline, inside the cluster."""
+    """Addresses for clients inside the cluster."""
 
     http: Annotated[Short, Field(description="HTTP address.")] = ""
     grpc: Annotated[Short, Field(description="gRPC address.")] = ""
@@ -123,7 +123,7 @@ class TokenizerStatus(ApiModel):
 
 
 class SourceStatus(ApiModel):
-    """What a source resolved to."""
+    """The resolved version of a source."""
 
     step: Annotated[Short, Field(description="Name of the step.")]
     uri: Annotated[Annotated[str, Field(max_length=1024)], Field(description="The URI as written.")]
@@ -170,7 +170,7 @@ class Status(ApiModel):
         Short, Field(description="Label selector of the pods, for the scale subresource.")
     ] = ""
     endpoints: Annotated[
-        Endpoints, Field(description="Where clients find the pipeline, inside the cluster.")
+        Endpoints, Field(description="Addresses for clients inside the cluster.")
     ] = Endpoints()
     ensemble: Annotated[
         EnsembleStatus, Field(description="Model name and tensors for clients.")

@@ -137,7 +137,7 @@ class TokenizerOutput(ApiModel):
 
 
 class Tokenizer(ApiModel):
-    """The CPU step that turns text into tokens.
+    """The CPU step that converts text to tokens.
 
     It uses the Rust tokenizers library or custom code.
     """

@@ -64,7 +64,7 @@ class PaddingStatus(ApiModel):
 
 
 class TuningPoint(ApiModel):
-    """One setting that was measured, or whose figures were predicted."""
+    """One setting that was measured or predicted."""
 
     name: Annotated[
         Short,
@@ -105,7 +105,7 @@ class TuningPoint(ApiModel):
 
 
 class TuningStatus(ApiModel):
-    """What the tuner measured and recommends; only the user changes the spec."""
+    """The tuner's measurements and recommendation; the operator never changes the spec."""
 
     request: Annotated[Short, Field(description="The value of spec.tuning.request.")] = ""
     state: Annotated[Short, Field(description="Pending, Running, Succeeded or Failed.")] = ""

@@ -82,7 +82,7 @@ def adaptation_blocker(
     if fields.platform is not Platform.ONNX:
         return (
             f"{fields.platform.value if fields.platform else fields.backend} batches only "
-            "requests of equal shape"
+            "equal shapes"
         )
     accelerated = fields.optimization is not None and fields.optimization.tensorrt is not None
     patched = sorted(_OWN & set(fields.config_patch or {}))
