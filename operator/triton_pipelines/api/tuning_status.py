@@ -97,7 +97,9 @@ class TuningPoint(ApiModel):
     p99_microseconds: Annotated[
         Count,
         Field(
-            description=("Measured p99; omitted if more than 1 % of requests received no response.")
+            description=(
+                "Measured p99; omitted if more than one request in a hundred received no response."
+            )
         ),
     ] = 0
     predicted_p99_microseconds: Annotated[Count, Field(description="Predicted p99; 0: none.")] = 0

@@ -157,7 +157,7 @@ def _package() -> tuple[Path, str]:
     folder = Path(spec.submodule_search_locations[0])
     if not (folder / "tritonserver" / "bin" / "tritonserver").is_file():
         raise DistributionError(
-            f"{folder} contains no tritonserver: reinstall {PACKAGE} for Linux x86-64"
+            f"{folder} does not contain tritonserver; reinstall {PACKAGE} for Linux x86-64"
         )
     return folder, importlib.metadata.version(PACKAGE)
 

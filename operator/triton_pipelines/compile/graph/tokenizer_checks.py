@@ -76,8 +76,10 @@ def _undeclared_outputs(graph: Graph) -> Iterator[Finding]:
             continue
         # Where the names differ, `from` is written already.
         fix = (
-            f"set from, for example to tokenizer.input_ids, or declare {source.tensor} in"
-            " spec.tokenizer.outputs"
+            (
+                "set the from field, for example to tokenizer.input_ids, or declare "
+                f"{source.tensor} in spec.tokenizer.outputs"
+            )
             if source.tensor == entry.tensor.name
             else f"use {', '.join(USUAL_NAMES)}, or an output declared in spec.tokenizer.outputs"
         )
