@@ -228,7 +228,7 @@ async def test_an_insane_answer_fails_the_probe(tmp_path: Path) -> None:
     write_model(tmp_path, "nan", pipelines.config("nan", inputs, outputs, {}), {"model.py": code})
     with triton_server(tmp_path, ["nan"]) as server:
         result = await probe(server.grpc_address, "nan", None, ProbeRequest({"TEXT": texts("x")}))
-    assert (result.healthy, result.inference_error) == (False, "output Y holds NaN")
+    assert (result.healthy, result.inference_error) == (False, "output Y contains NaN")
 
 
 def test_a_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -> None:

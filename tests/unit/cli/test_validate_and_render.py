@@ -176,8 +176,8 @@ def test_all_findings_at_once_from_standard_input(tritonpipe: Run) -> None:
             "found kind InferencePipelines; did you mean InferencePipeline?",
         ),
         ("metadata: {name: a}", "kind is missing; add kind: InferencePipeline"),
-        ("a: &x [*x]", "cannot be a resource"),
-        ("2020-01-01: x", "cannot be a resource"),
+        ("a: &x [*x]", "is not a valid resource"),
+        ("2020-01-01: x", "is not a valid resource"),
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "render", "serve", "infer"])

@@ -268,7 +268,7 @@ async def test_what_an_overloaded_server_does_not_answer_is_given_up_long_before
     assert result.overloaded
     assert result.begin_s == 0.0
     assert result.end_s == pytest.approx(2.5, abs=0.1)
-    assert result.errors == (timed_out("given up 1.5 s after the end of the load"),)
+    assert result.errors == (timed_out("abandoned 1.5 s after the end of the load"),)
     assert np.count_nonzero(result.error >= 0) == pytest.approx(50, abs=5)
     assert asyncio.get_running_loop().time() == pytest.approx(4.0, abs=0.1)
     assert np.all(np.diff(result.end) >= 0)

@@ -82,7 +82,7 @@ def test_one_url_is_the_connection_default() -> None:
                 "connections: [{url: 'https://a', bearerTokenFile: /t, basicAuth: {usernameFile: "
                 "/u, passwordFile: /p}}]"
             ),
-            "give one",
+            "cannot be combined; remove one",
         ),
         (
             "connections: [{url: 'https://a', tls: {certFile: /c}}]",

@@ -59,7 +59,7 @@ BROKEN: dict[str, tuple[Callable[[Content], Content], TlsMode, str]] = {
         TlsMode.MUTUAL,
         "key ca.crt is missing or empty (mode Mutual needs it); add it",
     ),
-    "text": (lambda c: c | {"tls.crt": b"hello"}, TlsMode.SIMPLE, "tls.crt has no readable"),
+    "text": (lambda c: c | {"tls.crt": b"hello"}, TlsMode.SIMPLE, "tls.crt contains no readable"),
     "key that is text": (
         lambda c: c | {"tls.key": b"-----BEGIN secret"},
         TlsMode.SIMPLE,

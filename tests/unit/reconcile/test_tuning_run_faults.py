@@ -191,7 +191,7 @@ def test_another_mode_in_the_middle_begins_anew(first: str, then: str) -> None:
         then == "Thorough"
     )
     assert [note for reason, note in noted(world) if reason == "TuningStopped"] == [
-        f"request 'a': spec.tuning.mode is {then} , so the run starts again"
+        f"request 'a': spec.tuning.mode is now {then}, so the run starts again"
     ]
     world.job_ends(json.dumps(RESULT))
     assert (world.run["state"], world.left) == ("Succeeded", [])

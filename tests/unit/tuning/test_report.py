@@ -254,7 +254,7 @@ def test_advice_names_what_limits() -> None:
     even = replace(
         PIPE, lengths=(32,), stages=(TOKENIZER, replace(MODEL, cost=StepCost(1e-4, 0.0, 5e-4, 0.0)))
     )
-    assert "Larger batches gain little" in advise(even, seen(0.2, 0.9), True, 4, False).text
+    assert "Larger batches have little effect" in advise(even, seen(0.2, 0.9), True, 4, False).text
     stretched = replace(
         even, stages=(TOKENIZER, replace(MODEL, cost=even.stages[1].cost.stretched(1.6)))
     )
