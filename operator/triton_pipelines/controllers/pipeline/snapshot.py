@@ -338,7 +338,8 @@ class Snapshot:
 
 
 # An iteration reads the same texts several times. What is returned is shared, and never changed.
-@functools.lru_cache(maxsize=16)
+# The state of an idle pipeline, 2 KB, is read with each probe of its pods.
+@functools.lru_cache(maxsize=1024)
 def _state_of(text: str | None) -> PipelineState:
     return PipelineState.parse(text)
 
