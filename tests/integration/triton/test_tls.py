@@ -26,7 +26,7 @@ from triton_pipelines.triton.client import TritonClient
 from triton_pipelines.triton.errors import UnreachableError
 from triton_pipelines.triton.local_server import LocalTriton
 from triton_pipelines.triton.probe import ProbeRequest, probe
-from triton_pipelines.triton.tls import TlsIdentity
+from triton_pipelines.triton.tls import ClientCertificate, TlsIdentity
 
 pytestmark = pytest.mark.integration
 KEY = "0f8ad1c2-test-key"
@@ -73,7 +73,7 @@ def tls_server(
 def identity(content: Content, mode: TlsMode = TlsMode.SIMPLE) -> TlsIdentity:
     """What the operator knows of a Secret."""
     found = read_certificate(content, "certs", mode)
-    return TlsIdentity(found.roots.encode(), found.name, found.chain, found.key)
+    return TlsIdentity(found.roots.encode(), found.name, found.client)
 
 
 SIMPLE = AUTHORITY.secret(HOST)
@@ -154,11 +154,12 @@ async def test_mutual_tls_admits_clients_of_the_authority_alone(
             with pytest.raises(UnreachableError):
                 await live(server, TlsIdentity(roots, HOST))
             stranger = OTHER.secret("client", usages=[CLIENT])
-            foreign = TlsIdentity(roots, HOST, stranger["tls.crt"], stranger["tls.key"])
+            foreign = ClientCertificate(stranger["tls.crt"], stranger["tls.key"])
             with pytest.raises(UnreachableError):
-                await live(server, foreign)
+                await live(server, TlsIdentity(roots, HOST, foreign))
             own = AUTHORITY.secret("client", usages=[CLIENT])
-            assert await live(server, TlsIdentity(roots, HOST, own["tls.crt"], own["tls.key"]))
+            client = ClientCertificate(own["tls.crt"], own["tls.key"])
+            assert await live(server, TlsIdentity(roots, HOST, client))
 
 
 @contextlib.asynccontextmanager
