@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import builders
-from tests.support.certificates import Authority
+from tests.support.certificates import CLIENT, SERVER, Authority
 from tests.support.worlds import BAD, START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
@@ -96,10 +96,34 @@ def test_pods_of_both_certificates_are_trusted_until_the_old_ones_are_gone() -> 
     identity = trust.identity(pod)
     assert identity is not None
     assert identity.name == old.name
+    assert identity.alternatives == ()  # the host name is the same
     world.settle()
     trust = tls_trust(world.observed(), TlsTrust())
     assert old.roots.encode() not in trust.roots
     assert set(world.state.certificate.roots) == {renewed.digest}
+
+
+@pytest.mark.parametrize("mode", TlsMode)
+def test_a_pod_may_present_a_renewed_certificate_before_it_is_rolled_out(mode: TlsMode) -> None:
+    """The volume of a running pod is updated, and Triton reads it when its container restarts."""
+    world, usages = serving(), [SERVER, CLIENT]
+    before = AUTHORITY.secret("before.nlp.svc", usages=usages)
+    world.certificate = read_certificate(before, "certs", mode)
+    known = tls_trust(world.settle().observed(), NO_TLS)
+    world.may_roll = False
+    renewed = read_certificate(AUTHORITY.secret("after.nlp.svc", usages=usages), "certs", mode)
+    world.certificate = renewed
+    world.settle()
+    trust = tls_trust(world.observed(), known)
+    identity = trust.identity(world.observed().pods[0])
+    assert identity is not None
+    assert (identity.name, identity.client) == (
+        "before.nlp.svc",
+        next(iter(known.clients.values()), None),
+    )
+    assert [(one.name, one.client) for one in identity.alternatives] == [
+        ("after.nlp.svc", renewed.client)
+    ]
 
 
 def test_rotations_of_many_pipelines_wait_for_each_other() -> None:
