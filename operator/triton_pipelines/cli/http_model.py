@@ -59,7 +59,7 @@ def _request(client: httpx.Client, method: str, url: str, **content: Any) -> htt
 
 
 def connection_error(url: str, error: httpx.HTTPError) -> CommandError:
-    """Return what a user is told if a request failed without an answer."""
+    """Return the error of a request that failed without an answer."""
     if isinstance(error, httpx.TimeoutException):
         return CommandError(
             f"{url}: the request timed out ({type(error).__name__}); increase --timeout",
