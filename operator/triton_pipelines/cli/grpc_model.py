@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
