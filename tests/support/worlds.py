@@ -42,6 +42,7 @@ from triton_pipelines.controllers.pipeline.snapshot import (
     Snapshot,
 )
 from triton_pipelines.controllers.pipeline.state import PipelineState
+from triton_pipelines.controllers.pipeline.tls_trust import desired_tls
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 IDLE_SECONDS = 24 * 3600.0
@@ -134,6 +135,7 @@ class World:
     defaults: bool = False
     certificate: ServerCertificate | None = None
     certificate_problem: str = ""
+    other_certificates: tuple[ServerCertificate, ...] = ()  # in Secrets that the spec does not name
     _accepted: str = ""
     _looks: dict[str, Probe] = field(default_factory=dict)  # of the last pass, by pod uid
     _serial: int = 0
@@ -209,7 +211,7 @@ class World:
                 probes[f"uid-{pod.name}"] = look.merged_with(self._looks.get(f"uid-{pod.name}"))
         document = copied(self.document)
         seen = (self.digests, self.missing_sources, self.nodes)
-        return Snapshot(
+        snapshot = Snapshot(
             document,
             self.children,
             pods,
@@ -220,6 +222,10 @@ class World:
             certificate=self.certificate,
             certificate_problem=self.certificate_problem,
         )
+        tls = desired_tls(snapshot)
+        usable = (self.certificate, *self.other_certificates)
+        found = [one for one in usable if one and tls and one.secret == tls.secret_name]
+        return replace(snapshot, desired_certificate=found[0] if found else None)
 
     @property
     def replica_sets(self) -> list[Object]:

@@ -199,9 +199,13 @@ class Reconciler:
             await self._create_tuning_objects(key, snapshot, decided)
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
-        poll_after = SOURCE_POLL_SECONDS if spec.sources or self._tls.reads(key) else None
         # What the caches do not show has to be read again soon.
-        rest = (poll_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
+        rest = (
+            SOURCE_POLL_SECONDS if spec.sources else None,
+            self._tls.recheck_after(key, self.clock()),
+            self._pods.recheck_after(key),
+            0.0 if has_unreported else None,
+        )
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))

@@ -230,9 +230,13 @@ class Snapshot:
     acted_spec_hash: str = field(default="", kw_only=True)
     """Hash of the spec that is acted on, if that is not the current one."""
     certificate: ServerCertificate | None = field(default=None, kw_only=True)
-    """Content of the TLS Secret; ``None`` without TLS, and while the Secret cannot be used."""
+    """Content of the TLS Secret that the current spec names; ``None`` without TLS, and while the
+    Secret cannot be used."""
     certificate_problem: str = field(default="", kw_only=True)
-    """Why the TLS Secret cannot be used; empty if it can, and without TLS."""
+    """Why that Secret cannot be used; empty if it can, and without TLS."""
+    desired_certificate: ServerCertificate | None = field(default=None, kw_only=True)
+    """The same of the Secret that pods of the desired revision mount. It is another Secret while
+    the current spec cannot be acted on, or was rolled back."""
 
     @property
     def is_spec_blocked(self) -> bool:
