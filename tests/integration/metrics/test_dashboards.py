@@ -200,9 +200,9 @@ async def report_cpu(place: World) -> None:
     if not place.pods:
         return
     item = await place.client.get(PODS, place.namespace, place.pod.name)
-    statuses = item["status"]["containerStatuses"]
+    statuses = item["status"].get("containerStatuses")  # none before the pod runs
     desired = server_of(item["spec"]["containers"])["resources"]
-    if server_of(statuses).get("resources") == desired:
+    if not statuses or server_of(statuses).get("resources") == desired:
         return
     server_of(statuses)["resources"] = desired
     body = {"status": {"containerStatuses": statuses}}
