@@ -374,7 +374,8 @@ _SCALING: Final = Row(
         ),
         Panel(
             "Busy instances",
-            "Instances of each model that compute at a time, all pods.",
+            "Instances of each model that compute at a time, all pods. For an ensemble: those of"
+            " all its steps.",
             "short",
             (Query(f"sum by (model) (tritonpipe:busy:instances{{{OWN}}})", "{{model}}"),),
             axis="instances",

@@ -285,6 +285,7 @@ REFUSED = [
     (["--set", "metrics.authentication=token"], "tlsSecret"),
     (["--set", "metrics.podMonitor.interval=soon"], "/metrics/podMonitor/interval"),
     (["--set", "monitoring.podMonitor.interval=5"], "/monitoring/podMonitor/interval"),
+    (["--set", 'monitoring.dashboards.docsUrl=https://a"b'], "/monitoring/dashboards/docsUrl"),
     (["--set", "prometheus.url=prometheus:9090"], "/prometheus/url"),
     (
         ["--set", "prometheus.url=http://a", "--set", "prometheus.connections[0].url=http://b"],
