@@ -280,14 +280,14 @@ async def test_the_result_of_a_tuning_run_comes_from_its_own_job(uid: str) -> No
 
 def test_only_own_deployments_take_the_places_of_rollouts(place: Place) -> None:
     store, deployment, _, _ = place
-    assert rolling_pipelines(store) == {KEY}
+    assert rolling_pipelines(store, START) == {KEY}
     document = stored()
     document["metadata"] |= {"name": "no-such-pipeline", "uid": "forged"}
     store.put(DEPLOYMENTS, ownership.deployment(document))
     store.put(DEPLOYMENTS, ownership.deployment(stored(), name="renamed", uid="renamed"))
     unowned = {**deployment["metadata"], "ownerReferences": [], "resourceVersion": "2"}
     store.put(DEPLOYMENTS, {**deployment, "metadata": unowned})
-    assert rolling_pipelines(store) == set()
+    assert rolling_pipelines(store, START) == set()
 
 
 async def test_forged_owner_references_do_not_keep_a_real_one_from_being_read(
