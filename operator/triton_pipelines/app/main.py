@@ -291,6 +291,7 @@ class Operator:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._last_heartbeat = loop.time()
             self.metrics.loop_lag.observe(max(0.0, self._last_heartbeat - due))
+            self.metrics.queue_longest_work.set(self.queue.longest_work())
 
     async def _drain(self, own: asyncio.Task[None]) -> None:
         """Let running reconciles finish within the time there is, then end all tasks.

@@ -52,7 +52,7 @@ def explain(
     """
 
     async def once(query: StatusQuery) -> None:
-        async for (pipeline,) in poll_pipelines(query, watch=False):
+        async for (pipeline,) in poll_pipelines(query):
             text = structured(explanation_document(pipeline), output)
             typer.echo("\n".join(explanation(pipeline)) if text is None else text, nl=text is None)
 
@@ -99,7 +99,7 @@ async def _run(query: StatusQuery, *, watch: bool, output: OutputFormat) -> None
     if watch and tables and page.is_terminal:
         history = ScalingHistory()
         with Live(console=page, auto_refresh=False) as live:
-            async for (pipeline,) in poll_pipelines(query, watch=True):
+            async for (pipeline,) in poll_pipelines(query, watch_seconds=math.inf):
                 history.add(pipeline, time.time())
                 live.update(
                     Group(
@@ -109,7 +109,7 @@ async def _run(query: StatusQuery, *, watch: bool, output: OutputFormat) -> None
                 )
         return
     shown = ""
-    async for (pipeline,) in poll_pipelines(query, watch=watch):
+    async for (pipeline,) in poll_pipelines(query, watch_seconds=math.inf if watch else 0.0):
         text = structured(scaling_document(pipeline), output) or _format(pipeline, page)
         shown = print_change(text, shown, output)
 

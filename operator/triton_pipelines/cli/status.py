@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
@@ -102,16 +103,15 @@ class StatusQuery:
 
 async def _once(query: StatusQuery, wait_seconds: float | None) -> list[dict[str, Any]]:
     """Return the pipelines; with ``wait_seconds``, as soon as the pipeline is ready, or then."""
-    deadline = time.monotonic() + (wait_seconds or 0.0)
-    async for pipelines in poll_pipelines(query, watch=wait_seconds is not None):
-        if wait_seconds is None or is_ready(pipelines[0]) or time.monotonic() >= deadline:
+    async for pipelines in poll_pipelines(query, watch_seconds=wait_seconds or 0.0):
+        if wait_seconds is None or is_ready(pipelines[0]):
             break
     return pipelines
 
 
 async def _watch(query: StatusQuery, output: OutputFormat) -> None:
     shown = ""
-    async for pipelines in poll_pipelines(query, watch=True):
+    async for pipelines in poll_pipelines(query, watch_seconds=math.inf):
         text = _format(query, pipelines, output)
         shown = print_change(text, shown, output)
 
@@ -207,15 +207,17 @@ def context_namespace(kubeconfig: str | None, context: str | None) -> str:
     return str((chosen or {}).get("context", {}).get("namespace") or DEFAULT_NAMESPACE)
 
 
-async def poll_pipelines(query: StatusQuery, *, watch: bool) -> AsyncIterator[list[dict[str, Any]]]:
-    """Yield the pipelines once, or repeatedly with ``watch``.
+async def poll_pipelines(
+    query: StatusQuery, *, watch_seconds: float = 0.0
+) -> AsyncIterator[list[dict[str, Any]]]:
+    """Yield the pipelines once, and then repeatedly for ``watch_seconds``.
 
-    A watch survives an API server that is unavailable for a while.
+    A watch survives an API server that is unavailable for a while; it ends in time nevertheless.
 
     Raises:
         CommandError: no pipeline of that name, or the cluster cannot be reached.
     """
-    first = True
+    first, end = True, time.monotonic() + watch_seconds
     try:
         # Checked first: the client treats a failed login as a file being rotated, and waits.
         await load_configuration(query.kubeconfig, query.context)
@@ -223,7 +225,7 @@ async def poll_pipelines(query: StatusQuery, *, watch: bool) -> AsyncIterator[li
             lambda: load_configuration(query.kubeconfig, query.context),
             ClientOptions(attempts=2, timeout_seconds=15.0),
         ) as client:
-            while first or watch:
+            while first or time.monotonic() < end:
                 try:
                     yield await _read(client, query)
                 except NotFound:
@@ -233,8 +235,8 @@ async def poll_pipelines(query: StatusQuery, *, watch: bool) -> AsyncIterator[li
                         raise
                     typer.echo(f"cannot reach the cluster: {error}; retrying", err=True)
                 first = False
-                if watch:
-                    await asyncio.sleep(WATCH_SECONDS)
+                if (rest := end - time.monotonic()) > 0:
+                    await asyncio.sleep(min(WATCH_SECONDS, rest))
     except NotFound as error:
         if query.name is not None and error.of_an_object:
             raise CommandError(

@@ -342,6 +342,10 @@ async def test_a_graceful_stop_lets_a_pass_finish(
         operator.work = slow
         await client.apply(pipeline("b", namespace))
         await eventually("a pass", begun.is_set)
+        await eventually(
+            "the age of the pass as a metric",
+            lambda: operator.value("queue_longest_work_seconds") > 0,
+        )
         operator.stop.set()
         asyncio.get_running_loop().call_later(0.3, may_end.set)
     assert finished

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -312,3 +314,24 @@ def test_wait_takes_at_most_its_timeout(tritonpipe: Run, server: Serve, tmp_path
     assert "Loading" in ended.out
     for arguments in (("--wait",), ("a", "--wait", "--watch")):
         assert tritonpipe("status", *arguments, "--kubeconfig", file).code == 2
+
+
+def test_wait_ends_in_time_while_the_api_server_fails(
+    tritonpipe: Run, server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server({"GET": told(pipeline("a", "False"))}).partition("/v2")[0]
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr("triton_pipelines.cli.status.time", clock)
+    failed = []
+
+    async def next_look(_: float) -> None:
+        failed.append(server({"GET": told({"kind": "Status", "message": "away"}, 403)}))
+        assert len(failed) < 100, "the wait does not end"
+
+    monkeypatch.setattr("triton_pipelines.cli.status.asyncio.sleep", next_look)
+    file = kubeconfig(tmp_path / "config", url)
+    ended = tritonpipe("status", "a", "--wait", "--timeout", "20", "--kubeconfig", file)
+    assert ended.code == 1
+    assert "Loading" in ended.out, "the last status that was read"
+    assert "retrying" in ended.err
+    assert 0 < len(failed) < 20

@@ -104,6 +104,10 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(monkeypatch)
 
 
+def running_probes(place: Place) -> list[asyncio.Task[Probe]]:
+    return [task for tasks in place.reconciler._probes._running.values() for task in tasks.values()]
+
+
 async def test_an_idle_pipeline_is_probed_without_being_planned(place: Place) -> None:
     await place.settle()
     plans, probes = place.plans, place.probes
@@ -141,7 +145,7 @@ async def test_a_pod_that_does_not_answer_occupies_no_worker(place: Place) -> No
     assert (result.outcome, again.outcome) == ("probing", "probing")
     assert (place.plans, place.probes, place.enqueued) == (plans, 1, [])
     place.hang.set()
-    await asyncio.wait_for(asyncio.gather(*place.reconciler._probes._running.values()), 5)
+    await asyncio.wait_for(asyncio.gather(*running_probes(place)), 5)
     await asyncio.sleep(0)  # for the callback of the ended task
     assert set(place.enqueued) == {KEY}
     await place.reconcile()
@@ -158,6 +162,32 @@ async def test_a_changed_spec_does_not_wait_for_a_pod_that_hangs(place: Place) -
     place.store.put(PODS, changed)
     assert (await place.reconcile()).outcome == "ok"
     assert (place.plans, place.enqueued) == (plans + 1, [])
+
+
+async def test_the_result_of_a_pod_does_not_wait_for_another_that_hangs(place: Place) -> None:
+    await place.settle()
+    settled, probes = place.reconciler._settled._settled[KEY].acted, place.reconciler._probes
+    assert settled is not None
+    snapshot, compiled = settled
+    (good,) = snapshot.pods
+    hung, hang, now = replace(good, uid="hung", name="hung"), asyncio.Event(), START
+    both = replace(snapshot, pods=(good, hung))
+
+    async def answer(target: ProbeTarget, at: dt.datetime) -> Probe:
+        if at > START and target.pod.uid == "hung":
+            await hang.wait()
+        return Probe(at, ensemble_ready=True, inference_error="")
+
+    probes.prober, probes.clock = answer, lambda: now
+    await probes.refresh(("nlp", "two"), compiled, both)
+    now += dt.timedelta(seconds=31)
+    await probes.refresh(("nlp", "two"), compiled, both)
+    try:
+        found = {uid: probe.at for uid, probe in probes.of(("nlp", "two")).items()}
+        assert found == {good.uid: now, "hung": START}
+    finally:
+        hang.set()
+        await asyncio.gather(*running_probes(place))
 
 
 async def test_hung_pods_of_many_namespaces_leave_slots_to_others(
@@ -193,7 +223,7 @@ async def test_hung_pods_of_many_namespaces_leave_slots_to_others(
         await asyncio.wait_for(answered.wait(), 5)
     finally:
         hang.set()
-        await asyncio.gather(*probes._running.values())
+        await asyncio.gather(*running_probes(place))
 
 
 async def test_a_pod_that_hangs_is_probed_ever_more_seldom(

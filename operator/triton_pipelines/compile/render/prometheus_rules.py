@@ -187,13 +187,13 @@ def alerts(scope: Scope | None = None) -> list[Rule]:
 _OF_PIPELINE: Final = "{{ $labels.namespace }}/{{ $labels.pipeline }}"
 
 
-def _condition(kind: str, status: str, reason: str = "") -> str:
-    """Return the pipelines with a condition of this status, by reason."""
-    more = f",{reason}" if reason else ""
-    return (
-        "max by (namespace, pipeline, reason)"
-        f' (tritonpipe_pipeline_condition{{type="{kind}",status="{status}"{more}}}) == 1'
-    )
+def _condition(kind: str, status: str) -> str:
+    """Return the pipelines with a condition of this status.
+
+    Without the reason, whose change would start the waiting time of the alert again.
+    """
+    series = f'tritonpipe_pipeline_condition{{type="{kind}",status="{status}"}}'
+    return f"max by (namespace, pipeline) ({series})"
 
 
 def _status_alerts() -> list[Rule]:
@@ -201,9 +201,10 @@ def _status_alerts() -> list[Rule]:
     return [
         _alert(
             "TritonPipelineNotAvailable",
-            _condition("Available", "False", 'reason!="Suspended"'),
+            # Pipelines that are to have no pods are Ready: suspended ones, or with replicas 0.
+            f"{_condition('Available', 'False')} unless {_condition('Ready', 'True')}",
             "5m",
-            f"{_OF_PIPELINE} serves no requests ({{{{ $labels.reason }}}})",
+            f"{_OF_PIPELINE} serves no requests",
             "No pod of the pipeline has been able to answer requests for five minutes.",
             severity="critical",
         ),
@@ -211,7 +212,7 @@ def _status_alerts() -> list[Rule]:
             "TritonPipelineStalled",
             _condition("Stalled", "True"),
             "10m",
-            f"{_OF_PIPELINE} is stalled ({{{{ $labels.reason }}}})",
+            f"{_OF_PIPELINE} is stalled",
             "The operator cannot apply the spec, and retrying does not help. The version that"
             " served before still serves, if there is one.",
         ),
@@ -219,7 +220,7 @@ def _status_alerts() -> list[Rule]:
             "TritonPipelineRolloutStuck",
             _condition("Reconciling", "True"),
             "30m",
-            f"A change of {_OF_PIPELINE} has not been completed ({{{{ $labels.reason }}}})",
+            f"A change of {_OF_PIPELINE} has not been completed",
             "The operator has been rolling out a change, or waiting for resources that the change"
             " needs, for 30 minutes.",
         ),
@@ -309,8 +310,9 @@ def _operator_alerts() -> list[Rule]:
         ),
         _alert(
             "TritonPipelinesReconcileHangs",
-            "max(tritonpipe_queue_longest_work_seconds) > 300",
-            "5m",
+            # The operator cancels a reconcile after 300 s.
+            "max(tritonpipe_queue_longest_work_seconds) > 120",
+            "1m",
             "A reconcile of the operator hangs",
             "The longest-running reconcile started {{ $value | humanizeDuration }} ago.",
         ),

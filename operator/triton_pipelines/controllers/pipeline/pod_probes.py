@@ -1,7 +1,7 @@
 """Probe pods when they are due, and keep the last result of each. Does I/O through the prober.
 
 Probes run as tasks of their own. An iteration waits for them for a moment only, so that pods that
-do not answer occupy no worker: it ends without a plan and runs again once the probes have ended.
+do not answer occupy no worker: it ends without a plan and runs again when a probe has ended.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import datetime as dt
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from triton_pipelines.api.health import Health, InferenceHealth
@@ -79,8 +80,8 @@ class PodProbes:
     """Makes a pipeline due."""
     _results: dict[Key, dict[str, Probe]] = field(default_factory=dict)
     """Last results by pod uid."""
-    _running: dict[Key, asyncio.Task[dict[str, Probe]]] = field(default_factory=dict)
-    """Probes whose results no iteration has read yet."""
+    _running: dict[Key, dict[str, asyncio.Task[Probe]]] = field(default_factory=dict)
+    """Probes whose results no iteration has read yet, by pod uid."""
     _hangs: dict[Key, dict[str, _Hang]] = field(default_factory=dict)
     """By pod uid."""
     _slots: ProbeSlots = field(default_factory=ProbeSlots)
@@ -93,7 +94,7 @@ class PodProbes:
         """Drop the results of a deleted pipeline."""
         self._results.pop(key, None)
         self._hangs.pop(key, None)
-        if (task := self._running.pop(key, None)) is not None:
+        for task in self._running.pop(key, {}).values():
             task.cancel()
 
     async def refresh(
@@ -115,7 +116,7 @@ class PodProbes:
             ProbesPending: A pod whose probe result the plan requires has not been probed yet.
         """
         now, pipeline = self.clock(), compiled.pipeline
-        pods, running = self._select(key, compiled, snapshot)
+        pods = self._select(key, compiled, snapshot)
         known, hangs = self._results[key], self._hangs[key]
         runs_inference = pipeline.spec.health.inference is InferenceHealth.AUTO and not (
             probe_blocker(pipeline, compiled.graph)
@@ -126,27 +127,28 @@ class PodProbes:
             due = due_in(pod, last, pipeline.spec.health, now, runs_inference=runs_inference)
             return due if hang is None else max(due, (hang.until - now).total_seconds())
 
-        due, patience = [pod for pod in pods if seconds(pod) <= 0], 0.0
-        if due and key not in self._running:
-            self._running[key] = asyncio.create_task(self._probe(key, due, compiled, trust, now))
-            patience = PATIENCE_SECONDS
-        results = await self._read_results(key, patience)
-        if results is None:
-            if any(
-                pod.uid not in hangs
-                and is_unknown(pod, known.get(pod.uid), runs_inference=runs_inference)
-                for pod in pods
-            ):
-                raise ProbesPending
-            return soonest(*(time for time in map(seconds, pods) if time > 0))
-        for uid in results.keys() & running:
-            known[uid] = results[uid].merged_with(known.get(uid))
-        return soonest(*(max(1.0, seconds(pod)) for pod in pods))
+        tasks = self._running.setdefault(key, {})
+        due = [pod for pod in pods if seconds(pod) <= 0 and pod.uid not in tasks]
+        started = self._start(key, due, compiled, trust, now)
+        if started:
+            await asyncio.wait(started.values(), timeout=PATIENCE_SECONDS)
+        for uid, task in list(tasks.items()):
+            if task.done():
+                del tasks[uid]
+                known[uid] = task.result().merged_with(known.get(uid))
+            elif uid in started:
+                task.add_done_callback(partial(self._end, key, uid))
+        if any(
+            pod.uid in tasks
+            and pod.uid not in hangs
+            and is_unknown(pod, known.get(pod.uid), runs_inference=runs_inference)
+            for pod in pods
+        ):
+            raise ProbesPending
+        return soonest(*(max(1.0, seconds(pod)) for pod in pods if pod.uid not in tasks))
 
-    def _select(
-        self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot
-    ) -> tuple[list[Pod], set[str]]:
-        """Return the pods to probe, and the uids of all that run; forget the others."""
+    def _select(self, key: Key, compiled: CompiledPipeline, snapshot: Snapshot) -> list[Pod]:
+        """Return the pods to probe; forget those that do not run."""
         state = snapshot.state().revision
         # The second is a revision of the same spec that waits to be replaced by one with this
         # operator's templates.
@@ -156,58 +158,44 @@ class PodProbes:
         }
         running = {pod.uid: pod for pod in snapshot.pods if pod.server_running and not pod.deleting}
         known, hangs = self._results.setdefault(key, {}), self._hangs.setdefault(key, {})
+        tasks = self._running.get(key, {})
         for uid in known.keys() - running.keys():
             del known[uid]
+        for uid in tasks.keys() - running.keys():
+            tasks.pop(uid).cancel()
         for uid, hang in list(hangs.items()):
             if uid not in running or running[uid].ready != hang.ready:
                 del hangs[uid]
-        return [pod for pod in running.values() if pod.revision in revisions], set(running)
+        return [pod for pod in running.values() if pod.revision in revisions]
 
-    async def _read_results(self, key: Key, patience: float) -> dict[str, Probe] | None:
-        """Return the results of the running probes by pod uid; empty without any.
-
-        ``None`` if they have not ended within ``patience`` seconds.
-        """
-        task = self._running.get(key)
-        if task is None:
-            return {}
-        await asyncio.wait({task}, timeout=patience)
-        if not task.done():
-            # Several iterations may end here; a pipeline that is enqueued several times runs once.
-            task.add_done_callback(lambda _: self._end(key, task))
-            return None
-        del self._running[key]
-        return task.result()
-
-    def _end(self, key: Key, task: asyncio.Task[dict[str, Probe]]) -> None:
-        if self._running.get(key) is task:
+    def _end(self, key: Key, uid: str, task: asyncio.Task[Probe]) -> None:
+        if self._running.get(key, {}).get(uid) is task:
             self.enqueue(key)
 
-    async def _probe(
+    def _start(
         self,
         key: Key,
         due: list[Pod],
         compiled: CompiledPipeline,
         trust: TlsTrust,
         now: dt.datetime,
-    ) -> dict[str, Probe]:
+    ) -> dict[str, asyncio.Task[Probe]]:
+        """Start a probe of each pod; return them by pod uid."""
         pipeline, graph = compiled.pipeline, compiled.graph
         example = example_of(pipeline, graph) if any(pod.ready for pod in due) else None
-        targets = [
-            ProbeTarget(
+        period = float(pipeline.spec.health.period_seconds)
+        started = {}
+        for pod in due:
+            target = ProbeTarget(
                 pod,
                 graph,
                 self.derive(pipeline.metadata.uid, pod.revision),
                 example if pod.ready else None,
                 trust.identity(pod),
             )
-            for pod in due
-        ]
-        period = float(pipeline.spec.health.period_seconds)
-        results = await asyncio.gather(
-            *(self._probe_pod(key, target, period, now) for target in targets)
-        )
-        return {pod.uid: result for pod, result in zip(due, results, strict=True)}
+            started[pod.uid] = asyncio.create_task(self._probe_pod(key, target, period, now))
+        self._running[key].update(started)
+        return started
 
     async def _probe_pod(
         self, key: Key, target: ProbeTarget, period: float, now: dt.datetime
