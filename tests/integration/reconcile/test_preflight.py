@@ -121,6 +121,10 @@ async def of_preflights(client: Client, namespace: str) -> list[Object]:
     return [item for listed in found for item in listed.items]
 
 
+async def jobs(client: Client, namespace: str) -> list[Object]:
+    return list((await client.list(JOBS, namespace)).items)
+
+
 async def nothing_left(client: Client, namespace: str) -> bool:
     return not await of_preflights(client, namespace)
 
@@ -173,17 +177,16 @@ async def test_a_preflight_outlives_the_operator_but_not_its_pipeline(
             await eventually(
                 "checks", lambda: ready(admin, namespace, "Preflight"), DEADLINE_SECONDS
             )
-            (first,) = (await admin.list(JOBS, namespace)).items
+            (first,) = await eventually("a Job", lambda: jobs(admin, namespace), DEADLINE_SECONDS)
         before = await servers(admin, namespace)
         async with operator(proxy, tmp_path, namespace, operator_namespace=namespace) as running:
             await eventually("a pass", running.passes, DEADLINE_SECONDS)
-            (kept,) = (await admin.list(JOBS, namespace)).items
+            (kept,) = await jobs(admin, namespace)
             assert kept["metadata"]["uid"] == first["metadata"]["uid"]
             await apply(admin, namespace, rollout=rollout, tokenizer={"maxLength": 32})
 
             async def another() -> Any:
-                jobs = (await admin.list(JOBS, namespace)).items
-                uids = {item["metadata"]["uid"] for item in jobs}
+                uids = {item["metadata"]["uid"] for item in await jobs(admin, namespace)}
                 return len(uids) == 1 and first["metadata"]["uid"] not in uids
 
             await eventually("another Job alone", another, DEADLINE_SECONDS)

@@ -155,6 +155,7 @@ def test_what_does_not_pass_by_the_deadline_fails_and_keeps_the_pod(
     assert world.told()["Ready"] == "True Succeeded"
 
 
+@pytest.mark.proves("spec.rollout.preflight", "behaviour")
 @pytest.mark.parametrize("change", [{"rollout": {"preflight": "Disabled"}}, {"suspend": "Enabled"}])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_change_that_needs_no_preflight_deletes_it(strategy: str, change: Any) -> None:

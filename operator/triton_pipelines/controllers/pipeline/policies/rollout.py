@@ -314,7 +314,7 @@ def _failure(
     snapshot: Snapshot,
     problems: Sequence[Problem],
     old_removed: bool,
-    overdue: str,
+    overdue: str = "",
 ) -> _Failure | None:
     """Return why the rollout of ``target`` cannot succeed; ``None`` if it still can.
 
