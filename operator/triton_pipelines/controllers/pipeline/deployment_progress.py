@@ -76,6 +76,19 @@ def is_rolling_out(deployment: Mapping[str, Any]) -> bool:
     return progressing.get("reason") not in ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
 
 
+def job_end(job: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the condition that reports the end of a Job, or an empty one."""
+    conditions = ((job or {}).get("status") or {}).get("conditions") or ()
+    return next(
+        (
+            item
+            for item in conditions
+            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
+        ),
+        {},
+    )
+
+
 def is_preflight(workload: Mapping[str, Any]) -> bool:
     """Return whether an object of a pipeline is the Job of a preflight."""
     labels = workload["metadata"].get("labels") or {}

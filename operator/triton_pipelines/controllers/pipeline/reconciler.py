@@ -111,7 +111,7 @@ class Reconciler:
     _tls: TlsSecrets = field(init=False)
     _settled: SettledPipelines = field(init=False)
     _starting: set[Key] = field(default_factory=set)
-    """Pipelines whose Deployment is being applied right now."""
+    """Pipelines whose Deployment or preflight is being applied right now."""
     _rejections: dict[Key, dict[ApplyStage, str]] = field(default_factory=dict)
     """Why an object of a preflight or a tuning run was rejected."""
     _terminating: set[Key] = field(default_factory=set)
@@ -147,6 +147,8 @@ class Reconciler:
                 self._terminating.add(key)
                 await _log.ainfo("namespace is terminating; nothing is applied", error=str(error))
             return Result(outcome="terminating")
+        finally:
+            self._starting.discard(key)
         self._terminating.discard(key)
         return replace(result, cpu_seconds=self._compiler.take_cpu_seconds(key))
 
@@ -190,8 +192,6 @@ class Reconciler:
             if isinstance(error, Forbidden):
                 raise
             return result
-        finally:
-            self._starting.discard(key)
         if decided.status is not None:
             await self._status.write(snapshot, decided.status, decided.events)
         has_unreported = (

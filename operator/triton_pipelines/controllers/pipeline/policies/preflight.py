@@ -11,9 +11,8 @@ docs/decisions/0034-preflight.md.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from triton_pipelines.api import names
 from triton_pipelines.api.conditions import Reason
@@ -23,6 +22,7 @@ from triton_pipelines.api.v1alpha1 import InferencePipeline
 from triton_pipelines.compile.render.preflight_objects import preflight_job, preflight_policy
 from triton_pipelines.controllers.pipeline.actions import Apply, ApplyStage
 from triton_pipelines.controllers.pipeline.chain import Draft, Outcome
+from triton_pipelines.controllers.pipeline.deployment_progress import job_end
 from triton_pipelines.controllers.pipeline.owner_references import owned
 from triton_pipelines.controllers.pipeline.pod_problems import Problem, preflight_problem
 from triton_pipelines.controllers.pipeline.reconciled_spec import ReconciledSpec
@@ -76,7 +76,9 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     spec, revision = draft.of(ReconciledSpec), draft.of(DesiredRevision).name
     pipeline = spec.pipeline
     state = snapshot.rollout_state(draft.state.rollout, revision)
-    if not _removes_serving_pod(pipeline, revision, snapshot, state, now):
+    record = snapshot.revision_record(revision)
+    is_known = record is not None or revision == spec.revision.name
+    if not is_known or not _removes_serving_pod(pipeline, revision, snapshot, state, now):
         return Outcome(Preflight())
     found = snapshot.child("Job", names.preflight_name(pipeline.name, revision))
     job = found if found is not None and owned(found, pipeline.metadata.uid) else None
@@ -84,7 +86,6 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     if check.ended is not None:
         return Outcome(Preflight(), events=(check.ended,))
     deployed = snapshot.deployed_revision()
-    record = snapshot.revision_record(revision)
     template = record["template"] if record is not None else spec.revision.template
     policy = preflight_policy(pipeline, revision)
     return Outcome(
@@ -144,7 +145,7 @@ def _check(
         return _Check(ended=_skipped(revision, snapshot.preflight_rejection))
     if job is None:
         return _Check()
-    end = _end_condition(job)
+    end = job_end(job)
     if end.get("type") == "Complete":
         text = f"revision {revision} can be loaded; the rollout removes a serving pod"
         return _Check(ended=Event(False, "PreflightPassed", "Preflight", text))
@@ -182,19 +183,6 @@ def _check(
 def _skipped(revision: str, why: str) -> Event:
     text = f"the rollout of revision {revision} continues without a preflight: {why}"
     return Event(True, "PreflightSkipped", "Preflight", text)
-
-
-def _end_condition(job: Object) -> Mapping[str, Any]:
-    """Return the condition that reports the end of a Job, or an empty one."""
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return next(
-        (
-            item
-            for item in conditions
-            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
-        ),
-        {},
-    )
 
 
 def _lacks_only_space(pod: Pod) -> bool:
