@@ -316,6 +316,7 @@ def test_pods_do_not_reach_beyond_themselves(
 
 def test_neither_does_the_pod_of_a_preflight(admin: httpx.Client, account: httpx.Client) -> None:
     _, job = checked({"hostPID": True})
+    job["metadata"]["name"] += "-2"  # a Job's template is immutable
     refused(applied(account, job, dry=True), "host namespaces")
     taken(applied(admin, job, dry=True))
 
