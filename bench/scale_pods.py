@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 
 from tests.support.soak.pods import SERVICE, Answers
 from triton_pipelines.api.names import PORT_GRPC

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.gpu_step import TORCH
+from bench.gpu_step.processes import TORCH
 
 Result = Mapping[str, Any]
-Row = Sequence[object]
+Table = tuple[Sequence[str], Sequence[Sequence[object]]]
+"""Head and rows."""
 
 GAINS = {
     "sorted": "sorted",
@@ -33,7 +34,7 @@ OFFLINE = {
 """Runs of the offline table, and their row."""
 
 
-def gains(found: Result) -> tuple[Row, list[Row]]:
+def gains(found: Result) -> Table:
     """Return the speed of each batch form against padding to the longest row."""
     head = ("Model and arithmetic", "Batch", "Padded to the longest row", *GAINS.values())
     rows = [
@@ -49,14 +50,14 @@ def gains(found: Result) -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def costs(found: Result) -> tuple[Row, list[Row]]:
+def costs(found: Result) -> Table:
     """Return the step time of padded rows by shape."""
     head = (
         "Model and arithmetic",
         "Rows",
         *(f"{tokens} tokens" for tokens in GRID_TOKENS),
     )
-    rows = []
+    rows: list[Sequence[object]] = []
     for block, part in _measured(found):
         times = {(cell["rows"], cell["tokens"]): cell["medianMs"] for cell in part.get("grid", [])}
         rows += [
@@ -67,7 +68,7 @@ def costs(found: Result) -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def offline(found: Result) -> tuple[Row, list[Row]]:
+def offline(found: Result) -> Table:
     """Return the texts per second of one pass over many texts."""
     measured = [(_name(block), part["offline"]) for block, part in _measured(found)]
     measured = [(name, part) for name, part in measured if part]

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import numpy as np
 
 from e2e.load.bins import Answer

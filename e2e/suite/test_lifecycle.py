@@ -205,7 +205,7 @@ def test_edited_state_is_brought_back_within_bounds(
     def repaired(item: Object | None) -> bool:
         data: dict[str, str] = (item or {}).get("data") or {}
         counts = json.loads(data.get(names.KEY_COUNTS, "{}"))
-        return (
+        return bool(
             counts.keys() == {"tokenizer"}
             and 1 <= counts["tokenizer"] <= most
             and data.get(names.KEY_RESOLVED) == before[names.KEY_RESOLVED]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -40,14 +41,14 @@ SMALL = Shape(64, 2, 4, 128)
 """Small enough for the CPU of any machine."""
 
 
-def weights(shape: Shape) -> dict[str, np.ndarray]:
+def weights(shape: Shape) -> dict[str, np.ndarray[Any, Any]]:
     """Return seeded FP32 weights, named as in BERT checkpoints.
 
     They are scaled so that activations and logits are of the order of 1.
     """
     # RandomState's streams are frozen by NumPy: the same numbers everywhere.
     random = np.random.RandomState(SEED)
-    made: dict[str, np.ndarray] = {}
+    made: dict[str, np.ndarray[Any, Any]] = {}
 
     def normal(name: str, *size: int, scale: float = 1.0, mean: float = 0.0) -> None:
         made[name] = (mean + scale * random.standard_normal(size)).astype(np.float32)
@@ -107,9 +108,9 @@ class Reference:
         self._encoder = ReferenceEncoder(folder)
         tensors = read_safetensors(folder / WEIGHTS)
         self._weight, self._bias = tensors["classifier.weight"], tensors["classifier.bias"]
-        self._known: dict[str, np.ndarray] = {}
+        self._known: dict[str, np.ndarray[Any, Any]] = {}
 
-    def logits(self, texts: Sequence[str]) -> np.ndarray:
+    def logits(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
         """Logits [texts, classes]."""
         for text in texts:
             if text not in self._known:

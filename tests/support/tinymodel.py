@@ -6,6 +6,7 @@ Their expected answers are computed independently.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -79,7 +80,7 @@ def tokenizer(*, baked_in: bool = True) -> Tokenizer:
     return made
 
 
-def weights() -> dict[str, np.ndarray]:
+def weights() -> dict[str, np.ndarray[Any, Any]]:
     """Seeded weights of the encoder."""
     random = np.random.default_rng(SEED)
     shapes = {
@@ -91,7 +92,7 @@ def weights() -> dict[str, np.ndarray]:
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def encode(ids: np.ndarray) -> np.ndarray:
+def encode(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the encoder's expected answer for one row of unpadded token ids.
 
     The result is token vectors [tokens, width], computed in numpy in double precision.
@@ -103,7 +104,7 @@ def encode(ids: np.ndarray) -> np.ndarray:
     return np.asarray(x + (attention / attention.sum(axis=1, keepdims=True)) @ x)
 
 
-def classify(ids: np.ndarray) -> np.ndarray:
+def classify(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Logits [classes] of one row: the head on the first token."""
     return np.asarray(encode(ids)[0] @ weights()["head"].astype(np.float64))
 

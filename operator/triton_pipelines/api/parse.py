@@ -13,6 +13,7 @@ from .depth import MAX_DOCUMENT_DEPTH, deep_path
 from .field_paths import written
 from .finding_codes import FindingCode
 from .messages import code_of, message
+from .spec_size import MAX_SPEC_BYTES, spec_size
 from .v1alpha1 import InferencePipeline
 
 _META = ("name", "namespace", "uid", "generation", "deletionTimestamp", "annotations", "labels")
@@ -42,6 +43,8 @@ def parse(document: Mapping[str, Any]) -> tuple[InferencePipeline | None, list[F
     read = read_of(document)
     if (deep := deep_path(read, MAX_DOCUMENT_DEPTH)) is not None:
         return None, [_too_deep(deep)]
+    if (size := spec_size(read.get("spec"))) > MAX_SPEC_BYTES:
+        return None, [_too_large(size)]
     body = {key: _normalized(value) for key, value in read.items()}
     absent = [
         Finding(key, "is required", code=FindingCode.REQUIRED)
@@ -70,6 +73,15 @@ def _too_deep(path: tuple[int | str, ...]) -> Finding:
     return Finding(
         written(path[:_SHOWN_PARTS]),
         f"is nested deeper than {MAX_DOCUMENT_DEPTH} levels of the document; remove levels",
+        code=FindingCode.TOO_LARGE,
+    )
+
+
+def _too_large(size: int) -> Finding:
+    return Finding(
+        "spec",
+        f"has {size / 1024:,.0f} KiB of JSON, more than the limit of {MAX_SPEC_BYTES // 1024} KiB; "
+        "move files and long texts to sources or ConfigMaps",
         code=FindingCode.TOO_LARGE,
     )
 

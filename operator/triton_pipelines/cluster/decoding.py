@@ -1,9 +1,10 @@
-"""Decode responses of the API server, with a bounded nesting depth.
+"""Decode responses of the API server, with a bounded nesting depth and bounded specs.
 
 Everything that reads an object recursively (``json``, ``copy.deepcopy``, Kopf's diffs) fails at
 some depth of nesting. An object that is stored with a deeper value must not stop the operator for
 all others, so values below :data:`MAX_DEPTH` are read as ``null``. What remains is still deeper
-than any valid resource: :func:`triton_pipelines.api.parse.parse` reports it.
+than any valid resource: :func:`triton_pipelines.api.parse.parse` reports it. Specs that are too
+large for the operator's memory are replaced by their size, which the same function reports.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import re
 from typing import Any, Final
 
+from triton_pipelines.api import names
 from triton_pipelines.api.depth import is_deeper_than
+from triton_pipelines.api.spec_size import MAX_SPEC_BYTES, omit_large_spec
 
 # Levels of objects and lists that are kept. copy.deepcopy takes three stack frames per level, and
 # Python allows 1000.
@@ -24,9 +27,30 @@ _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 def loads(raw: bytes) -> Any:
     """Return the decoded JSON; values nested deeper than :data:`MAX_DEPTH` are ``None``.
 
+    Large specs of pipelines are omitted, also in lists and watch events.
+
     Raises:
         ValueError: it is not JSON.
     """
+    document = _loads(raw)
+    if len(raw) > MAX_SPEC_BYTES and isinstance(document, dict):
+        _omit_large_specs(document)
+    return document
+
+
+def _omit_large_specs(document: dict[str, Any]) -> None:
+    if document.get("kind") == f"{names.KIND}List":
+        pipelines = document.get("items") or ()
+    else:
+        # A watch event, or an object.
+        one = document.get("object", document)
+        is_pipeline = isinstance(one, dict) and one.get("kind") == names.KIND
+        pipelines = (one,) if is_pipeline else ()
+    for pipeline in pipelines:
+        omit_large_spec(pipeline)
+
+
+def _loads(raw: bytes) -> Any:
     try:
         document = json.loads(raw)
     except RecursionError:
@@ -37,7 +61,12 @@ def loads(raw: bytes) -> Any:
 
 
 def bounded(raw: bytes) -> bytes:
-    """Return JSON text without values that are nested deeper than :data:`MAX_DEPTH`."""
+    """Return JSON text without what :func:`loads` leaves out."""
+    if len(raw) > MAX_SPEC_BYTES:
+        try:
+            return json.dumps(loads(raw)).encode()
+        except ValueError:
+            return raw  # The end of a connection that broke.
     # Cheap and enough for most lines: fewer brackets than levels.
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
         return raw

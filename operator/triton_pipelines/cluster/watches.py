@@ -15,7 +15,7 @@ import structlog
 
 from triton_pipelines.api import names
 from triton_pipelines.api.depth import MAX_DOCUMENT_DEPTH, is_deeper_than
-from triton_pipelines.cluster.client import Object
+from triton_pipelines.cluster.client import PAGE_SIZE, Object
 from triton_pipelines.cluster.kopf_internals import Insights, watched_kinds
 from triton_pipelines.cluster.kopf_session import bounded_session
 from triton_pipelines.cluster.login import load_configuration
@@ -80,7 +80,7 @@ def kopf_settings(
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = PAGE_SIZE
     settings.networking.request_timeout = request_timeout_seconds
     settings.networking.connect_timeout = 10
     settings.networking.trust_env = True

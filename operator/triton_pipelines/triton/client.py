@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 import numpy as np
 from tritonclient.grpc import (
     InferInput,

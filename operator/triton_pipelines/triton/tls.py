@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 
 _TARGET_NAME: Final = "grpc.ssl_target_name_override"
 

@@ -14,20 +14,18 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from bench.gpu_step import (
+from bench.gpu_step.encoder import (
     CUDA_ONLY,
     TINY,
     Array,
     Batch,
-    EncoderGraph,
     Form,
-    StepCost,
     draw_batch,
     draw_weights,
-    plan_buckets,
-    plan_sorted,
-    prepare,
 )
+from bench.gpu_step.graphs import EncoderGraph
+from bench.gpu_step.inputs import prepare
+from bench.gpu_step.plans import StepCost, plan_buckets, plan_sorted
 
 WEIGHTS = draw_weights(TINY)
 ROWS = 9

@@ -183,8 +183,8 @@ async def test_list_reads_all_pages_and_names_the_kind(script: Script, client: C
     ]
     assert listing.resource_version == "5"
     assert [seen[2] for seen in script.seen] == [
-        {"labelSelector": "x=y", "limit": "500"},
-        {"labelSelector": "x=y", "limit": "500", "continue": "t"},
+        {"labelSelector": "x=y", "limit": "25"},
+        {"labelSelector": "x=y", "limit": "25", "continue": "t"},
     ]
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triton_pipelines.api.depth import is_deeper_than
+from triton_pipelines.api.spec_size import spec_size
 from triton_pipelines.cluster import decoding
 from triton_pipelines.cluster.kopf_session import BoundedResponse
 
@@ -61,6 +62,54 @@ def _cut(value: Any, depth: int) -> Any:
 def test_what_is_not_json_is_an_error() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         decoding.loads(b"<html>")
+
+
+def pipeline_text(name: str, size: int) -> dict[str, Any]:
+    """Return a pipeline whose spec has about ``size`` bytes of JSON."""
+    return {
+        "kind": "InferencePipeline",
+        "metadata": {
+            "name": name,
+            "generation": 1,
+            "managedFields": [{}],
+            "annotations": {"a": ""},
+        },
+        "spec": {"text": "é" * (size // 2)},
+        "status": {"revision": "1"},
+    }
+
+
+@pytest.mark.parametrize("form", ["object", "list", "event"])
+def test_large_specs_are_replaced_by_their_size(form: str) -> None:
+    small, large = pipeline_text("small", 200_000), pipeline_text("large", 300_000)
+    documents: dict[str, Any] = {
+        "object": large,
+        # Items of a list have no kind.
+        "list": {
+            "kind": "InferencePipelineList",
+            "items": [{**item, "kind": None} for item in (small, large)],
+        },
+        "event": {"type": "ADDED", "object": large},
+    }
+    raw = json.dumps(documents[form], ensure_ascii=False).encode()
+    found = decoding.loads(raw)
+    if form == "list":
+        assert found["items"][0]["spec"] == small["spec"]
+    one = {"object": found, "event": found.get("object"), "list": found.get("items", [0])[-1]}[form]
+    assert spec_size(one["spec"]) == spec_size(large["spec"]) > 300_000
+    assert len(json.dumps(one["spec"])) < 50
+    assert one["metadata"] == {"name": "large", "generation": 1, "annotations": {"a": ""}}
+    assert one["status"] == {"revision": "1"}
+    assert json.loads(decoding.bounded(raw)) == found
+
+
+def test_a_broken_line_is_passed_on() -> None:
+    assert decoding.bounded(b"{" * 300_000) == b"{" * 300_000
+
+
+def test_a_large_object_of_another_kind_is_kept() -> None:
+    stored = {"kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"a": "x" * 300_000}}
+    assert decoding.loads(json.dumps(stored).encode()) == stored
 
 
 async def test_a_session_reads_lists_and_watches_of_any_depth() -> None:

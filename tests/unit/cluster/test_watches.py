@@ -14,6 +14,7 @@ import yaml
 from triton_pipelines.api import names
 from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.cluster import watches
+from triton_pipelines.cluster.client import PAGE_SIZE
 from triton_pipelines.cluster.login import LoginError
 from triton_pipelines.cluster.resources import (
     CONFIG_MAPS,
@@ -75,7 +76,7 @@ def test_kopf_is_set_as_the_design_says() -> None:
     assert settings.watching.client_timeout == settings.watching.server_timeout + 30
     assert settings.networking.request_timeout == 30
     assert settings.networking.trust_env
-    assert settings.watching.chunk_size == 500
+    assert settings.watching.chunk_size == PAGE_SIZE <= 50
     assert settings.queueing.worker_limit is None
     assert settings.scanning.disabled
     assert not settings.posting.enabled

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 
 from triton_pipelines.tools.loadgen.load_spec import LoadGeneratorError
 from triton_pipelines.tools.loadgen.request_failure import OnRequestEnd, error_response
