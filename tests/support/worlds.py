@@ -43,7 +43,7 @@ from triton_pipelines.controllers.pipeline.snapshot import (
 )
 from triton_pipelines.controllers.pipeline.state import PipelineState
 from triton_pipelines.controllers.pipeline.surge_room import UNSCHEDULABLE_GRACE
-from triton_pipelines.controllers.pipeline.tls_trust import desired_tls
+from triton_pipelines.controllers.pipeline.tls_trust import deployed_tls
 
 START = dt.datetime(2026, 1, 1, 12, 0, tzinfo=dt.UTC)
 IDLE_SECONDS = 24 * 3600.0
@@ -230,10 +230,10 @@ class World:
             preflight_pods=tuple(Pod.of(self._checking(job)) for job in self.preflights),
             preflight_rejection=self.preflight_rejection,
         )
-        tls = desired_tls(snapshot)
+        tls = deployed_tls(snapshot)
         usable = (self.certificate, *self.other_certificates)
         found = [one for one in usable if one and tls and one.secret == tls.secret_name]
-        return replace(snapshot, desired_certificate=found[0] if found else None)
+        return replace(snapshot, deployed_certificate=found[0] if found else None)
 
     @property
     def preflights(self) -> list[Object]:

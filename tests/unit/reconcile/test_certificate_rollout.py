@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import builders
 from tests.support.certificates import CLIENT, SERVER, Authority
-from tests.support.worlds import BAD, START, World
+from tests.support.worlds import BAD, LOADS, START, World
 from triton_pipelines.api import names
 from triton_pipelines.api.tls import TlsMode
 from triton_pipelines.controllers.pipeline.certificate_state import CertificateState
@@ -225,6 +225,23 @@ def test_a_rollback_returns_to_the_certificate_of_its_revision(tls: dict[str, An
     world.other_certificates = (renewed,)
     world.settle()
     assert digests(world) == {renewed.digest}
+
+
+@pytest.mark.parametrize("tls", [{"secretName": "other"}, None], ids=["another Secret", "no TLS"])
+def test_during_a_preflight_the_certificate_of_the_serving_pods_is_renewed(
+    tls: dict[str, Any] | None,
+) -> None:
+    world = serving(rollout={"strategy": "NoSurge"})
+    world.preflight = LOADS
+    revision, serves = world.deployed, name_another_secret(world)
+    world.certificate = other_certificate() if tls else None
+    world.change(server={"tls": tls}, tokenizer={"maxLength": 64}).settle()
+    assert (world.deployed, digests(world)) == (revision, {serves.digest})
+    renewed = certificate()
+    world.other_certificates = (renewed,)
+    world.settle()
+    assert (world.deployed, digests(world)) == (revision, {renewed.digest})
+    assert tls_trust(world.observed(), TlsTrust()).roots == renewed.roots.encode()
 
 
 def test_another_secret_is_rolled_out_with_its_revision() -> None:

@@ -119,12 +119,12 @@ async def test_the_secret_that_pods_mount_is_read_whatever_the_spec_names(invali
     found = await TlsSecrets(client).observe(KEY, pipeline, world.observed(), world.now)
     assert found.certificate is None
     assert ("Secret other does not exist" in found.certificate_problem) is not invalid
-    assert found.desired_certificate is not None
-    assert found.desired_certificate.secret == "certs"
+    assert found.deployed_certificate is not None
+    assert found.deployed_certificate.secret == "certs"
     trust = tls_trust(found, NO_TLS)
     identity = trust.identity(found.pods[0])
     assert identity is not None
-    assert identity.client == found.desired_certificate.client is not None
+    assert identity.client == found.deployed_certificate.client is not None
 
 
 async def test_the_next_reading_is_30_seconds_after_the_last_one() -> None:
@@ -136,7 +136,7 @@ async def test_the_next_reading_is_30_seconds_after_the_last_one() -> None:
         now = world.now + dt.timedelta(seconds=seconds)
         snapshot = await secrets.observe(KEY, pipeline, world.observed(), now)
         assert client.reads == reads
-        assert snapshot.certificate is snapshot.desired_certificate
+        assert snapshot.certificate is snapshot.deployed_certificate
         assert secrets.recheck_after(KEY, now) == POLL_SECONDS - seconds % POLL_SECONDS
     await secrets.observe(KEY, builders.pipeline(), Snapshot(stored()), world.now)
     assert secrets.recheck_after(KEY, world.now) is None

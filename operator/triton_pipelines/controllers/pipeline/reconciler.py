@@ -199,12 +199,9 @@ class Reconciler:
             or self.handover.resize_rejections[key] != snapshot.resize_rejections
         )  # The next iteration reports it.
         # What the caches do not show has to be read again soon.
-        rest = (
-            SOURCE_POLL_SECONDS if spec.sources else None,
-            self._tls.recheck_after(key, self.clock()),
-            self._pods.recheck_after(key),
-            0.0 if has_unreported else None,
-        )
+        poll_after = SOURCE_POLL_SECONDS if spec.sources else None
+        known_after = soonest(self._tls.recheck_after(key, self.clock()), poll_after)
+        rest = (known_after, self._pods.recheck_after(key), 0.0 if has_unreported else None)
         if soonest(*rest) is None and snapshot.nodes is None:
             self._settled.keep(key, inputs, decided, acted)
         return Result(requeue_after=soonest(decided.requeue_after, probe_after, *rest))

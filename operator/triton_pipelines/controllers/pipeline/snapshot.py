@@ -238,9 +238,9 @@ class Snapshot:
     Secret cannot be used."""
     certificate_problem: str = field(default="", kw_only=True)
     """Why that Secret cannot be used; empty if it can, and without TLS."""
-    desired_certificate: ServerCertificate | None = field(default=None, kw_only=True)
-    """The same of the Secret that pods of the desired revision mount. It is another Secret while
-    the current spec cannot be acted on, or was rolled back."""
+    deployed_certificate: ServerCertificate | None = field(default=None, kw_only=True)
+    """The same of the Secret that pods of the deployed revision mount. It is another Secret while
+    the current spec cannot be acted on, during its preflight, and after a rollback."""
 
     @property
     def is_spec_blocked(self) -> bool:

@@ -17,7 +17,7 @@ from triton_pipelines.cluster.work_queue import Key
 
 from .server_certificate import PATH, CertificateError, ServerCertificate, read_certificate
 from .snapshot import Snapshot
-from .tls_trust import desired_tls
+from .tls_trust import deployed_tls
 
 # How often (seconds) a Secret is read again.
 POLL_SECONDS: Final = 30.0
@@ -64,7 +64,7 @@ class TlsSecrets:
             now: UTC.
         """
         declared = pipeline.spec.server.tls if pipeline is not None else None
-        desired, before = desired_tls(snapshot), self._readings.get(key, {})
+        desired, before = deployed_tls(snapshot), self._readings.get(key, {})
         readings = {
             tls: await self._current(key[0], tls, before.get(tls), now)
             for tls in {declared, desired}
@@ -78,7 +78,7 @@ class TlsSecrets:
             snapshot,
             certificate=certificate,
             certificate_problem=problem,
-            desired_certificate=_usable(readings.get(desired) if desired else None, now)[0],
+            deployed_certificate=_usable(readings.get(desired) if desired else None, now)[0],
         )
 
     async def _current(

@@ -51,15 +51,18 @@ NO_TLS: Final = TlsTrust()
 """Of a pipeline without pods that use TLS."""
 
 
-def desired_tls(snapshot: Snapshot) -> Tls | None:
-    """Return ``server.tls`` of the revision to run, as its record has it; ``None`` without TLS.
+def deployed_tls(snapshot: Snapshot) -> Tls | None:
+    """Return ``server.tls`` of the deployed revision, as its record has it; ``None`` without TLS.
 
-    The current spec may name another Secret: while it cannot be acted on, or was rolled back.
+    The current spec may name another Secret: while it cannot be acted on, during its preflight, or
+    after a rollback. Without a Deployment, the revision to run counts.
     """
     state = snapshot.state()
-    desired = state.rollout.target(state.revision.desired) or snapshot.deployed_revision()
-    record = snapshot.revision_record(desired)
-    return mounted_tls(record["template"]) if record is not None else None
+    desired = state.rollout.target(state.revision.desired)
+    for revision in (snapshot.deployed_revision(), desired):
+        if (record := snapshot.revision_record(revision)) is not None:
+            return mounted_tls(record["template"])
+    return None
 
 
 def tls_trust(snapshot: Snapshot, before: TlsTrust) -> TlsTrust:
@@ -69,7 +72,7 @@ def tls_trust(snapshot: Snapshot, before: TlsTrust) -> TlsTrust:
         snapshot: the pipeline.
         before: the result of the previous iteration.
     """
-    found, pods = snapshot.desired_certificate, {pod.certificate for pod in snapshot.pods} - {""}
+    found, pods = snapshot.deployed_certificate, {pod.certificate for pod in snapshot.pods} - {""}
     if found is None and not pods:
         return NO_TLS
     state = snapshot.state().certificate

@@ -29,18 +29,18 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
     A change is not part of the revision: sources without a version would be resolved again. Like a
     new operator release, it rolls a few pipelines at a time.
     """
-    rollout, state = draft.of(Rollout), draft.state.certificate
-    tls = _tls_of(snapshot, draft, rollout.target)
+    revision, state = _runs(draft), draft.state.certificate
+    tls = _tls_of(snapshot, draft, revision)
     if tls is None:
         return Outcome(states=(_needed(state, snapshot, draft),))
     secret = tls.secret_name
-    readings = (snapshot.desired_certificate, snapshot.certificate)
+    readings = (snapshot.deployed_certificate, snapshot.certificate)
     found = next((one for one in readings if one is not None and one.secret == secret), None)
     before = state.digests.get(secret) or _deployed(snapshot, secret)
     is_renewal = (
         found is not None
         and before not in ("", found.digest)
-        and rollout.target == snapshot.deployed_revision()
+        and revision == snapshot.deployed_revision()
     )
     requeue_after = WAITING_SECONDS if is_renewal and not draft.context.may_roll else None
     if found is None or requeue_after is not None:
@@ -58,6 +58,12 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
         events=(event,) if is_renewal and requeue_after is None else (),
         requeue_after=requeue_after,
     )
+
+
+def _runs(draft: Draft) -> str:
+    """Return the revision of the Deployment's template: the old one during a preflight."""
+    rollout = draft.of(Rollout)
+    return rollout.preflight.kept_revision or rollout.target
 
 
 def _tls_of(snapshot: Snapshot, draft: Draft, revision: str) -> Tls | None:
@@ -85,8 +91,8 @@ def _with_digest(state: CertificateState, secret: str, digest: str) -> Certifica
 
 def _needed(state: CertificateState, snapshot: Snapshot, draft: Draft) -> CertificateState:
     """Return the state without certificates that no pod uses, and no pod would after a rollback."""
-    rollout = draft.of(Rollout)
-    revisions = [_tls_of(snapshot, draft, one) for one in (rollout.target, rollout.state.verified)]
+    named = (_runs(draft), draft.of(Rollout).state.verified)
+    revisions = [_tls_of(snapshot, draft, one) for one in named]
     secrets = {tls.secret_name for tls in revisions if tls is not None}
     digests = {secret: one for secret, one in state.digests.items() if secret in secrets}
     used = {*digests.values(), *(pod.certificate for pod in snapshot.pods)}

@@ -62,6 +62,6 @@ def decide(snapshot: Snapshot, draft: Draft, now: dt.datetime) -> Outcome:
 
 def _certificate_warnings(snapshot: Snapshot, now: dt.datetime) -> Sequence[Finding]:
     """Return the warnings about the Secret of the spec, and of pods that mount another one."""
-    found = (snapshot.certificate, snapshot.desired_certificate)
+    found = (snapshot.certificate, snapshot.deployed_certificate)
     warnings = (warning for one in found if one is not None for warning in one.warnings(now))
     return tuple(dict.fromkeys(warnings))
