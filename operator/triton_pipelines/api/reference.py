@@ -105,6 +105,10 @@ REASON_MEANING: Mapping[Reason, str] = {
         "old count stays in effect, and the change is retried with exponential back-off."
     ),
     Reason.PROGRESSING: "A rollout is under way.",
+    Reason.PREFLIGHT: (
+        "A Job without GPUs runs the loader's checks of the new revision, before a serving pod is"
+        " removed for it."
+    ),
     Reason.DRAINING: "Pods of older revisions are finishing their requests.",
     Reason.WAITING_FOR_GPU: (
         "No node has the GPUs that a pod requests; the message lists the request and what "

@@ -19,6 +19,13 @@ class RolloutStrategy(StrEnum):
     RECREATE = "Recreate"
 
 
+class PreflightMode(StrEnum):
+    """Whether the loader checks a new revision before a serving pod is removed for it."""
+
+    AUTO = "Auto"
+    DISABLED = "Disabled"
+
+
 class RolloutSpec(ApiModel):
     """How a new revision replaces the old one, and how long pods can take to terminate."""
 
@@ -32,6 +39,15 @@ class RolloutSpec(ApiModel):
             )
         ),
     ] = RolloutStrategy.AUTO
+    preflight: Annotated[
+        PreflightMode,
+        Field(
+            description=(
+                "Auto: before a serving pod is removed to make room for a new revision, a Job"
+                " without GPUs runs the loader's checks of that revision. Disabled: no Job runs."
+            )
+        ),
+    ] = PreflightMode.AUTO
     progress_deadline_seconds: Annotated[
         int,
         Field(

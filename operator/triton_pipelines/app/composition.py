@@ -27,6 +27,7 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.work_queue import BUG, Backoff, Key, Result
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
@@ -36,6 +37,7 @@ from triton_pipelines.controllers.pipeline.reconciler import Reconciler
 from triton_pipelines.controllers.pipeline_metrics import PipelineMetrics
 from triton_pipelines.controllers.server_advisory_metrics import ServerAdvisoryMetrics
 from triton_pipelines.controllers.slo_latency import SloLatencyMonitor
+from triton_pipelines.controllers.spec_metrics import SpecMetrics
 
 # Deadline (seconds) of the test inference after a change of counts. A pod with a long queue is
 # busy, and its test inference need not wait behind that queue.
@@ -71,6 +73,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
     """
     config, store, enqueue = services.config, services.store, services.enqueue
     handover = Handover()
+    specs = CurrentSpecs(handover)
     direct_reader = DirectReader()
     prometheus_collectors = {
         name: PrometheusCollector(connection) for name, connection in config.connections.items()
@@ -92,6 +95,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         clock=_utc_now,
         enqueue=enqueue,
         handover=handover,
+        specs=specs,
         failures=FailureLog("measuring latency failed", services.metrics.monitor_errors),
     )
     monitoring_objects = MonitoringObjects(
@@ -102,6 +106,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         automatic=frozenset(config.monitoring_auto),
         enqueue=enqueue,
         handover=handover,
+        specs=specs,
         failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
         options=config.render_options,
     )
@@ -142,13 +147,16 @@ def start(parts: OperatorParts, services: Services) -> Reconcile:
     services.run_in_background("latency", parts.latency_monitor.run)
     services.run_in_background("monitoring", parts.monitoring_objects.run)
     advisories = ServerAdvisoryMetrics(services.metrics.registry)
+    specs = SpecMetrics(services.metrics.registry)
     services.metrics.registry.register(PipelineMetrics(services.store))
 
     async def reconcile(key: Key) -> Result:
         try:
             return await parts.reconciler.reconcile(key)
         finally:
-            advisories.observe(key, parts.handover.effective_specs.get(key))
+            effective = parts.handover.effective_specs.get(key)
+            advisories.observe(key, effective)
+            specs.observe(key, effective)
 
     return reconcile
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
@@ -34,6 +35,7 @@ from .local_options import Deadline, Folder, Log, Mounts, SourceMapRules
 from .output import print_wide, write_file
 from .plot_output import check_plottable
 from .served_model import ServedModel, model_metadata, served_model
+from .tls_options import CaCert, Cert, Key, ServerName, client_tls, is_grpc
 
 EXTRA_WINDOWS = 6
 """Additional windows while a run is not stable."""
@@ -53,7 +55,7 @@ def bench(
         typer.Argument(
             metavar="FILE|URL",
             help="A pipeline's file, served on this machine during the run; or "
-            "http(s)://HOST:PORT/v2/models/MODEL.",
+            "http(s)://HOST:PORT/v2/models/MODEL; over gRPC, grpc(s)://….",
         ),
     ],
     concurrency: Annotated[
@@ -164,6 +166,10 @@ def bench(
     folder: Folder = None,
     log: Log = None,
     deadline: Deadline = 120.0,
+    cacert: CaCert = None,
+    cert: Cert = None,
+    key: Key = None,
+    servername: ServerName = "",
 ) -> None:
     """Load-test a pipeline; print throughput, latency percentiles and where the time goes.
 
@@ -196,6 +202,8 @@ def bench(
             {"mounts": mounts, "folder": folder, "log": log, "deadline": deadline},
             source_map or [],
         )
+        served = replace(served, tls=client_tls(served.server, cacert, cert, key, servername))
+        protocol = InferenceProtocol.GRPC if is_grpc(served.server) else protocol
         model = model_metadata(served, timeout)
         requests = build_requests(
             model,

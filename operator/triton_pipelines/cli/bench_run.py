@@ -101,7 +101,9 @@ def _target(
     served: ServedModel, protocol: InferenceProtocol, requests: BenchRequests
 ) -> LoadTarget:
     url = served.grpc if protocol is InferenceProtocol.GRPC else served.server
-    return LoadTarget(url, unquote(served.model), requests.arrays, protocol, requests.rows)
+    return LoadTarget(
+        url, unquote(served.model), requests.arrays, protocol, requests.rows, tls=served.tls
+    )
 
 
 @contextlib.contextmanager

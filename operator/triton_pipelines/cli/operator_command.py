@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -304,6 +305,9 @@ async def _run(config: OperatorConfig) -> None:
         await load_configuration(config.kubeconfig, config.context)
     except LoginError as error:
         raise CommandError(f"no cluster: {error.message}") from error
+    # A full garbage collection visits every object and stops the process meanwhile. Most objects
+    # are those of the imports, which stay.
+    gc.freeze()
     try:
         await run_operator(config, build_reconcile, classify=classify)
     except ExceptionGroup as failure:

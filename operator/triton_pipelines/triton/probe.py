@@ -35,7 +35,7 @@ from triton_pipelines.triton.errors import (
     UnreachableError,
 )
 from triton_pipelines.triton.response_limits import DESCRIPTION_BYTES_MAX, ResponseBudget
-from triton_pipelines.triton.tls import TlsIdentity
+from triton_pipelines.triton.tls import TlsIdentity, accepted_identity
 
 DEADLINE_S: Final = 10.0
 """Seconds for a whole probe."""
@@ -152,6 +152,7 @@ async def probe(
     models: tuple[ModelIndexEntry, ...] = ()
     async with contextlib.AsyncExitStack() as stack:
         limit = stack.enter_context(_BUDGET.share())
+        tls = await accepted_identity(address, tls)
         client = await stack.enter_async_context(
             TritonClient(address, control_key, max_response_bytes=limit, tls=tls)
         )

@@ -267,7 +267,7 @@ def test_without_room_a_failed_rollout_of_a_choice_is_gone_back_from() -> None:
     first = world.deployed
     run(world, PADDING).step()
     world.step()
-    taken = world.deployed
+    taken = world.status["revision"]
     assert taken != first
     world.verdicts[taken] = BAD
     world.settle()

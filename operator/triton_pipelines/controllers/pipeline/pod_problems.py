@@ -81,6 +81,16 @@ def problem_of(
     )
 
 
+def preflight_problem(
+    pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None
+) -> Problem | None:
+    """Return why the pod of a preflight has not passed; ``None`` if nothing is known yet.
+
+    A loader that runs again keeps the problem of its last attempt.
+    """
+    return _unscheduled(pod, gpu_resource, nodes) or _image(pod) or _loader(pod)
+
+
 def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) -> Problem | None:
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":
@@ -119,7 +129,7 @@ def _unscheduled(pod: Pod, gpu_resource: str, nodes: Sequence[Object] | None) ->
 
 def _requests(pod: Pod) -> dict[str, str]:
     for container in (pod.raw.get("spec") or {}).get("containers") or ():
-        if container.get("name") == names.CONTAINER_SERVER:
+        if container.get("name") in (names.CONTAINER_SERVER, names.CONTAINER_LOADER):
             return {**((container.get("resources") or {}).get("requests") or {})}
     return {}
 

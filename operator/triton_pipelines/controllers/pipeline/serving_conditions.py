@@ -55,7 +55,14 @@ def conditions_of(
         available=available(serving, snapshot),
         models=_models(snapshot, desired, updated, problems, number.number),
     )
-    for conditions in (_rolled_back, _pods_failed, _scaled_to_zero, _inference_failed, _complete):
+    for conditions in (
+        _rolled_back,
+        _preflight,
+        _pods_failed,
+        _scaled_to_zero,
+        _inference_failed,
+        _complete,
+    ):
         found = conditions(case)
         if found is not None:
             return found
@@ -150,6 +157,25 @@ def _rolled_back(case: _Case) -> list[Condition] | None:
             " changes"
         )
     return case.not_ready(ConditionType.STALLED, Reason.ROLLED_BACK, text)
+
+
+def _preflight(case: _Case) -> list[Condition] | None:
+    """A check of the desired revision keeps a serving pod from being removed for it."""
+    preflight, rollout = case.rollout.preflight, case.rollout
+    if not preflight.is_holding:
+        return None
+    problem, keeps = (
+        preflight.problem,
+        f"revision {serving_revision(case.snapshot.pods, '')} keeps serving",
+    )
+    if problem is not None:
+        kind = ConditionType.STALLED if problem.is_final else ConditionType.RECONCILING
+        text = f"{case.progress}; preflight: {problem.message}; {keeps}"
+        return case.not_ready(kind, problem.reason, text)
+    text = f"{case.progress}; a preflight runs the loader's checks of it; {keeps} until they pass"
+    if rollout.downtime:
+        text += f"; then {rollout.downtime}"
+    return case.not_ready(ConditionType.RECONCILING, Reason.PREFLIGHT, text)
 
 
 def _pods_failed(case: _Case) -> list[Condition] | None:

@@ -25,6 +25,7 @@ from triton_pipelines.compile.render.tuning_objects import (
 )
 from triton_pipelines.controllers.timestamps import moment, rfc3339
 
+from .deployment_progress import job_end
 from .latency_figures import latency_budget_of
 from .padding_choices import VerifiedPaddings
 from .padding_result import split_result
@@ -176,7 +177,7 @@ def _job_failure(
         or job_object["metadata"].get("deletionTimestamp")
     ):
         return f"its Job was deleted; {RETRY_ADVICE}"
-    end = _end_condition(job_object)
+    end = job_end(job_object)
     # The report of its pod has more details, and may arrive later.
     is_report_due = bool(tuners) and not is_past(
         str(end.get("lastTransitionTime") or ""), SILENT_SECONDS, now
@@ -216,19 +217,6 @@ def _canary_end(stage: Stage, name: str) -> str:
     return (
         "the measured pod no longer exists, or its server was restarted"
         f"{f' ({problem.message})' if problem is not None else ''}"
-    )
-
-
-def _end_condition(made: Object | None) -> Mapping[str, Any]:
-    """Return the condition that reports the end of a Job, or an empty one."""
-    conditions = ((made or {}).get("status") or {}).get("conditions") or ()
-    return next(
-        (
-            item
-            for item in conditions
-            if item.get("type") in ("Failed", "Complete") and item.get("status") == "True"
-        ),
-        {},
     )
 
 
