@@ -27,6 +27,7 @@ from triton_pipelines.cluster.errors import ClusterError
 from triton_pipelines.cluster.work_queue import BUG, Backoff, Key, Result
 from triton_pipelines.controllers.autoscaler.controller import Autoscaler
 from triton_pipelines.controllers.autoscaler.scaling_metrics import ScalingMetrics
+from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
@@ -72,6 +73,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
     """
     config, store, enqueue = services.config, services.store, services.enqueue
     handover = Handover()
+    specs = CurrentSpecs(handover)
     direct_reader = DirectReader()
     prometheus_collectors = {
         name: PrometheusCollector(connection) for name, connection in config.connections.items()
@@ -93,6 +95,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         clock=_utc_now,
         enqueue=enqueue,
         handover=handover,
+        specs=specs,
         failures=FailureLog("measuring latency failed", services.metrics.monitor_errors),
     )
     monitoring_objects = MonitoringObjects(
@@ -103,6 +106,7 @@ def build_parts(services: Services, prober: Prober = probe_pod) -> OperatorParts
         automatic=frozenset(config.monitoring_auto),
         enqueue=enqueue,
         handover=handover,
+        specs=specs,
         failures=FailureLog("monitoring objects failed", services.metrics.monitor_errors),
         options=config.render_options,
     )

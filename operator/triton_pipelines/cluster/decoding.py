@@ -67,10 +67,17 @@ def bounded(raw: bytes) -> bytes:
             return json.dumps(loads(raw)).encode()
         except ValueError:
             return raw  # The end of a connection that broke.
-    # Cheap and enough for most lines: fewer brackets than levels.
+    # Cheap and enough for many lines: fewer brackets than levels.
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
         return raw
-    return without_deep_values(raw)
+    # To decode a line takes a third to a tenth of the time that it takes to find its brackets here.
+    try:
+        is_deep = is_deeper_than(json.loads(raw), MAX_DEPTH)
+    except ValueError:
+        return raw
+    except RecursionError:
+        is_deep = True
+    return without_deep_values(raw) if is_deep else raw
 
 
 def without_deep_values(raw: bytes, depth: int = MAX_DEPTH) -> bytes:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import Configuration
@@ -43,14 +45,36 @@ async def load_configuration(
         LoginError: neither a service account nor a usable kubeconfig was found.
     """
     configuration = Configuration()
-    path = kubeconfig or os.environ.get("KUBECONFIG")
+    await _read_credentials(configuration, kubeconfig or os.environ.get("KUBECONFIG"), context)
+    # The HTTP library would read the environment and ~/.netrc again for each request, in two
+    # threads: a tenth of the CPU time of creating a pipeline.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.proxy = configuration.proxy or environment_proxy(configuration.host)
+    return configuration
+
+
+def environment_proxy(url: str) -> str | None:
+    """Return the proxy that the environment sets for an address (``HTTPS_PROXY``, ``NO_PROXY``).
+
+    Proxies that are reached over TLS are ignored: the HTTP library does not support them.
+    """
+    address = urlsplit(url)
+    proxy = getproxies().get(address.scheme)
+    if not proxy or proxy.startswith("https:") or proxy_bypass(address.hostname or ""):
+        return None
+    return proxy
+
+
+async def _read_credentials(
+    configuration: Configuration, path: str | None, context: str | None
+) -> None:
     if context is None and not path:
         try:
             kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except ConfigException:
             pass
         else:
-            return configuration
+            return
     try:
         await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
             config_file=path or str(Path("~/.kube/config").expanduser()),
@@ -64,4 +88,3 @@ async def load_configuration(
         raise LoginError(
             f"no service account, and the kubeconfig {where}{chosen} cannot be used: {error}"
         ) from error
-    return configuration

@@ -49,6 +49,22 @@ class WatchObserver(Protocol):
         ...
 
 
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Kopf's record of the last handled state, empty: handlers of raw events compare nothing.
+
+    Kopf would otherwise copy each object of each event.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 class UnwatchedError(RuntimeError):
     """Kinds that the API server lists and that Kopf does not watch."""
 
@@ -71,7 +87,7 @@ def kopf_settings(
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = f"{_KOPF_PREFIX}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_KOPF_PREFIX)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=_KOPF_PREFIX)
+    settings.persistence.diffbase_storage = _NoDiffBase()
     # The reconciler posts events about pipelines; Kopf posts none.
     settings.posting.enabled = False
     settings.posting.reporting_component = names.APP
@@ -198,8 +214,8 @@ async def wait_until_watched(insights: Insights, seconds: float = WATCHING_SECON
                 for resource in missing
             )
             raise UnwatchedError(
-                f"{', '.join(sorted(kinds))}: listed by the API server, but not found by discovery "
-                "when the watches began; a restart tries again"
+                f"{', '.join(sorted(kinds))}: listed by the API server, but not found by "
+                "discovery when the watches started; restart the operator to try again"
             )
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -112,16 +112,14 @@ class MonitoringObjects:
     """Makes a reconcile due; called when findings change."""
     handover: Handover
     """Where findings are published."""
+    specs: CurrentSpecs
+    """Effective specs, parsed once for all parts that read them."""
     failures: FailureLog
     """Counts and logs unexpected errors."""
     options: Options
     """The operator's options; they say in whose name objects are written."""
     round_seconds: float = ROUND_SECONDS
     """Time between two rounds."""
-    _specs: CurrentSpecs = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._specs = CurrentSpecs(self.handover)
 
     async def run(self) -> None:
         """Repeat rounds forever; a failed round is reported, and the next one tries again."""
@@ -142,7 +140,7 @@ class MonitoringObjects:
         published = self.handover.monitoring
         for key in published.keys() - pipelines:
             del published[key]
-        self._specs.keep(pipelines)
+        self.specs.keep(pipelines)
         self.failures.keep(pipelines)
         for key in pipelines:
             try:
@@ -157,7 +155,7 @@ class MonitoringObjects:
         raw, published = self.store.get(INFERENCE_PIPELINES, *key), self.handover.monitoring
         if raw is None or is_unmanaged(raw):
             return
-        pipeline = self._specs.of(self.store, raw)
+        pipeline = self.specs.of(self.store, raw)
         if pipeline is None:
             return
         findings: list[Finding] = []
@@ -187,8 +185,8 @@ class MonitoringObjects:
             )
         except Forbidden as error:
             return (
-                f"the operator cannot list {resource.plural}: {error.message}; use the roles of the"
-                " chart, which grant it"
+                f"the operator cannot list {resource.plural}: {error.message}; use the "
+                "chart's roles, which grant this permission"
             )
         except ClusterError as error:
             return f"{resource.plural} cannot be listed: {error.message}"

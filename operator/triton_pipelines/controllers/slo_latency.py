@@ -72,16 +72,14 @@ class SloLatencyMonitor:
     """Makes a reconcile due; called when latency becomes known or unknown."""
     handover: Handover
     """Where latencies are published."""
+    specs: CurrentSpecs
+    """Effective specs, parsed once for all parts that read them."""
     failures: FailureLog
     """Counts and logs unexpected errors."""
     tick_seconds: float = TICK_SECONDS
     """Time between two reads of a pod."""
-    _specs: CurrentSpecs = field(init=False)
     _pods: dict[Key, dict[str, _PodLatencies]] = field(default_factory=dict)
     _reported: dict[Key, Mapping[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._specs = CurrentSpecs(self.handover)
 
     async def run(self) -> None:
         """Read latencies forever; a failure is reported, and the next tick tries again."""
@@ -105,7 +103,7 @@ class SloLatencyMonitor:
                 await self.failures.report(key, KIND, error)
         for key in self._pods.keys() - pipelines.keys():
             self._keep_pods(key, [])
-        self._specs.keep(pipelines.keys())
+        self.specs.keep(pipelines.keys())
         self.failures.keep(pipelines.keys())
         latencies = await asyncio.gather(*(self._read(*one) for one in due))
         at = self.clock().timestamp()
@@ -144,7 +142,7 @@ class SloLatencyMonitor:
         raw = self.store.get(INFERENCE_PIPELINES, *key)
         if raw is None or is_unmanaged(raw):
             return ""
-        pipeline = self._specs.of(self.store, raw)
+        pipeline = self.specs.of(self.store, raw)
         if pipeline is None or latency_budget_of(pipeline) is None:
             return ""
         return pipeline.public_name

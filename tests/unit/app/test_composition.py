@@ -57,6 +57,12 @@ async def test_all_parts_share_one_handover() -> None:
         assert part.handover is parts.handover
 
 
+async def test_specs_are_parsed_once_for_all_parts() -> None:
+    parts = build_parts(services()[0])
+    assert parts.latency_monitor.specs is parts.monitoring_objects.specs
+    assert parts.latency_monitor.specs.handover is parts.handover
+
+
 async def test_the_loops_run_in_the_background() -> None:
     given, background = services()
     parts = build_parts(given)

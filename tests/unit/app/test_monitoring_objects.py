@@ -19,6 +19,7 @@ from triton_pipelines.cluster.resources import CONFIG_MAPS, INFERENCE_PIPELINES,
 from triton_pipelines.cluster.store import Store
 from triton_pipelines.compile.graph import Options
 from triton_pipelines.compile.render.objects import live_config_map
+from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.monitoring_objects import MonitoringObjects
@@ -72,7 +73,8 @@ def watching(
             {},
             frozenset(),
             dues.append,
-            Handover(),
+            handover := Handover(),
+            CurrentSpecs(handover),
             FailureLog("failed", OperatorMetrics().monitor_errors),
             Options(),
         ),

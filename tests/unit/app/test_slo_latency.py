@@ -13,6 +13,7 @@ from triton_pipelines.app.operator_metrics import OperatorMetrics
 from triton_pipelines.autoscaling.metrics.latency_reader import ModelLatency
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Store
+from triton_pipelines.controllers.current_specs import CurrentSpecs
 from triton_pipelines.controllers.failure_log import FailureLog
 from triton_pipelines.controllers.handover import Handover
 from triton_pipelines.controllers.pipeline.latency_figures import RevisionLatency
@@ -50,8 +51,15 @@ class Stage:
 
     def __post_init__(self) -> None:
         failures = FailureLog("failed", OperatorMetrics().monitor_errors)
+        handover = Handover()
         self.watch = SloLatencyMonitor(
-            Store(), self.reader, lambda: self.now, self.dues.append, Handover(), failures
+            Store(),
+            self.reader,
+            lambda: self.now,
+            self.dues.append,
+            handover,
+            CurrentSpecs(handover),
+            failures,
         )
 
     def put(self, resource: Any, item: dict[str, Any]) -> None:
@@ -144,4 +152,4 @@ async def test_what_is_gone_is_forgotten() -> None:
     assert stage.watch.handover.latencies.get(KEY) is None
     stage.watch.store.remove(INFERENCE_PIPELINES, *KEY)
     await stage.look(1)
-    assert stage.watch._specs._known == {}
+    assert stage.watch.specs._known == {}

@@ -59,6 +59,22 @@ def _cut(value: Any, depth: int) -> Any:
     return {key: _cut(item, depth - 1) for key, item in value.items()}
 
 
+def test_a_line_of_many_brackets_that_is_not_deep_is_returned_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Finding each bracket takes several times as long as decoding the line.
+    monkeypatch.setattr(decoding, "without_deep_values", pytest.fail)
+    line = json.dumps({"items": [{"text": "[{" * 300}] * 200}).encode()
+    assert decoding.bounded(line) is line
+
+
+@pytest.mark.parametrize("depth", [decoding.MAX_DEPTH + 2, 5_000])
+def test_a_deep_line_is_cut(depth: int) -> None:
+    cut = json.loads(decoding.bounded(text(depth).encode()))
+    assert cut["after"] == [1]
+    assert not is_deeper_than(cut, decoding.MAX_DEPTH)
+
+
 def test_what_is_not_json_is_an_error() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         decoding.loads(b"<html>")

@@ -83,6 +83,18 @@ def test_kopf_is_set_as_the_design_says() -> None:
     assert not settings_of(cluster_wide=True).scanning.disabled
 
 
+class _Uncopyable:
+    def __deepcopy__(self, _: object) -> None:
+        raise AssertionError("an object of an event was copied")
+
+
+def test_kopf_copies_no_objects_for_handlers_of_raw_events() -> None:
+    storage = settings_of(cluster_wide=True).persistence.diffbase_storage
+    body = kopf.Body({"metadata": {"name": "a"}, "spec": {"value": _Uncopyable()}})
+    assert storage.build(body=body, extra_fields=[]) == {}
+    assert storage.fetch(body=body) is None
+
+
 def kubeconfig(path: Path, user: dict[str, Any]) -> Path:
     content = {
         "apiVersion": "v1",

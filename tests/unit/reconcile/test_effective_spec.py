@@ -223,6 +223,23 @@ def test_a_status_that_changes_is_no_reason_to_work_anything_out(counted: list[s
     assert content(again) == content(first)
 
 
+def test_the_record_of_the_image_that_was_compiled_with_is_no_reason_to_compile_again(
+    counted: list[str],
+) -> None:
+    one, none = Resolver(OPTIONS), PipelineState()
+    wanted = PipelineState(RevisionState(generation=1, desired="0123456789"))
+    first = one.resolve(_seen({}, none))
+    again = one.resolve(_seen({}, wanted, OPTIONS.server_image))
+    assert len(counted) == 1
+    assert content(again) == content(first)
+    counted.clear()
+    other = one.resolve(_seen({}, wanted, "registry.example/earlier:24.08-py3"))
+    assert isinstance(other, CompiledPipeline)
+    assert other.server_image == "registry.example/earlier:24.08-py3"
+    one.resolve(_seen({}, none))
+    assert len(counted) == 2, "a result for a recorded image is not that for the default"
+
+
 def test_an_invalid_spec_beside_the_last_good_one_takes_no_place_from_it(
     counted: list[str],
 ) -> None:

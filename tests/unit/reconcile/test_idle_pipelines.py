@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import itertools
+import json
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from tests.support.reconcilers import KEY, reconciler_of, stored
 from tests.support.worlds import START
 from tests.unit.reconcile.test_pod_probes import TakingClient
+from triton_pipelines.api import names
 from triton_pipelines.cluster.client import Object
 from triton_pipelines.cluster.resources import DEPLOYMENTS, INFERENCE_PIPELINES, PODS
 from triton_pipelines.cluster.store import Key, Store
@@ -27,7 +29,8 @@ from triton_pipelines.controllers.pipeline import (
 )
 from triton_pipelines.controllers.pipeline.pod_probes import ProbesPending, ProbeTarget
 from triton_pipelines.controllers.pipeline.settled import SETTLED_SECONDS
-from triton_pipelines.controllers.pipeline.snapshot import Probe
+from triton_pipelines.controllers.pipeline.snapshot import Probe, Snapshot
+from triton_pipelines.controllers.pipeline.state import PipelineState
 
 
 class KeepingClient(TakingClient):
@@ -257,5 +260,30 @@ def test_rollouts_are_counted_without_reading_every_deployment(
 
     monkeypatch.setattr(deployment_progress, "is_rolling_out", is_rolling_out)
     for _ in range(10):
-        assert deployment_progress.rolling_pipelines(store) == set()
+        assert deployment_progress.rolling_pipelines(store, START) == set()
     assert len(read) == 100
+
+
+def test_the_states_of_many_idle_pipelines_are_parsed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[str | None] = []
+    original = PipelineState.parse
+
+    def parse(text: str | None) -> PipelineState:
+        parsed.append(text)
+        return original(text)
+
+    monkeypatch.setattr(PipelineState, "parse", parse)
+    texts = [json.dumps({"revision": {"desired": f"{number:010x}"}}) for number in range(500)]
+    snapshots = [
+        Snapshot(
+            {"metadata": {"name": "p"}},
+            {("ConfigMap", names.live_name("p")): {"data": {names.KEY_MEMORY: text}}},
+        )
+        for text in texts
+    ]
+    for _ in range(2):
+        for number, snapshot in enumerate(snapshots):
+            assert snapshot.state().revision.desired == f"{number:010x}"
+    assert len(parsed) <= len(texts)

@@ -65,16 +65,17 @@ def render(
     """
     image = pipeline.spec.server.image or default_image(graph, options)
     files = repository(graph, facts(pipeline, image))
+    unnamed_plan = load_plan(graph, files, pipeline.namespace, "")
     unnamed = {
         "files": files,
-        "plan": load_plan(graph, files, pipeline.namespace, "").to_json(),
+        "plan": unnamed_plan.to_json(),
         "template": _without_default_images(
             pipeline, template(pipeline, graph, options, "", image)
         ),
         "digests": dict(digests or {}),
     }
     name = _hash(unnamed)[: names.REVISION_LENGTH]
-    plan = load_plan(graph, files, pipeline.namespace, name)
+    plan = unnamed_plan.model_copy(update={"revision": name})
     pod = template(pipeline, graph, options, name, image)
     record = {"template": pod, "serverImage": image}
     data = {entry.key: files[entry.path] for entry in plan.files}

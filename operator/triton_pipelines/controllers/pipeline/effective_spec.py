@@ -91,7 +91,9 @@ class ParsedSpec:
 
     def known(self, inputs: CompileInputs) -> CompiledPipeline | tuple[Finding, ...] | None:
         """Return the cached result for these inputs, or ``None``."""
-        return next((result for then, result in self._results if then == inputs), None)
+        return next(
+            (result for then, result in self._results if _is_same(then, result, inputs)), None
+        )
 
     def compile(self, inputs: CompileInputs, options: Options) -> CompiledPipeline | list[Finding]:
         """Return the compiled spec or all its findings, from the cache if no input has changed."""
@@ -188,6 +190,18 @@ class Resolver:
         """Drop the specs of a deleted pipeline."""
         self._read.pop(key, None)
         self._effective.pop(key, None)
+
+
+def _is_same(
+    then: CompileInputs, result: CompiledPipeline | tuple[Finding, ...], inputs: CompileInputs
+) -> bool:
+    """Return whether ``inputs`` compile to the result of ``then``.
+
+    The default image of a first compilation is recorded, and an input from then on.
+    """
+    if then.image is None and isinstance(result, CompiledPipeline):
+        return inputs in (then, replace(then, image=result.server_image))
+    return then == inputs
 
 
 def _without_content(
